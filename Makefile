@@ -1,0 +1,42 @@
+# Every target sets up what it needs: a virtual environment from the lock file, then the embedded servers' jars.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test test-unit test-integration lint bench lock clean
+
+run: $(STAMP)
+	$(BIN)/python -m framework.run
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest -m "not integration"
+
+test-integration: $(STAMP)
+	$(BIN)/python -m pytest -m integration
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Ratchet needs Python 3.11: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $(STAMP)
+
+# Resolves pyproject.toml again and writes every version with its hashes.
+lock:
+	uv pip compile pyproject.toml --extra demo --extra dev --python-version 3.11 --generate-hashes --no-header -o requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

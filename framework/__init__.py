@@ -1,0 +1,56 @@
+"""Ratchet: exactly-once Kafka pipelines in Python, executed by Spark."""
+
+from framework.config import Config
+from framework.errors import FailedException
+from framework.submission import Run, RunStatus, TopologyFailed, submit
+from framework.topology import (
+    ArrowBolt,
+    BaseBasicBolt,
+    BaseBatchBolt,
+    BaseTransactionalBolt,
+    Bolt,
+    Combiner,
+    Committer,
+    Fields,
+    Grouping,
+    OpaquePartitionedTransactionalSpout,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    PartitionedTransactionalSpout,
+    PartitionPlanner,
+    PartitionReader,
+    Topology,
+    TopologyContext,
+    TransactionalTopologyBuilder,
+    TransactionAttempt,
+    Tuple,
+)
+
+__all__ = [
+    "ArrowBolt",
+    "BaseBasicBolt",
+    "BaseBatchBolt",
+    "BaseTransactionalBolt",
+    "Bolt",
+    "Combiner",
+    "Committer",
+    "Config",
+    "FailedException",
+    "Fields",
+    "Grouping",
+    "OpaquePartitionedTransactionalSpout",
+    "OutputCollector",
+    "OutputFieldsDeclarer",
+    "PartitionPlanner",
+    "PartitionReader",
+    "PartitionedTransactionalSpout",
+    "Run",
+    "RunStatus",
+    "Topology",
+    "TopologyContext",
+    "TopologyFailed",
+    "TransactionAttempt",
+    "TransactionalTopologyBuilder",
+    "Tuple",
+    "submit",
+]

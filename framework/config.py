@@ -1,0 +1,175 @@
+"""The configuration of a run: typed, checked whole before anything starts, unknown keys refused.
+
+Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for what would break a guarantee.
+``app.*`` is the user's own and reaches components through ``conf``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+from framework.errors import ConfigError
+
+#: Spark settings that the protocol depends on (C10), and why.
+_SPARK_FIXED = {
+    "spark.task.maxFailures": "Spark must repeat nothing inside an attempt; Ratchet replays the batch",
+    "spark.stage.maxConsecutiveAttempts": "Spark must repeat nothing inside an attempt; Ratchet replays the batch",
+    "spark.speculation": "a speculative task would write twice",
+    "spark.scheduler.mode": "commits need a pool of their own",
+}
+
+
+class Config(BaseModel):
+    """A validated configuration. Build it with ``Config.of`` or ``Config.load``.
+
+    >>> Config.of({"topology.max.spout.pending": 4}).max_spout_pending
+    4
+    >>> Config.of({"topology.max.spout.pendign": 4})
+    Traceback (most recent call last):
+    ...
+    framework.errors.ConfigError: unknown key 'topology.max.spout.pendign': did you mean 'topology.max.spout.pending'?
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    max_spout_pending: Annotated[int, Field(ge=1, le=1_000)] = Field(1, alias="topology.max.spout.pending")
+    message_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
+        30.0, alias="topology.message.timeout.secs"
+    )
+    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(5, alias="topology.max.attempts")
+    idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(100, alias="topology.spout.idle.poll.max.ms")
+    collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(20_000, alias="topology.collapse.records.max")
+    zookeeper_servers: tuple[str, ...] = Field((), alias="transactional.zookeeper.servers")
+    zookeeper_port: Annotated[int, Field(ge=1, le=65_535)] = Field(2181, alias="transactional.zookeeper.port")
+    zookeeper_root: str = Field("/ratchet", alias="transactional.zookeeper.root")
+    zookeeper_session_timeout_secs: Annotated[float, Field(ge=1, le=600, strict=False)] = Field(
+        10.0, alias="transactional.zookeeper.session.timeout.secs"
+    )
+    zookeeper_auth: SecretStr | None = Field(None, alias="transactional.zookeeper.auth")
+    spark: Mapping[str, str] = Field(default_factory=dict)
+    app: Mapping[str, Any] = Field(default_factory=dict)
+
+    @field_validator("zookeeper_servers", mode="before")
+    @classmethod
+    def _servers(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("zookeeper_root")
+    @classmethod
+    def _root(cls, value: str) -> str:
+        parts = [part for part in value.split("/") if part]
+        if not value.startswith("/") or not parts or any(part in (".", "..") or "\0" in part for part in parts):
+            raise ValueError("must be an absolute path such as /ratchet")
+        return value
+
+    @field_validator("zookeeper_auth")
+    @classmethod
+    def _auth(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and value.get_secret_value().count(":") < 2:
+            raise ValueError("must be scheme:user:password, such as digest:ratchet:secret")
+        return value
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | Config) -> Config:
+        """Check a flat mapping of dotted keys. Raises ``ConfigError`` with one line per problem."""
+        if isinstance(values, Config):
+            return values
+        spark = {key: _spark_value(key, value) for key, value in values.items() if key.startswith("spark.")}
+        app = {key: value for key, value in values.items() if key.startswith("app.")}
+        rest = {key: value for key, value in values.items() if key not in spark and key not in app}
+        known = [field.alias for field in cls.model_fields.values() if field.alias]
+        for key in rest:
+            if key not in known:
+                raise ConfigError(f"unknown key {key!r}: {_suggestion(key, known)}")
+        try:
+            return cls(**rest, spark=spark, app=app)
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
+                + ("" if "auth" in str(each["loc"]) else f", not {each['input']!r}")
+                for each in error.errors(include_url=False)
+            ]
+            raise ConfigError("; ".join(problems)) from None
+
+    @classmethod
+    def load(cls, path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
+        """Read a TOML file (nested tables become dotted keys) and ``KEY=VALUE`` overrides, values in TOML or plain."""
+        values: dict[str, Any] = {}
+        if path is not None:
+            try:
+                values = flatten(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+            except FileNotFoundError:
+                raise ConfigError(f"{path}: no such configuration file") from None
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+                raise ConfigError(f"{path}: {error}") from None
+        for override in overrides:
+            key, separator, text = override.partition("=")
+            if not separator or not key:
+                raise ConfigError(f"--set {override!r}: write KEY=VALUE")
+            values[key.strip()] = _toml_value(text.strip())
+        return cls.of(values)
+
+    def zookeeper_hosts(self) -> str | None:
+        """``host:port,...``, or None when no servers are configured. A server may carry a port of its own."""
+        if not self.zookeeper_servers:
+            return None
+        return ",".join(
+            server if _has_port(server) else f"{server}:{self.zookeeper_port}" for server in self.zookeeper_servers
+        )
+
+    def for_components(self) -> dict[str, Any]:
+        """What components see as ``conf``: no secrets in it."""
+        visible = {
+            field.alias: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if field.alias and name != "zookeeper_auth"
+        }
+        return {**visible, **self.app}
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested TOML tables as dotted keys.
+
+    >>> flatten({"topology": {"max.spout.pending": 4}})
+    {'topology.max.spout.pending': 4}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _spark_value(key: str, value: Any) -> str:
+    if key in _SPARK_FIXED:
+        raise ConfigError(f"{key} cannot be set: {_SPARK_FIXED[key]}")
+    if key == "spark.master" and isinstance(value, str) and value.startswith("local[") and "," in value:
+        raise ConfigError(f"spark.master {value!r}: local[N,F] repeats failed tasks; use {value.split(',')[0]}]")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _suggestion(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"the known keys are {', '.join(sorted(known))}, spark.* and app.*"
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _has_port(server: str) -> bool:
+    host, separator, port = server.rpartition(":")
+    return bool(separator) and port.isdigit() and not host.endswith(":")

@@ -1,0 +1,19 @@
+"""From a topology to tasks: phases, levels, the data plane, and the executors that run them."""
+
+from framework.execution.local import LocalExecutor
+from framework.execution.plan import ExecutionPlan, Phase, plan_execution
+from framework.execution.ports import BatchExecutor, PhaseResult, ProcessingJob
+from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+
+__all__ = [
+    "AttemptHeader",
+    "BatchExecutor",
+    "ExecutionPlan",
+    "FailureKind",
+    "LocalExecutor",
+    "Phase",
+    "PhaseResult",
+    "ProcessingJob",
+    "TaskFailure",
+    "plan_execution",
+]

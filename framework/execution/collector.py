@@ -1,0 +1,115 @@
+"""Where a component's output goes: rows become record batches, record batches go down every edge of their stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.topology.bolts import DEFAULT_STREAM
+from framework.topology.fields import Fields
+
+#: Rows held as Python values before they become a record batch.
+BUFFERED_ROWS_MAX = 8192
+
+Sink = Callable[[str, pa.RecordBatch], None]
+
+
+class TaskCollector:
+    """The ``OutputCollector`` of one component in one task.
+
+    ``sink`` is set by the task that runs the component; it does not travel: a committer pickled between the phases
+    keeps this object, and the commit task gives it a new sink.
+    """
+
+    def __init__(self, component_id: str, streams: Mapping[str, Fields]) -> None:
+        self._component_id = component_id
+        self._streams = streams
+        self._rows: dict[str, list[Sequence[Any]]] = {}
+        self.sink: Sink | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "sink": None}
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        fields = self._fields(stream)
+        if len(values) != len(fields):
+            raise TopologyError(
+                f"component {self._component_id!r} emitted {len(values)} values on stream {stream!r}, which declares "
+                f"{len(fields)}: {', '.join(fields.names)}"
+            )
+        rows = self._rows.setdefault(stream, [])
+        rows.append(values)
+        if len(rows) >= BUFFERED_ROWS_MAX:
+            self._flush(stream)
+
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        fields = self._fields(stream)
+        if not isinstance(batch, pa.RecordBatch):
+            raise TopologyError(
+                f"component {self._component_id!r} emitted a {type(batch).__name__} on stream {stream!r}: give a "
+                "pyarrow.RecordBatch"
+            )
+        if tuple(batch.schema.names) != fields.names:
+            raise TopologyError(
+                f"component {self._component_id!r} emitted columns {', '.join(batch.schema.names)} on stream {stream!r}, "
+                f"which declares {', '.join(fields.names)}"
+            )
+        self._flush(stream)
+        self._deliver(stream, self._typed(batch, fields, stream))
+
+    def flush(self) -> None:
+        """Send on what is buffered."""
+        for stream in list(self._rows):
+            self._flush(stream)
+
+    def _fields(self, stream: str) -> Fields:
+        fields = self._streams.get(stream)
+        if fields is None:
+            known = ", ".join(sorted(self._streams)) or "none"
+            raise TopologyError(
+                f"component {self._component_id!r} emitted on stream {stream!r}, which it does not declare (declared: {known})"
+            )
+        return fields
+
+    def _flush(self, stream: str) -> None:
+        rows = self._rows.pop(stream, None)
+        if not rows:
+            return
+        fields = self._streams[stream]
+        arrays = []
+        for name, values in zip(fields, zip(*rows, strict=True), strict=True):
+            try:
+                arrays.append(pa.array(values, type=fields.type_of(name)))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+                declared = fields.type_of(name) or "one type"
+                raise TopologyError(
+                    f"component {self._component_id!r}, stream {stream!r}: field {name!r} does not take every value "
+                    f"emitted as {declared}: {error}"
+                ) from error
+        self._deliver(stream, pa.RecordBatch.from_arrays(arrays, names=list(fields.names)))
+
+    def _typed(self, batch: pa.RecordBatch, fields: Fields, stream: str) -> pa.RecordBatch:
+        """Cast, safely, the columns whose declared type is another."""
+        columns = []
+        for name, column in zip(fields, batch.columns, strict=True):
+            declared = fields.type_of(name)
+            if declared is None or column.type == declared:
+                columns.append(column)
+                continue
+            try:
+                columns.append(column.cast(declared))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise TopologyError(
+                    f"component {self._component_id!r}, stream {stream!r}: field {name!r} is declared {declared}, and "
+                    f"{column.type} does not fit: {error}"
+                ) from error
+        return pa.RecordBatch.from_arrays(columns, names=list(fields.names))
+
+    def _deliver(self, stream: str, batch: pa.RecordBatch) -> None:
+        if self.sink is None:
+            raise TopologyError(f"component {self._component_id!r} emitted outside prepare, execute and finish_batch")
+        if batch.num_rows:
+            self.sink(stream, batch)

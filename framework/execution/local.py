@@ -1,0 +1,56 @@
+"""Runs batches in this process: for tests, and to see that Spark changes nothing but the speed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from framework.execution.collapsed import expected_reports, run_commit, run_processing
+from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summarise
+from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
+from framework.execution.tasks import PlannedTopology
+
+
+class LocalExecutor:
+    """The ``BatchExecutor`` of one process. Phases run in the calling thread."""
+
+    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
+        self._topology = PlannedTopology(plan, conf)
+        self._results: dict[AttemptHeader, list[Record]] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Nothing to make ready."""
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        reports: list[TaskReport] = []
+        plan = self._topology.plan
+        records = run_processing(self._topology, seeds(plan, job), reports.append)
+        result = summarise(plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
+        if result.failure is None:
+            with self._lock:
+                self._results[job.header] = records
+        return result
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        with self._lock:
+            records = self._results.get(header)
+        if records is None:
+            return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
+        reports: list[TaskReport] = []
+        run_commit(self._topology, header, records, reports.append)
+        plan = self._topology.plan
+        return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT))
+
+    def cancel(self, header: AttemptHeader) -> None:
+        self.release(header)
+
+    def release(self, header: AttemptHeader) -> None:
+        with self._lock:
+            self._results.pop(header, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._results.clear()

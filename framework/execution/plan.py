@@ -1,0 +1,224 @@
+"""From a topology to what Spark runs: two phases, each a chain of levels, each level a row of tasks.
+
+The graph splits once (seed 000, "Processing phase vs. commit phase"):
+
+* processing phase: the spout and every bolt that is not downstream of a committer; first-level committers execute()
+* commit phase: finish_batch() of the first-level committers, and every component downstream of one, whole
+
+Inside a phase, components joined by an edge that moves no rows between tasks are fused into one *segment*. Segments are
+laid out in *levels* by their longest path from the source; all tasks of a level run side by side, and one shuffle lies
+between two levels. So a phase is always a single chain, however the graph branches: nothing can be computed twice.
+Rows for a level further down ride along through the levels between.
+
+    spout ─┬─> split ──fields──> count(committer) ──> report
+           └──────────────fields──────> totals(committer)
+
+    processing   level 0: [spout, split] x 2      level 1: [count] x 3, [totals] x 1
+    commit       level 0: count and totals finish where their state lies      level 1: [report]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from framework.topology.bolts import Bolt, Input
+from framework.topology.builder import Component, Topology, upstream_of
+from framework.topology.fields import Fields
+from framework.topology.groupings import Grouping
+from framework.topology.spouts import PartitionedSpout
+
+
+class Phase(Enum):
+    PROCESSING = "processing"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One stream of one component into one bolt. ``phase`` is the phase in which the bolt receives it."""
+
+    index: int
+    source: str
+    stream: str
+    target: str
+    grouping: Grouping
+    target_tasks: int
+    phase: Phase
+    fused: bool
+
+    @property
+    def label(self) -> str:
+        stream = "" if self.stream == "default" else f"/{self.stream}"
+        return f"{self.source}{stream}->{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskComponent:
+    """What a task needs to know of a component. Travels to Spark inside the plan."""
+
+    id: str
+    parallelism: int
+    template: PartitionedSpout | Bolt | None
+    factory: Callable[[], Bolt] | None
+    streams: Mapping[str, Fields]
+    inputs: tuple[Input, ...]
+    committer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Fused components, in topological order, with as many tasks each."""
+
+    components: tuple[str, ...]
+    parallelism: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Tasks side by side: partition ``p`` of a level is one task of one segment."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def partitions(self) -> int:
+        return sum(segment.parallelism for segment in self.segments)
+
+    def slot(self, partition: int) -> tuple[Segment, int]:
+        """The segment and task at a partition."""
+        for segment in self.segments:
+            if partition < segment.parallelism:
+                return segment, partition
+            partition -= segment.parallelism
+        raise IndexError(partition)
+
+    def partition_of(self, segment: Segment, task: int) -> int:
+        offset = 0
+        for each in self.segments:
+            if each is segment or each == segment:
+                return offset + task
+            offset += each.parallelism
+        raise KeyError(segment.components)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """The whole of it, immutable, pickled once per run."""
+
+    topology_id: str
+    components: Mapping[str, TaskComponent]
+    edges: tuple[Edge, ...]
+    processing: tuple[Level, ...]
+    commit: tuple[Level, ...]
+    commit_roots: tuple[str, ...]
+    segment_of: Mapping[tuple[Phase, str], Segment]
+
+    @property
+    def spout_id(self) -> str:
+        return next(iter(self.components))
+
+    def levels(self, phase: Phase) -> tuple[Level, ...]:
+        return self.processing if phase is Phase.PROCESSING else self.commit
+
+    def edges_from(self, component_id: str) -> list[Edge]:
+        return [edge for edge in self.edges if edge.source == component_id]
+
+    @property
+    def commit_tasks(self) -> int:
+        """How many committer states a processing phase must leave behind."""
+        return sum(self.components[each].parallelism for each in self.commit_roots)
+
+
+def plan_execution(topology: Topology) -> ExecutionPlan:
+    """Lay a topology out in phases, segments and levels."""
+    below: set[str] = set()  # downstream of a committer
+    for component in topology.components:
+        if any(each.committer for each in upstream_of(topology, component.id)):
+            below.add(component.id)
+    roots = tuple(each.id for each in topology.components if each.committer and each.id not in below)
+    processing_ids = [each.id for each in topology.components if each.id not in below]
+    commit_ids = [*roots, *(each.id for each in topology.components if each.id in below)]
+
+    segments = {
+        **_fuse(topology, Phase.PROCESSING, processing_ids, frozenset()),
+        **_fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots)),
+    }
+    edges: list[Edge] = []
+    for component in topology.components:
+        phase = Phase.COMMIT if component.id in below else Phase.PROCESSING
+        for sub in component.subscriptions:
+            source_segment = segments.get((phase, sub.component_id))
+            fused = source_segment is not None and source_segment == segments[(phase, component.id)]
+            edges.append(
+                Edge(
+                    len(edges), sub.component_id, sub.stream, component.id, sub.grouping, component.parallelism, phase, fused
+                )
+            )
+    return ExecutionPlan(
+        topology.id,
+        {each.id: _task_component(topology, each) for each in topology.components},
+        tuple(edges),
+        _levels(Phase.PROCESSING, segments),
+        _levels(Phase.COMMIT, segments) if roots else (),
+        roots,
+        segments,
+    )
+
+
+def _task_component(topology: Topology, component: Component) -> TaskComponent:
+    inputs = tuple(
+        Input(sub.component_id, sub.stream, topology[sub.component_id].streams[sub.stream], sub.grouping)
+        for sub in component.subscriptions
+    )
+    template = None if component.factory is not None else component.instance
+    return TaskComponent(
+        component.id,
+        component.parallelism,
+        template,
+        component.factory,
+        dict(component.streams),
+        inputs,
+        component.committer,
+    )
+
+
+def _fuse(
+    topology: Topology, phase: Phase, ids: Sequence[str], starts: frozenset[str]
+) -> dict[tuple[Phase, str], Segment]:
+    """Segments of one phase. ``starts`` begin a segment of their own whatever feeds them."""
+    members: list[list[str]] = []
+    home: dict[str, int] = {}
+    level: list[int] = []
+    for component_id in ids:
+        component = topology[component_id]
+        sources = [] if component_id in starts else list(component.subscriptions)
+        homes = {home.get(sub.component_id, -1) for sub in sources}
+        local = all(
+            topology[sub.component_id].parallelism == component.parallelism
+            and (sub.grouping.keeps_rows_local or component.parallelism == 1)
+            for sub in sources
+        )
+        if len(homes) == 1 and -1 not in homes and local:
+            home[component_id] = homes.pop()
+            members[home[component_id]].append(component_id)
+            continue
+        home[component_id] = len(members)
+        members.append([component_id])
+        inside = [level[home[sub.component_id]] + 1 for sub in sources if sub.component_id in home]
+        # What only rides along from the processing phase arrives at level 0 of the commit phase and is read from 1 on.
+        level.append(max(inside, default=0 if component_id in starts or not sources else 1))
+    built = [
+        Segment(tuple(each), topology[each[0]].parallelism, level[position]) for position, each in enumerate(members)
+    ]
+    return {(phase, component_id): built[home[component_id]] for component_id in ids}
+
+
+def _levels(phase: Phase, segments: Mapping[tuple[Phase, str], Segment]) -> tuple[Level, ...]:
+    distinct: list[Segment] = []
+    for (its_phase, _), segment in segments.items():
+        if its_phase is phase and segment not in distinct:
+            distinct.append(segment)
+    depth = max(segment.level for segment in distinct) + 1
+    return tuple(Level(tuple(each for each in distinct if each.level == number)) for number in range(depth))

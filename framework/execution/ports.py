@@ -1,0 +1,116 @@
+"""The port behind which a topology's batches are executed, and what crosses it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.records import AttemptHeader, FailureKind, Seed, TaskFailure, TaskReport
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessingJob:
+    """The processing phase of one attempt. ``ranges`` are what the readers get, per partition of the source."""
+
+    header: AttemptHeader
+    ranges: Mapping[str, Mapping[str, Any]]
+    record_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """How a phase ended. ``rows``: edge label -> (sent, received). No failure means that every count added up."""
+
+    failure: TaskFailure | None = None
+    rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    source_rows: int = 0
+    tasks: int = 0
+
+
+class BatchExecutor(Protocol):
+    """Runs phases. ``process`` and ``commit`` block and are called from several threads, ``commit`` from one at a time.
+
+    An implementation never raises for what happens in tasks: that is a ``PhaseResult`` with a failure.
+    """
+
+    def start(self) -> None:
+        """Make ready: sessions, workers, warm-up."""
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        """Run the processing phase once and keep its result until ``release``."""
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        """Run the commit phase over the kept result, once."""
+
+    def cancel(self, header: AttemptHeader) -> None:
+        """End an attempt's tasks as soon as may be, and forget its result. Returns without waiting."""
+
+    def release(self, header: AttemptHeader) -> None:
+        """Forget the kept result of an attempt."""
+
+    def close(self) -> None:
+        """Cancel everything and release what ``start`` made."""
+
+
+def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
+    """One per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod parallelism``."""
+    tasks = plan.components[plan.spout_id].parallelism
+    ordered = sorted(job.ranges)
+    return [
+        Seed(job.header, {partition: job.ranges[partition] for partition in ordered[task::tasks]}) for task in range(tasks)
+    ]
+
+
+def summarise(plan: ExecutionPlan, phase: Phase, reports: Iterable[TaskReport], expected_tasks: int) -> PhaseResult:
+    """Add up the reports of a phase, and fail the attempt when anything is missing."""
+    collected = list(reports)
+    sent: dict[int, int] = defaultdict(int)
+    received: dict[int, int] = defaultdict(int)
+    for report in collected:
+        for edge, rows in report.sent.items():
+            sent[edge] += rows
+        for edge, rows in report.received.items():
+            received[edge] += rows
+    rows = {
+        plan.edges[edge].label: (sent.get(edge, 0), received.get(edge, 0)) for edge in sorted({*sent, *received})
+    }
+    failure = _worst([report.failure for report in collected if report.failure is not None])
+    if failure is None:
+        failure = _incomplete(plan, phase, collected, sent, received, expected_tasks)
+    return PhaseResult(failure, rows, sum(report.source_rows for report in collected), len(collected))
+
+
+def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:
+    """Of several failures, the one with the gravest consequence; the same failure is reported by all tasks below."""
+    gravity = [FailureKind.FATAL, FailureKind.STALE, FailureKind.ERROR, FailureKind.RETRYABLE, FailureKind.FAILED]
+    return min(failures, key=lambda each: gravity.index(each.kind), default=None)
+
+
+def _incomplete(
+    plan: ExecutionPlan,
+    phase: Phase,
+    reports: Sequence[TaskReport],
+    sent: Mapping[int, int],
+    received: Mapping[int, int],
+    expected_tasks: int,
+) -> TaskFailure | None:
+    committers = sum(report.committers for report in reports)
+    problem = ""
+    if len(reports) != expected_tasks:
+        problem = f"{len(reports)} of {expected_tasks} tasks reported"
+    elif committers != plan.commit_tasks:
+        problem = f"{committers} of {plan.commit_tasks} committer tasks reported"
+    for edge in plan.edges:
+        held = edge.phase is Phase.COMMIT and phase is Phase.PROCESSING  # delivered later
+        late = edge.phase is phase and _sent_earlier(plan, edge.source, phase)
+        if not held and not late and sent.get(edge.index, 0) != received.get(edge.index, 0):
+            problem = f"edge {edge.label}: {sent.get(edge.index, 0)} rows sent, {received.get(edge.index, 0)} received"
+    return TaskFailure(FailureKind.RETRYABLE, "exchange", 0, problem) if problem else None
+
+
+def _sent_earlier(plan: ExecutionPlan, source: str, phase: Phase) -> bool:
+    """Whether (some of) a component's rows were sent in the phase before they are received in."""
+    return phase is Phase.COMMIT and plan.segment_of.get((Phase.PROCESSING, source)) is not None

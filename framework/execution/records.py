@@ -1,0 +1,164 @@
+"""What travels between levels, and what a task reports.
+
+Invariants:
+
+1. Every task of a level sends one ``Control`` to every task of the next, with the rows it sent there per edge; a task
+   that has not heard from every one of them, or counts otherwise, fails the attempt (Storm's CoordinatedBolt).
+2. A failure is a value: it travels in controls and reports; nothing after it runs user code.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Union
+
+import pyarrow as pa
+
+from framework.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptStateError,
+    DataLossError,
+    FailedException,
+    InvariantViolation,
+    RetryableError,
+    StaleWriterError,
+)
+from framework.topology.attempt import TransactionAttempt
+from framework.topology.fencing import CommitFence
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptHeader:
+    """Which attempt a task works for; known to every task of it, also to one that receives no row."""
+
+    topology_id: str
+    txid: int
+    attempt_id: int
+    epoch: int
+    plan_digest: str
+
+    def attempt(self, component_id: str, task: int) -> TransactionAttempt:
+        """The attempt as a component sees it, with the fence that its states write under."""
+        fence = CommitFence(self.topology_id, self.epoch, self.plan_digest, f"{component_id}:{task}")
+        return TransactionAttempt(self.txid, self.attempt_id, fence)
+
+    def __str__(self) -> str:
+        return f"{self.txid}:{self.attempt_id}"
+
+
+class FailureKind(Enum):
+    """What the driver does about a failure."""
+
+    FAILED = "failed"  # FailedException: replay, without limit
+    RETRYABLE = "retryable"  # something outside: replay, without limit
+    ERROR = "error"  # any other exception: replay up to topology.max.attempts
+    STALE = "stale"  # refused by a fence: nothing to do for a dead attempt; step down for a higher epoch
+    FATAL = "fatal"  # replaying cannot help: stop the topology
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """Why an attempt failed, where."""
+
+    kind: FailureKind
+    component_id: str
+    task: int
+    message: str
+    trace: str = ""
+    epoch: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, component_id: str, task: int) -> TaskFailure:
+        kind = FailureKind.ERROR
+        if isinstance(error, FailedException):
+            kind = FailureKind.FAILED
+        elif isinstance(error, RetryableError):
+            kind = FailureKind.RETRYABLE
+        elif isinstance(error, StaleWriterError):
+            kind = FailureKind.STALE
+        elif isinstance(error, (BadRecordError, DataLossError, CorruptStateError, ConfigError, InvariantViolation)):
+            kind = FailureKind.FATAL
+        trace = "" if kind is not FailureKind.ERROR else "".join(traceback.format_exception(error))
+        message = str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}"
+        return cls(kind, component_id, task, message, trace, getattr(error, "epoch", None))
+
+    def __str__(self) -> str:
+        return f"{self.component_id}[{self.task}]: {self.message}"
+
+
+class Seed(NamedTuple):
+    """What a spout task starts from."""
+
+    header: AttemptHeader
+    ranges: Mapping[str, Mapping[str, Any]]
+
+
+class Control(NamedTuple):
+    """Sent by every task to every task of the next level, after its pieces."""
+
+    header: AttemptHeader
+    upstream: int
+    upstreams: int
+    rows: Mapping[int, int]
+    failure: TaskFailure | None
+
+
+class Piece(NamedTuple):
+    """Rows of one edge for one task: an Arrow batch inside a process, IPC bytes between processes."""
+
+    edge: int
+    target_task: int
+    source_task: int
+    sequence: int
+    rows: int
+    payload: Union[bytes, pa.RecordBatch]
+
+
+class CommitterState(NamedTuple):
+    """A committer after its last execute: the pickled pair of bolt and collector (C13)."""
+
+    component_id: str
+    task: int
+    pickled: bytes
+
+
+Record = Union[Seed, Control, Piece, CommitterState]
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """What one task tells the driver."""
+
+    level: int
+    partition: int
+    sent: dict[int, int] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=dict)
+    committers: int = 0
+    source_rows: int = 0
+    failure: TaskFailure | None = None
+
+
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+#: Below this, compressing costs more than it saves.
+_COMPRESS_FROM_BYTES = 4096
+
+
+def encode_batch(batch: pa.RecordBatch) -> bytes:
+    """One record batch with its schema, as an Arrow IPC stream; compressed when that pays."""
+    sink = pa.BufferOutputStream()
+    options = _IPC_OPTIONS if batch.nbytes >= _COMPRESS_FROM_BYTES else None
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def decode_batch(payload: bytes | pa.RecordBatch) -> pa.RecordBatch:
+    if isinstance(payload, pa.RecordBatch):
+        return payload
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_next_batch()

@@ -1,0 +1,361 @@
+"""Batches on Spark: each phase of an attempt is one job over a single chain of RDDs.
+
+A record of an RDD is ``(partition of the next level, Record)``, a handful per task. Between levels ``partitionBy`` moves
+them. The result of a processing phase is materialised once, by ``persist`` and ``localCheckpoint`` together (the first
+ends PySpark's pipelining, the second makes a lost block an error instead of a recomputation).
+
+A small batch runs collapsed: all levels in one Spark task, no shuffle, and its result travels through the driver.
+
+Reports come back through an accumulator, because the action that materialises a result runs in the JVM alone. Spark
+repeats nothing inside an attempt; a task that is a repetition fails itself (C10).
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import structlog
+from pyspark import RDD, SparkContext, TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from framework.errors import InvariantViolation
+from framework.execution.collapsed import expected_reports, run_commit, run_processing
+from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summarise
+from framework.execution.records import AttemptHeader, FailureKind, Record, Seed, TaskFailure, TaskReport
+from framework.execution.spark_session import COMMIT_POOL, PROCESSING_POOL, start_context
+from framework.execution.tasks import PlannedTopology, run_level
+
+__all__ = ["SparkExecutor"]
+
+_log = structlog.get_logger()
+#: A collapsed batch whose result is larger than this is run spread instead: results of that size stay on the executors.
+COLLAPSED_RESULT_BYTES_MAX = 4 << 20
+#: Jobs run before the first batch: Spark's first dozens take twice as long as the later ones.
+WARM_UP_JOBS = 12
+
+Reports = list[tuple[str, TaskReport]]
+
+
+class _ReportsParam(AccumulatorParam[Reports]):
+    """Gathers reports by concatenation. On the driver, additions come from Spark's own thread."""
+
+    def zero(self, value: Reports) -> Reports:
+        return []
+
+    def addInPlace(self, value1: Reports, value2: Reports) -> Reports:  # noqa: N802 - PySpark's name
+        value1.extend(value2)
+        return value1
+
+
+# --- in Python workers ------------------------------------------------------------------------------------------
+
+_topologies: dict[str, PlannedTopology] = {}
+
+
+@dataclass(frozen=True)
+class _Payload:
+    """The plan and the configuration, pickled once; unpickled once per worker process."""
+
+    key: str
+    pickled: bytes
+
+    def topology(self) -> PlannedTopology:
+        found = _topologies.get(self.key)
+        if found is None:
+            _topologies.clear()  # one run at a time per worker: the plan before is of no use
+            found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
+        return found
+
+
+def _refuse_repetition() -> None:
+    context = TaskContext.get()
+    if context is not None and (context.attemptNumber() > 0 or context.stageAttemptNumber() > 0):
+        raise InvariantViolation("Spark repeated a task inside an attempt (C10); the attempt fails and is replayed")
+
+
+class _LevelFunction:
+    """One level over one partition of an RDD."""
+
+    def __init__(
+        self,
+        payload: _Payload,
+        phase: Phase,
+        level: int,
+        width: int,
+        reports: Accumulator[Reports],
+        header: AttemptHeader | None = None,
+    ) -> None:
+        self.payload = payload
+        self.phase = phase
+        self.level = level
+        self.width = width
+        self.reports = reports
+        self.header = header
+
+    def __call__(self, partition: int, records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
+        _refuse_repetition()
+        key = ""
+        mine: list[TaskReport] = []
+        inputs: list[Record] = []
+        for _, record in records:
+            inputs.append(record)
+            if hasattr(record, "header"):
+                key = str(record.header)
+        yield from run_level(
+            self.payload.topology(),
+            self.phase,
+            self.level,
+            partition,
+            self.width,
+            inputs,
+            mine.append,
+            encode=True,
+            header=self.header,
+        )
+        key = str(self.header) if self.header is not None else key
+        self.reports.add([(f"{self.phase.value} {key}", report) for report in mine])
+
+
+class _CollapsedFunction:
+    """A whole phase in one task; yields its reports and the records that stay."""
+
+    def __init__(self, payload: _Payload) -> None:
+        self.payload = payload
+
+    def __call__(self, jobs: Iterable[tuple[AttemptHeader | None, Sequence[Record]]]) -> Iterator[Any]:
+        _refuse_repetition()
+        for header, records in jobs:
+            reports: list[TaskReport] = []
+            topology = self.payload.topology()
+            if header is not None:
+                run_commit(topology, header, records, reports.append)
+                yield reports, []
+                continue
+            result = run_processing(topology, [each for each in records if isinstance(each, Seed)], reports.append)
+            size = sum(_size(record) for record in result)
+            yield (reports, result) if size <= COLLAPSED_RESULT_BYTES_MAX else (None, size)
+
+
+class _WarmUp:
+    """Load in a worker what batches will need."""
+
+    def __init__(self, payload: _Payload) -> None:
+        self.payload = payload
+
+    def __call__(self, partition: int, items: Iterable[Any]) -> Iterator[int]:
+        topology = self.payload.topology()
+        for component in topology.plan.components.values():
+            topology.instance(component)
+        yield sum(1 for _ in items)
+
+
+def _size(record: Record) -> int:
+    payload = getattr(record, "payload", None) or getattr(record, "pickled", b"")
+    return len(payload)
+
+
+def _by_partition(key: int) -> int:
+    return key
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Result:
+    """Where the result of a processing phase is: on the executors, or here."""
+
+    spread: RDD[tuple[int, Record]] | None
+    records: Sequence[Record]
+    reports: int
+
+
+class SparkExecutor:
+    """The ``BatchExecutor`` on Spark. One per run; it starts the context unless one of Ratchet's is active."""
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        conf: Mapping[str, Any],
+        spark_settings: Mapping[str, str],
+        *,
+        collapse_records_max: int = 20_000,
+    ) -> None:
+        self._plan = plan
+        self._settings = spark_settings
+        self._collapse_records_max = collapse_records_max
+        pickled = cloudpickle.dumps((plan, dict(conf)))
+        self._payload = _Payload(f"{plan.topology_id}:{id(self)}:{hash(pickled)}", pickled)
+        self._topology = PlannedTopology(plan, conf)
+        self._context: SparkContext | None = None
+        self._owns_context = False
+        self._reports: Accumulator[Reports] | None = None
+        self._results: dict[AttemptHeader, _Result] = {}
+        self._cancelled: set[AttemptHeader] = set()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self._owns_context = SparkContext._active_spark_context is None
+        self._context = start_context(f"ratchet {self._plan.topology_id}", self._settings)
+        self._reports = self._context.accumulator([], _ReportsParam())
+        self._warm_up()
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        small = job.record_count is not None and job.record_count <= self._collapse_records_max
+        return self._guarded(job.header, Phase.PROCESSING, lambda: self._process(job, small))
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        return self._guarded(header, Phase.COMMIT, lambda: self._commit(header))
+
+    def cancel(self, header: AttemptHeader) -> None:
+        with self._lock:
+            self._cancelled.add(header)
+            if len(self._cancelled) > 10_000:  # only attempts still running matter; these are long dead
+                self._cancelled = {header}
+        context = self._context
+        if context is not None:
+            for phase in Phase:
+                context.cancelJobGroup(_group(header, phase))
+        self.release(header)
+
+    def release(self, header: AttemptHeader) -> None:
+        with self._lock:
+            result = self._results.pop(header, None)
+        if result is not None and result.spread is not None:
+            result.spread.unpersist(blocking=False)
+
+    def close(self) -> None:
+        for header in list(self._results):
+            self.release(header)
+        context, self._context = self._context, None
+        if context is not None and self._owns_context:
+            context.stop()
+
+    # --- phases ----------------------------------------------------------------------------------------------
+
+    def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
+        context = self._started()
+        start: list[Seed] = seeds(self._plan, job)
+        if small:
+            reports, records = (
+                context.parallelize([(None, start)], 1).mapPartitions(_CollapsedFunction(self._payload)).collect()[0]
+            )
+            if reports is not None:
+                return self._keep(job.header, _Result(None, records, 1), reports)
+        rdd = self._spread(job.header, start)
+        rdd.persist()
+        rdd.localCheckpoint()
+        rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+        return self._keep(
+            job.header, _Result(rdd, (), rdd.getNumPartitions()), self._take_reports(job.header, Phase.PROCESSING)
+        )
+
+    def _spread(self, header: AttemptHeader, start: Sequence[Seed]) -> RDD[tuple[int, Record]]:
+        rdd: RDD[tuple[int, Record]] = self._started().parallelize(list(enumerate(start)), len(start))
+        for number, level in enumerate(self._plan.processing):
+            if number:
+                rdd = rdd.partitionBy(level.partitions, _by_partition)
+            rdd = rdd.mapPartitionsWithIndex(self._level(Phase.PROCESSING, number, level.partitions), True)
+        return rdd
+
+    def _commit(self, header: AttemptHeader) -> PhaseResult:
+        context = self._started()
+        with self._lock:
+            result = self._results.get(header)
+        if result is None:
+            return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
+        if result.spread is None:
+            function = _CollapsedFunction(self._payload)
+            reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
+        else:
+            rdd = result.spread
+            for number, level in enumerate(self._plan.commit):
+                if number:
+                    rdd = rdd.partitionBy(level.partitions, _by_partition)
+                width = level.partitions if number else result.reports
+                rdd = rdd.mapPartitionsWithIndex(self._level(Phase.COMMIT, number, width, header), True)
+            rdd._jrdd.count()
+            reports = self._take_reports(header, Phase.COMMIT)
+        expected = expected_reports(self._topology, Phase.COMMIT, spread=result.reports)
+        return summarise(self._plan, Phase.COMMIT, reports, expected)
+
+    def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport]) -> PhaseResult:
+        summary = summarise(
+            self._plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING)
+        )
+        with self._lock:
+            wanted = summary.failure is None and header not in self._cancelled
+            if wanted:
+                self._results[header] = result
+        if not wanted and result.spread is not None:
+            result.spread.unpersist(blocking=False)
+        return summary
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _level(self, phase: Phase, number: int, width: int, header: AttemptHeader | None = None) -> _LevelFunction:
+        if self._reports is None:
+            raise InvariantViolation("the executor is not started")
+        return _LevelFunction(self._payload, phase, number, width, self._reports, header)
+
+    def _take_reports(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
+        """The reports of one phase of one attempt; those of dead attempts go with them."""
+        if self._reports is None:
+            raise InvariantViolation("the executor is not started")
+        key = f"{phase.value} {header}"
+        gathered = self._reports.value
+        with self._lock:
+            mine = [report for found, report in gathered if found == key]
+            dead = {f"{each.value} {gone}" for gone in self._cancelled for each in Phase}
+            gathered[:] = [entry for entry in gathered if entry[0] != key and entry[0] not in dead]
+        return mine
+
+    def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
+        """Run a phase in its job group and pool; whatever Spark raises is a failure of the attempt."""
+        try:
+            context = self._started()
+            with self._lock:
+                if header in self._cancelled:
+                    raise RuntimeError("cancelled before it started")
+            context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
+            context.setLocalProperty(
+                "spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL
+            )
+            result: PhaseResult = run()
+        except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
+            if header in self._cancelled:
+                return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "spark", 0, f"{phase.value} of {header} cancelled"))
+            message = _first_line(error)
+            return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, message, traceback.format_exc()))
+        return result
+
+    def _started(self) -> SparkContext:
+        if self._context is None:
+            raise InvariantViolation("the executor is not started, or closed")
+        return self._context
+
+    def _warm_up(self) -> None:
+        """Run small jobs of both shapes, so that the first batch meets compiled code and loaded workers."""
+        context = self._started()
+        width = max(level.partitions for level in self._plan.processing)
+        context.parallelize(range(width), width).mapPartitionsWithIndex(_WarmUp(self._payload)).collect()
+        for _ in range(WARM_UP_JOBS):
+            context.parallelize([(0, 0)], 1).partitionBy(2, _by_partition).mapPartitionsWithIndex(
+                _WarmUp(self._payload)
+            ).count()
+
+
+def _group(header: AttemptHeader, phase: Phase) -> str:
+    return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = next((line for line in lines if "Error:" in line or "Exception:" in line), lines[0] if lines else "")
+    return f"{type(error).__name__}: {cause[:500]}"

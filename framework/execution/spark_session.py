@@ -1,0 +1,86 @@
+"""The Spark context that a run uses, set up for short jobs that must not be repeated."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+
+from framework.errors import ConfigError, TopologyError
+
+PROCESSING_POOL = "ratchet-processing"
+COMMIT_POOL = "ratchet-commit"
+
+_POOLS = f"""<?xml version="1.0"?>
+<allocations>
+  <pool name="{PROCESSING_POOL}"><schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare></pool>
+  <pool name="{COMMIT_POOL}"><schedulingMode>FIFO</schedulingMode><weight>1000</weight><minShare>1000</minShare></pool>
+</allocations>
+"""
+
+#: What the user may override.
+_DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.shuffle.compress": "false",  # pieces are compressed already
+    "spark.shuffle.spill.compress": "true",
+    "spark.cleaner.periodicGC.interval": "5min",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+}
+#: What the protocol depends on (C10); the configuration refuses these from the user.
+_FIXED = {
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.speculation": "false",
+    "spark.scheduler.mode": "FAIR",
+}
+
+
+def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
+    """Start Spark in this process, or raise ``ConfigError`` with one line that says why it cannot.
+
+    A context that is already active is used when it was started by Ratchet, and refused otherwise: its settings could
+    break the guarantees.
+    """
+    active = SparkContext._active_spark_context
+    if active is not None:
+        return _checked(active)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # The loopback address of a laptop or container need not resolve by its host name.
+    if settings.get("spark.master", _DEFAULTS["spark.master"]).startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    pools = Path(tempfile.mkdtemp(prefix="ratchet-spark-")) / "pools.xml"
+    pools.write_text(_POOLS, encoding="utf-8")
+    conf = SparkConf().setAppName(app_name)
+    for key, value in {**_DEFAULTS, **settings, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
+        conf.set(key, value)
+    try:
+        context = SparkContext(conf=conf)
+    except Exception as error:
+        raise ConfigError(
+            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {str(error).splitlines()[0]}; check "
+            "that Java 17 or newer is on the PATH and that the master can be reached"
+        ) from error
+    context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
+    return context
+
+
+def _checked(context: SparkContext) -> SparkContext:
+    conf = context.getConf()
+    for key, value in _FIXED.items():
+        if conf.get(key, None) != value:
+            raise TopologyError(
+                f"a SparkContext is active that has {key}={conf.get(key, None)!r}, and Ratchet needs {value!r}: stop it, "
+                "or let submit() start Spark"
+            )
+    return context

@@ -1,0 +1,410 @@
+"""A task: one segment of one level over one partition's records. The same code runs in Spark and in this process.
+
+``run_level`` is the boundary: user code and anything it raises stays inside; out of it come records for the next level
+and one report. Tasks drain their input whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from framework.errors import InvariantViolation, TopologyError
+from framework.execution.collector import TaskCollector
+from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
+from framework.execution.records import (
+    AttemptHeader,
+    CommitterState,
+    Control,
+    FailureKind,
+    Piece,
+    Record,
+    Seed,
+    TaskFailure,
+    TaskReport,
+    decode_batch,
+    encode_batch,
+)
+from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner
+from framework.topology.context import TopologyContext
+from framework.topology.fields import Fields
+from framework.topology.spouts import PartitionedSpout
+from framework.topology.tuples import Tuple, rows_of
+
+Addressed = tuple[int, Record]
+
+
+class PlannedTopology:
+    """An execution plan with its configuration, and copies of components for tasks. One per worker process and run."""
+
+    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.conf = conf
+        self._pickled: dict[str, bytes] = {}
+
+    def instance(self, component: TaskComponent) -> Any:
+        """A new copy of a component."""
+        if component.factory is not None:
+            bolt = component.factory()
+            bolt.bind(component.id, component.inputs, component.parallelism)
+            return bolt
+        pickled = self._pickled.get(component.id)
+        if pickled is None:
+            pickled = self._pickled[component.id] = cloudpickle.dumps(component.template)
+        return cloudpickle.loads(pickled)
+
+    def context(self, component: TaskComponent, task: int) -> TopologyContext:
+        return TopologyContext(self.plan.topology_id, component.id, task, component.parallelism, self.conf)
+
+
+class _UserCodeFailed(Exception):
+    """Carries a failure out of the nested calls of a task."""
+
+    def __init__(self, failure: TaskFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class _Outbox:
+    """Collects a task's output: pieces per edge and target, counted."""
+
+    def __init__(self, level: _LevelTask) -> None:
+        self._level = level
+        self.records: list[Addressed] = []
+        self.rows: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # next partition -> edge -> rows
+        self._sequence = 0
+
+    def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch) -> None:
+        level = self._level
+        for target_task, rows in edge.grouping.split(batch, edge.target_tasks, source_task + self._sequence):
+            payload = encode_batch(rows) if level.encode else rows
+            piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, payload)
+            self._sequence += 1
+            self.put(piece)
+            level.report.sent[edge.index] = level.report.sent.get(edge.index, 0) + rows.num_rows
+
+    def put(self, piece: Piece) -> None:
+        """Address a piece: to its task when that is in the next level, else one level further on."""
+        partition, arrives = self._level.next_partition(piece)
+        self.records.append((partition, piece))
+        if arrives:
+            self.rows[partition][piece.edge] += piece.rows
+
+
+class _Runner:
+    """One component of the segment."""
+
+    def __init__(
+        self, task: _LevelTask, component: TaskComponent, index: int, restored: tuple[Bolt, TaskCollector] | None
+    ) -> None:
+        self.task = task
+        self.component = component
+        self.index = index
+        self.attempt = task.header.attempt(component.id, index)
+        self._combiners: dict[int, Combiner | None] = {}
+        self._edges: dict[str, list[Edge]] = defaultdict(list)
+        for edge in task.topology.plan.edges_from(component.id):
+            self._edges[edge.stream].append(edge)
+        self.context = task.topology.context(component, index)
+        self._fresh = restored is None
+        if restored is not None:
+            self.bolt, self.collector = restored
+        else:
+            with self.guarded():
+                self.bolt = task.topology.instance(component)
+            self.collector = TaskCollector(component.id, component.streams)
+        self.collector.sink = self._deliver
+
+    def prepare(self) -> None:
+        if self._fresh and isinstance(self.bolt, Bolt):
+            with self.guarded():
+                self.bolt.prepare(self.task.topology.conf, self.context, self.collector, self.attempt)
+
+    def guarded(self) -> _Guard:
+        return _Guard(self.component.id, self.index)
+
+    def read(self, ranges: Mapping[str, Mapping[str, Any]]) -> None:
+        """Spouts: read what was planned for this task."""
+        spout = self.bolt
+        if not isinstance(spout, PartitionedSpout):
+            raise InvariantViolation(f"{self.component.id} got a seed and is not a spout")
+        with self.guarded():
+            reader = spout.reader(self.task.topology.conf, self.context)
+            try:
+                for batch in reader.read_all(self.attempt, ranges):
+                    self.task.report.source_rows += batch.num_rows
+                    self.collector.emit_arrow(batch)
+            finally:
+                reader.close()
+
+    def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        bolt, report = self.bolt, self.task.report
+        report.received[edge.index] = report.received.get(edge.index, 0) + batch.num_rows
+        with self.guarded():
+            if isinstance(bolt, ArrowBolt):
+                self._emit_all(bolt.execute_arrow(batch))
+            elif isinstance(bolt, BaseBasicBolt):
+                for values in rows_of(batch):
+                    bolt.execute(Tuple(self.attempt, fields, values, edge.source, edge.stream), self.collector)
+            elif isinstance(bolt, BaseBatchBolt):
+                for values in rows_of(batch):
+                    bolt.execute(Tuple(self.attempt, fields, values, edge.source, edge.stream))
+            else:
+                raise TopologyError(
+                    f"bolt {self.component.id!r} is a {type(bolt).__name__}: subclass BaseBasicBolt, BaseBatchBolt, "
+                    "BaseTransactionalBolt or ArrowBolt"
+                )
+
+    def finish_batch(self) -> None:
+        with self.guarded():
+            if isinstance(self.bolt, ArrowBolt):
+                self._emit_all(self.bolt.finish_batch())
+            elif isinstance(self.bolt, BaseBatchBolt):
+                self.bolt.finish_batch()
+
+    def flush(self) -> None:
+        """Send on what is buffered and combined. After it, this component has nothing more to say in this phase."""
+        with self.guarded():
+            self.collector.flush()
+            for index, combiner in self._combiners.items():
+                combined = combiner.finish() if combiner is not None else None
+                if combined is not None and combined.num_rows:
+                    self._send(self.task.topology.plan.edges[index], combined)
+        self._combiners.clear()
+
+    def freeze(self) -> CommitterState:
+        """Pickle a committer between its last execute and its finish_batch (C13)."""
+        self.collector.sink = None
+        try:
+            pickled = cloudpickle.dumps((self.bolt, self.collector))
+        except Exception as error:  # noqa: BLE001 - pickling runs arbitrary user code
+            advice = TopologyError(
+                f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
+                "and generators out of its attributes; open them in finish_batch()"
+            )
+            raise _UserCodeFailed(TaskFailure.of(advice, self.component.id, self.index)) from error
+        return CommitterState(self.component.id, self.index, pickled)
+
+    def _emit_all(self, batches: Iterable[pa.RecordBatch] | None) -> None:
+        for batch in batches or ():
+            self.collector.emit_arrow(batch)
+
+    def _deliver(self, stream: str, batch: pa.RecordBatch) -> None:
+        for edge in self._edges[stream]:
+            if edge.index not in self._combiners:
+                self._combiners[edge.index] = self.task.combiner_for(edge)
+            combiner = self._combiners[edge.index]
+            if combiner is None:
+                self._send(edge, batch)
+            else:
+                combiner.add(batch)
+
+    def _send(self, edge: Edge, batch: pa.RecordBatch) -> None:
+        if edge.fused and edge.phase is self.task.phase:
+            report = self.task.report
+            report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
+            self.task.runners[edge.target].execute(edge, self.component.streams[edge.stream], batch)
+        else:
+            self.task.outbox.send(edge, self.index, batch)
+
+
+class _Guard:
+    """Turns what user code raises into a failure that names component and task."""
+
+    __slots__ = ("_component_id", "_index")
+
+    def __init__(self, component_id: str, index: int) -> None:
+        self._component_id = component_id
+        self._index = index
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, _UserCodeFailed):
+            raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index)) from error
+
+
+class _LevelTask:
+    """The state of one task while it runs."""
+
+    def __init__(
+        self,
+        topology: PlannedTopology,
+        phase: Phase,
+        level: int,
+        partition: int,
+        width: int,
+        header: AttemptHeader,
+        encode: bool,
+    ) -> None:
+        self.topology = topology
+        self.phase = phase
+        self.level = level
+        self.partition = partition
+        self.width = width
+        self.header = header
+        self.encode = encode
+        self.report = TaskReport(level, partition)
+        self.outbox = _Outbox(self)
+        self.runners: dict[str, _Runner] = {}
+        self._fields_of = {edge.index: topology.plan.components[edge.source].streams[edge.stream] for edge in topology.plan.edges}
+
+    def next_partition(self, piece: Piece) -> tuple[int, bool]:
+        """Where a record goes next, and whether that is where it is used."""
+        plan = self.topology.plan
+        edge = plan.edges[piece.edge]
+        levels = plan.levels(self.phase)
+        if edge.phase is self.phase and self.level + 1 < len(levels):
+            segment = plan.segment_of[(self.phase, edge.target)]
+            if segment.level == self.level + 1:
+                return levels[segment.level].partition_of(segment, piece.target_task), True
+        return self.onward(), False
+
+    def onward(self) -> int:
+        """The partition of the next level that takes what only passes through."""
+        levels = self.topology.plan.levels(self.phase)
+        return self.partition % levels[self.level + 1].partitions if self.level + 1 < len(levels) else self.partition
+
+    def combiner_for(self, edge: Edge) -> Combiner | None:
+        target = self.topology.plan.components[edge.target]
+        bolt = target.template if target.factory is None else self.topology.instance(target)
+        return bolt.combiner() if isinstance(bolt, Bolt) else None
+
+    def run_segment(
+        self, segment: Segment, task: int, seed: Seed | None, pieces: list[Piece], restored: CommitterState | None
+    ) -> None:
+        """Run the fused components of one task from first tuple to last."""
+        plan = self.topology.plan
+        self.runners = {}
+        for component_id in segment.components:
+            unpickled = None
+            if restored is not None and component_id == restored.component_id:
+                unpickled = cloudpickle.loads(restored.pickled)
+            self.runners[component_id] = _Runner(self, plan.components[component_id], task, unpickled)
+        for runner in self.runners.values():
+            runner.prepare()
+        if seed is not None:
+            self.runners[segment.components[0]].read(seed.ranges)
+        # Rows come in the order of their senders, whatever the shuffle made of it (C11).
+        for piece in sorted(pieces, key=lambda each: (each.edge, each.source_task, each.sequence)):
+            edge = plan.edges[piece.edge]
+            self.runners[edge.target].execute(edge, self._fields_of[piece.edge], decode_batch(piece.payload))
+        for component_id, runner in self.runners.items():
+            held = self.phase is Phase.PROCESSING and component_id in plan.commit_roots
+            if not held:
+                runner.finish_batch()
+            runner.flush()
+            if held:
+                self.outbox.records.append((self.onward(), runner.freeze()))
+                self.report.committers += 1
+
+    def controls(self, failure: TaskFailure | None) -> Iterator[Addressed]:
+        """One control for every task of the next level."""
+        levels = self.topology.plan.levels(self.phase)
+        if self.level + 1 == len(levels):
+            return
+        for partition in range(levels[self.level + 1].partitions):
+            rows = dict(self.outbox.rows.get(partition, {}))
+            yield partition, Control(self.header, self.partition, self.width, rows, failure)
+
+
+def run_level(
+    topology: PlannedTopology,
+    phase: Phase,
+    level: int,
+    partition: int,
+    width: int,
+    records: Iterable[Record],
+    report: Callable[[TaskReport], None],
+    *,
+    encode: bool,
+    header: AttemptHeader | None = None,
+) -> Iterator[Addressed]:
+    """Run one task and yield (partition of the next level, record).
+
+    ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the first level of the commit phase, whose records carry
+    none. After the last level of the processing phase, what is yielded (committer states, pieces for the commit phase)
+    is the result of the phase and stays in its partition. ``encode``: pieces leave the process.
+    """
+    controls: list[Control] = []
+    pieces: list[Piece] = []
+    passing: list[Record] = []
+    states: list[CommitterState] = []
+    seed: Seed | None = None
+    plan = topology.plan
+    first_of_commit = phase is Phase.COMMIT and level == 0
+    for record in records:  # always to the end: an undrained task costs its worker
+        if isinstance(record, Control):
+            controls.append(record)
+            header = record.header
+        elif isinstance(record, Seed):
+            seed = record
+            header = record.header
+        elif isinstance(record, CommitterState):
+            (states if first_of_commit else passing).append(record)
+        else:
+            edge = plan.edges[record.edge]
+            here = edge.phase is phase and not first_of_commit and plan.segment_of[(phase, edge.target)].level == level
+            (pieces if here else passing).append(record)
+    if header is None:
+        raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
+    task = _LevelTask(topology, phase, level, partition, width, header, encode)
+    failure = _upstream_failure(controls) or _miscounted(controls, pieces, level, partition, seed, first_of_commit)
+    try:
+        if failure is None:
+            for record in passing:
+                if isinstance(record, Piece):
+                    if encode and not isinstance(record.payload, bytes):
+                        record = record._replace(payload=encode_batch(record.payload))
+                    task.outbox.put(record)
+                else:
+                    task.outbox.records.append((task.onward(), record))
+            if first_of_commit:
+                for state in states:
+                    segment = plan.segment_of[(phase, state.component_id)]
+                    task.run_segment(segment, state.task, None, [], state)
+                    task.report.committers += 1
+            else:
+                segment, index = plan.levels(phase)[level].slot(partition)
+                task.run_segment(segment, index, seed, pieces, None)
+    except _UserCodeFailed as stopped:
+        failure = stopped.failure
+    task.report.failure = failure
+    report(task.report)
+    if failure is None:
+        yield from task.outbox.records
+    else:
+        task.outbox.rows.clear()
+    yield from task.controls(failure)
+
+
+def _upstream_failure(controls: list[Control]) -> TaskFailure | None:
+    return next((each.failure for each in controls if each.failure is not None), None)
+
+
+def _miscounted(
+    controls: list[Control], pieces: list[Piece], level: int, partition: int, seed: Seed | None, first_of_commit: bool
+) -> TaskFailure | None:
+    """Rows sent to this task must be the rows that are here, from every task of the level above."""
+    if seed is not None or first_of_commit:
+        return None
+    heard = sorted(each.upstream for each in controls)
+    expected: dict[int, int] = defaultdict(int)
+    for control in controls:
+        for edge, rows in control.rows.items():
+            expected[edge] += rows
+    found: dict[int, int] = defaultdict(int)
+    for piece in pieces:
+        found[piece.edge] += piece.rows
+    if heard == list(range(controls[0].upstreams)) and dict(expected) == dict(found):
+        return None
+    error = (
+        f"level {level} partition {partition}: heard from tasks {heard} of {controls[0].upstreams}, expected rows per "
+        f"edge {dict(expected)}, found {dict(found)}"
+    )
+    return TaskFailure(FailureKind.RETRYABLE, "exchange", partition, error)

@@ -1,0 +1,267 @@
+"""``submit``: joins a topology, a store and an executor into a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Union
+
+import cloudpickle
+import structlog
+
+from framework.config import Config
+from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
+from framework.execution import BatchExecutor, LocalExecutor, TaskFailure, plan_execution
+from framework.observe import TransactionEvent
+from framework.topology import Topology
+from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
+from framework.transactions.driver import DriverSettings
+
+_log = structlog.get_logger()
+
+Executor = Union[BatchExecutor, str, None]
+
+
+class TopologyFailed(RatchetError):  # noqa: N818 - says what happened
+    """A run ended because its topology failed; the message is the failure's."""
+
+    def __init__(self, failure: TaskFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A snapshot of a run.
+
+    ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records in the source that
+    are not committed yet, None when unknown. ``committed_rows``: source rows committed by this process.
+    """
+
+    topology_id: str
+    phase: str
+    epoch: int
+    committed_txid: int
+    in_flight: Mapping[int, str]
+    in_flight_rows: int | None
+    lag: int | None
+    committed_rows: int
+    rows_per_second: float
+    attempts_failed: int
+    last_error: str | None
+    waiting_for: str | None
+
+
+class Run:
+    """A topology that runs in threads of this process. Made by ``submit``."""
+
+    def __init__(
+        self, topology: Topology, executor: BatchExecutor, store: CoordinationStore, owned: bool, config: Config
+    ) -> None:
+        self._topology = topology
+        self._executor = executor
+        self._store = store
+        self._owned = owned
+        self._driver = Driver(
+            topology,
+            executor,
+            store,
+            DriverSettings(
+                config.max_spout_pending,
+                int(config.message_timeout_secs * 1000),
+                config.max_attempts,
+                config.idle_poll_max_ms / 1000,
+                config.for_components(),
+            ),
+        )
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        try:
+            self._driver.run()
+        finally:
+            self._executor.close()
+            if self._owned:
+                self._store.close()
+
+    def status(self) -> RunStatus:
+        """Where the run stands now."""
+        status, journal = self._driver.status(), self._driver.journal
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        return RunStatus(
+            self._topology.id,
+            status.phase,
+            status.epoch,
+            status.committed_txid,
+            status.in_flight,
+            None,
+            status.lag,
+            journal.committed_rows,
+            journal.committed_rows / elapsed,
+            journal.attempts_failed,
+            status.last_error,
+            status.waiting_for,
+        )
+
+    def events(self) -> list[TransactionEvent]:
+        """The latest steps of transactions, oldest first; bounded."""
+        return self._driver.journal.events()
+
+    def wait_for_commit(self, txid: int, timeout_s: float | None = None) -> None:
+        """Wait until ``txid`` is committed. Raises ``TimeoutError``, or what the topology failed with."""
+        self._wait(lambda status: status.committed_txid >= txid, timeout_s, f"txid {txid} to be committed")
+
+    def wait_until_caught_up(self, timeout_s: float | None = None) -> None:
+        """Wait until everything that the source held at the call is committed. Raises as ``wait_for_commit``."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        goal: Any = None
+        while goal is None:
+            self._wait(lambda status: status.phase == "running", _remaining(deadline), "the run to lead")
+            asked = self._driver.call_planner(lambda planner: planner.end())
+            if asked is None:
+                time.sleep(0.01)
+                continue
+            try:
+                goal = asked.result(_remaining(deadline))
+            except (RetryableError, CancelledError):
+                self._wait(lambda status: True, 0, "")
+                time.sleep(0.1)
+                continue
+            if goal is None:
+                raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
+        self._wait(lambda status: self._covers(goal), _remaining(deadline), "the run to catch up")
+
+    def _covers(self, goal: Any) -> bool:
+        plan = self._driver.committed_plan()
+        term = self._driver._term
+        planner = term._planner if term is not None else None
+        return planner is not None and planner.covers(plan or {}, goal)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Finish the commit under way, abandon the rest, end the threads. Loses nothing; safe to call twice."""
+        self._driver.request_stop()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"topology {self._topology.id!r} did not stop within {timeout_s:g} s")
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the run to end; True when it has. Raises what the topology failed with."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._raise_failure()
+        return True
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _wait(self, condition: Any, timeout_s: float | None, what: str) -> None:
+        if self._driver.wait_until(condition, timeout_s):
+            return
+        self._raise_failure()
+        if not self._thread.is_alive() or self._driver.status().phase == "stopped":
+            raise TopologyError(f"topology {self._topology.id!r} was stopped while waiting for {what}")
+        status = self.status()
+        raise TimeoutError(
+            f"waited {timeout_s:g} s for {what}: {status.phase}, committed {status.committed_txid}, in flight "
+            f"{dict(status.in_flight)}, last error {status.last_error}, waiting for {status.waiting_for}"
+        )
+
+    def _raise_failure(self) -> None:
+        if self._driver.error is not None:
+            raise self._driver.error
+        if self._driver.failure is not None:
+            raise TopologyFailed(self._driver.failure)
+
+
+def submit(
+    topology: Topology,
+    config: Mapping[str, Any] | Config | None = None,
+    store: CoordinationStore | None = None,
+    executor: Executor = None,
+) -> Run:
+    """Start a topology and return its run.
+
+    ``config``: dotted keys, see ``framework.config``. ``store``: where transactional state is kept; by default
+    ZooKeeper at ``transactional.zookeeper.servers``, and when none is configured a ``MemoryStore`` that ends with the
+    process. ``executor``: by default Spark at ``spark.master``; ``"local"`` runs in this process.
+
+    Raises ``ConfigError`` or ``TopologyError`` before anything has started.
+    """
+    checked = Config.of(config or {})
+    if not isinstance(topology, Topology):
+        raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
+    _check_pickles(topology)
+    plan = plan_execution(topology)
+    runner = _executor(executor, plan, checked)
+    owned = store is None
+    if store is None:
+        store = _store(checked)
+    try:
+        runner.start()
+    except BaseException:
+        if owned:
+            store.close()
+        raise
+    return Run(topology, runner, store, owned, checked)
+
+
+def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
+    if executor == "local":
+        return LocalExecutor(plan, config.for_components())
+    if executor is None or executor == "spark":
+        from framework.execution.spark import SparkExecutor  # Spark is loaded only by runs that use it
+
+        return SparkExecutor(
+            plan, config.for_components(), config.spark, collapse_records_max=config.collapse_records_max
+        )
+    if isinstance(executor, str):
+        raise ConfigError(f"executor {executor!r} is not known: 'spark', 'local', or a BatchExecutor")
+    return executor
+
+
+def _store(config: Config) -> CoordinationStore:
+    hosts = config.zookeeper_hosts()
+    if hosts is None:
+        _log.warning(
+            "store.memory",
+            reason="transactional.zookeeper.servers is not set: transactional state ends with this process",
+        )
+        return MemoryStore()
+    auth: list[tuple[str, str]] = []
+    acl = None
+    if config.zookeeper_auth is not None:
+        scheme, _, credential = config.zookeeper_auth.get_secret_value().partition(":")
+        auth = [(scheme, credential)]
+        acl = ZooKeeperStore.creator_only()
+    return ZooKeeperStore(
+        hosts,
+        config.zookeeper_root,
+        session_timeout_s=config.zookeeper_session_timeout_secs,
+        auth_data=auth,
+        default_acl=acl,
+    )
+
+
+def _check_pickles(topology: Topology) -> None:
+    """Everything that travels to a task must survive the journey: find out now, by component."""
+    for component in topology.components:
+        try:
+            cloudpickle.loads(cloudpickle.dumps(component.factory or component.instance))
+        except Exception as error:
+            raise TopologyError(
+                f"component {component.id!r} cannot be sent to a task: {error}; keep connections, locks and open files "
+                "out of its attributes and open them in prepare(), or pass a factory instead of an instance"
+            ) from error
+
+
+def _remaining(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -1,0 +1,63 @@
+"""What a user writes: fields, tuples, spouts, bolts, groupings, and the builder that makes a topology of them."""
+
+from framework.topology.attempt import TransactionAttempt
+from framework.topology.bolts import (
+    DEFAULT_STREAM,
+    ArrowBolt,
+    BaseBasicBolt,
+    BaseBatchBolt,
+    BaseTransactionalBolt,
+    Bolt,
+    Combiner,
+    Committer,
+    Input,
+    OutputCollector,
+    OutputFieldsDeclarer,
+)
+from framework.topology.builder import Component, Subscription, Topology, TransactionalTopologyBuilder
+from framework.topology.context import TopologyContext
+from framework.topology.fencing import CommitFence, FencedState, Header, OpenCommit, Stamp, ValueType
+from framework.topology.fields import Fields
+from framework.topology.groupings import Grouping
+from framework.topology.spouts import (
+    OpaquePartitionedTransactionalSpout,
+    PartitionedSpout,
+    PartitionedTransactionalSpout,
+    PartitionPlanner,
+    PartitionReader,
+)
+from framework.topology.tuples import Tuple
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "ArrowBolt",
+    "BaseBasicBolt",
+    "BaseBatchBolt",
+    "BaseTransactionalBolt",
+    "Bolt",
+    "Combiner",
+    "CommitFence",
+    "Committer",
+    "Component",
+    "FencedState",
+    "Fields",
+    "Grouping",
+    "Header",
+    "Input",
+    "OpaquePartitionedTransactionalSpout",
+    "OpenCommit",
+    "OutputCollector",
+    "OutputFieldsDeclarer",
+    "PartitionPlanner",
+    "PartitionReader",
+    "PartitionedSpout",
+    "PartitionedTransactionalSpout",
+    "Stamp",
+    "Subscription",
+    "Topology",
+    "TopologyContext",
+    "TransactionAttempt",
+    "TransactionalTopologyBuilder",
+    "Tuple",
+    "ValueType",
+]

@@ -1,0 +1,203 @@
+"""The bolts of a transactional topology: what a user subclasses.
+
+Life of a bolt, per batch and task (all of it in a Spark task)::
+
+    copy of the instance given to the builder
+      └─ prepare ── execute* ── finish_batch
+                        │            │
+                        │            └─ committers: in the commit phase, possibly in another process; the bolt is
+                        │               pickled after its last execute
+                        └─ BaseBasicBolt: once per tuple; ArrowBolt: execute_arrow, once per record batch
+
+A replay of the batch starts from a new copy. Nothing of one batch is seen by another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.topology.attempt import TransactionAttempt
+from framework.topology.context import TopologyContext
+from framework.topology.fencing import FencedState
+from framework.topology.fields import Fields
+from framework.topology.groupings import Grouping
+from framework.topology.tuples import Tuple
+
+DEFAULT_STREAM = "default"
+
+
+class OutputCollector(Protocol):
+    """Where a bolt puts what it emits. The framework stamps the attempt."""
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        """Emit the declared values, in their order."""
+
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        """Emit every row of a record batch whose columns are the declared fields."""
+
+
+class OutputFieldsDeclarer:
+    """Collects the streams that a component declares."""
+
+    def __init__(self, component_id: str) -> None:
+        self._component_id = component_id
+        self.streams: dict[str, Fields] = {}
+
+    def declare(self, fields: Fields, stream: str = DEFAULT_STREAM) -> None:
+        if not isinstance(fields, Fields):
+            raise TopologyError(
+                f"component {self._component_id!r} declares {fields!r} on stream {stream!r}: give Fields(...)"
+            )
+        if stream in self.streams:
+            raise TopologyError(f"component {self._component_id!r} declares stream {stream!r} twice")
+        if "id" in fields:
+            raise TopologyError(
+                f"component {self._component_id!r}, stream {stream!r}: field 'id' is the transaction attempt, which the "
+                "framework adds; use another name"
+            )
+        self.streams[stream] = fields
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A stream that a bolt subscribes to, as the builder sees it."""
+
+    component_id: str
+    stream: str
+    fields: Fields
+    grouping: Grouping
+
+
+class Combiner(ABC):
+    """Folds tuples together before they travel to the bolt that owns it, as a combiner does in MapReduce.
+
+    Called in the tasks of the upstream component, for one edge. Must be pure: what ``finish`` returns stands for all
+    the batches added. One instance per batch and task.
+    """
+
+    @abstractmethod
+    def add(self, batch: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def finish(self) -> pa.RecordBatch | None:
+        """The folded rows, in the schema that the bolt's ``execute_arrow`` takes; None when nothing was added."""
+
+
+class Bolt(ABC):
+    """What all bolts have in common."""
+
+    #: True says: equal input in equal order gives equal output, always. No clock, no look-ups, no randomness. A
+    #: transactional state (which skips on replay) demands it of every component above it.
+    deterministic: bool = False
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: Any) -> None:
+        """Called in the task, once per batch, before the first tuple."""
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        """Called once, on the driver, by the builder. A bolt that emits nothing declares nothing."""
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        """Called once, on the driver, by the builder, with every stream subscribed to. Ready-made bolts learn their
+        types here; raise ``TopologyError`` when something does not fit. Call ``super().bind()`` when overriding."""
+
+    def combiner(self) -> Combiner | None:
+        """A combiner for the edges into this bolt, or None. Called in tasks."""
+        return None
+
+    def states(self) -> Sequence[FencedState]:
+        """The states that this bolt writes to when it commits: by default every ``FencedState`` among its attributes."""
+        return [value for value in vars(self).values() if isinstance(value, FencedState)]
+
+
+class BaseBasicBolt(Bolt):
+    """One tuple in, any number out.
+
+    >>> class Split(BaseBasicBolt):
+    ...     deterministic = True
+    ...     def execute(self, tup, collector):
+    ...         for word in tup["sentence"].split():
+    ...             collector.emit([word])
+    ...     def declare_output_fields(self, declarer):
+    ...         declarer.declare(Fields(word=str))
+
+    Source: ``org.apache.storm.topology.base.BaseBasicBolt``.
+    """
+
+    @abstractmethod
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        """Called for each tuple. Raise ``FailedException`` to have the batch replayed."""
+
+
+class BaseBatchBolt(Bolt):
+    """Sees a batch from its first tuple to its end.
+
+    >>> class PartialCount(BaseBatchBolt):
+    ...     def prepare(self, conf, context, collector, batch_id):
+    ...         self.collector, self.count = collector, 0
+    ...     def execute(self, tup):
+    ...         self.count += 1
+    ...     def finish_batch(self):
+    ...         self.collector.emit([self.count])
+    ...     def declare_output_fields(self, declarer):
+    ...         declarer.declare(Fields(count=int))
+
+    Source: ``org.apache.storm.topology.base.BaseBatchBolt``.
+    """
+
+    @abstractmethod
+    def execute(self, tup: Tuple) -> None:
+        """Called for each tuple of the batch that belongs to this task."""
+
+    @abstractmethod
+    def finish_batch(self) -> None:
+        """Called once, after the last tuple of the batch for this task, also when there was none."""
+
+
+class BaseTransactionalBolt(BaseBatchBolt):
+    """A batch bolt whose ``batch_id`` is the ``TransactionAttempt``.
+
+    Source: ``org.apache.storm.topology.base.BaseTransactionalBolt``.
+    """
+
+    def prepare(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: TransactionAttempt
+    ) -> None:
+        """Called in the task, once per batch, before the first tuple."""
+
+
+class Committer:
+    """Marks a batch bolt whose ``finish_batch`` belongs to the commit phase: strictly in txid order, one at a time.
+
+    Source: ``org.apache.storm.transactional.ICommitter``.
+    """
+
+
+class ArrowBolt(Bolt):
+    """Vectorised: a record batch in, any number out.
+
+    >>> import pyarrow.compute as pc
+    >>> class Upper(ArrowBolt):
+    ...     deterministic = True
+    ...     def execute_arrow(self, batch):
+    ...         yield batch.set_column(0, "word", pc.utf8_upper(batch.column(0)))
+    ...     def declare_output_fields(self, declarer):
+    ...         declarer.declare(Fields(word=str))
+    >>> [out.to_pydict() for out in Upper().execute_arrow(pa.record_batch({"word": ["a"]}))]
+    [{'word': ['A']}]
+    """
+
+    @abstractmethod
+    def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:
+        """Called for each record batch; its columns are the fields of the stream it came from. What is yielded goes to
+        the default stream; use the collector given to ``prepare`` for others."""
+
+    def finish_batch(self) -> Iterable[pa.RecordBatch] | None:
+        """Called once, after the last record batch of the transaction for this task."""
+        return None
+

@@ -1,0 +1,115 @@
+"""What keeps a writer that is no longer current from writing: stamps on rows, one header per state.
+
+Invariants (rules C1 to C4 of the protocol):
+
+1. A state's header is raised, by compare-and-set, before any commit task of an attempt starts.
+2. Every write checks, in the same atomic step, that the header is the one of its own attempt.
+3. Stamps compare as (txid, epoch, attempt); neither txid nor epoch of a header ever goes back.
+4. ``done`` is set only after every write of that txid, and before ZooKeeper says that the transaction is over.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from enum import Enum
+
+FORMAT = 1
+
+
+class ValueType(Enum):
+    """How a row remembers the transactions that changed it, which decides what a replay may do."""
+
+    NON_TRANSACTIONAL = "non-transactional"
+    TRANSACTIONAL = "transactional"
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Stamp:
+    """Who wrote a row last. Ordered first by txid, then by the leader's epoch, then by the attempt."""
+
+    txid: int
+    epoch: int
+    attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFence:
+    """What the driver hands to the tasks of one attempt: in whose name, and from where, they write."""
+
+    topology_id: str
+    epoch: int
+    plan_digest: str
+    writer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCommit:
+    """The attempt that may write now, and the digest of the plan it carries."""
+
+    txid: int
+    attempt_id: int
+    plan_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The one header of a state: whose it is, which leader and attempt may write, what is finished.
+
+    ``incarnation`` is drawn once, when the state is created, so that a table dropped and created again is not
+    mistaken for the one before. ``open`` is None until the first commit. ``done`` is the last finished txid, 0 at first.
+    """
+
+    topology_id: str
+    incarnation: str
+    epoch: int = 0
+    open: OpenCommit | None = None
+    done: int = 0
+    format: int = FORMAT
+
+    def opened(self, epoch: int, open_commit: OpenCommit) -> Header:
+        """The header under which that attempt writes."""
+        return replace(self, epoch=epoch, open=open_commit)
+
+    def finished(self, txid: int) -> Header:
+        """The header that says that every write of ``txid`` is there."""
+        return replace(self, done=txid)
+
+
+class FencedState(ABC):
+    """A place that committers write to, as the driver sees it. Implemented by the states in ``sinks``.
+
+    All methods are called on the driver, one at a time; what the tasks call is the state's own business.
+    Raises, any of them: ``RetryableError`` when the store does not answer, ``CorruptStateError`` when a header does
+    not parse.
+    """
+
+    value_type: ValueType
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Where the state is, for messages: no secrets in it."""
+
+    @abstractmethod
+    def prepare(self, topology_id: str) -> Header:
+        """Create what is missing, check what is there, and return the header. Called once per leader, before the
+        first batch. Raises ``ConfigError`` when the place belongs to another topology or has the wrong shape."""
+
+    @abstractmethod
+    def read_header(self) -> Header:
+        """The header as it is now."""
+
+    @abstractmethod
+    def raise_header(self, expected: Header, new: Header) -> None:
+        """Replace ``expected`` by ``new`` atomically. Raises ``StaleWriterError`` when another header is found."""
+
+    @abstractmethod
+    def sweep(self, header: Header) -> int:
+        """Undo what earlier attempts of ``header.open.txid`` wrote and the current one did not write again (C5).
+        Returns the number of rows put back. Called under ``header``, after the commit tasks of a replay."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections. Safe to call twice."""

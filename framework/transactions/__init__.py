@@ -1,0 +1,21 @@
+"""The exactly-once protocol on the driver: coordinator, durable state, leadership, and the loop that joins them."""
+
+from framework.transactions.coordinator import Coordinator, SpoutKind
+from framework.transactions.driver import Driver
+from framework.transactions.state import RotatingTransactionalState, TransactionalState
+from framework.transactions.store import CoordinationStore, Delete, Leadership, MemoryStore, Put
+from framework.transactions.zookeeper import ZooKeeperStore
+
+__all__ = [
+    "CoordinationStore",
+    "Coordinator",
+    "Delete",
+    "Driver",
+    "Leadership",
+    "MemoryStore",
+    "Put",
+    "RotatingTransactionalState",
+    "SpoutKind",
+    "TransactionalState",
+    "ZooKeeperStore",
+]

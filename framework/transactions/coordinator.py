@@ -1,0 +1,424 @@
+"""The coordinator: which transaction may do what, as a pure state machine.
+
+It takes events and returns commands. No thread, clock, I/O or randomness inside: the time comes with each event, and
+the driver carries the commands out in the order given.
+
+States of a transaction::
+
+                    Planned                Processed               its turn
+    (planning) ───────────────> PROCESSING ──────────> PROCESSED ───────────> COMMITTING ──Committed──> (forgotten)
+                                 ^   │                    │                       │
+                         replay  │   └────────────────────┴── a failure here ─────┘
+                                 │                            or below  │
+                                WAITING <───────────────────────────────┘  (an opaque batch that was never opened is
+                                                                            dropped and planned afresh instead)
+
+Invariants:
+
+1. Commits are strictly in txid order, and at most one transaction is COMMITTING.
+2. A failure of txid N fails every later txid in flight; each of them gets a new attempt id.
+3. An attempt id is persisted before its batch is emitted, and rises for its txid, also across restarts.
+4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has opened.
+5. A batch is planned from the end of the plan before it, as that plan is now (C9).
+6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself (C15).
+7. An answer of an attempt that is not the current one changes nothing.
+
+Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; planning apart from emitting is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Union
+
+from framework.errors import InvariantViolation
+from framework.execution.records import FailureKind, TaskFailure
+
+Plan = Mapping[str, Mapping[str, Any]]
+
+RETRY_DELAY_MS = 100
+RETRY_DELAY_MAX_MS = 5_000
+
+
+class SpoutKind(Enum):
+    TRANSACTIONAL = "transactional"
+    OPAQUE = "opaque"
+
+
+class TransactionPhase(Enum):
+    WAITING = "waiting"
+    PROCESSING = "processing"
+    PROCESSED = "processed"
+    COMMITTING = "committing"
+
+
+_TRANSITIONS = {
+    (TransactionPhase.WAITING, TransactionPhase.PROCESSING),
+    (TransactionPhase.PROCESSING, TransactionPhase.PROCESSED),
+    (TransactionPhase.PROCESSED, TransactionPhase.COMMITTING),
+    (TransactionPhase.PROCESSING, TransactionPhase.WAITING),
+    (TransactionPhase.PROCESSED, TransactionPhase.WAITING),
+    (TransactionPhase.COMMITTING, TransactionPhase.WAITING),
+    (TransactionPhase.WAITING, TransactionPhase.WAITING),
+}
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event: begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The answer to ``AskPlan``."""
+
+    generation: int
+    txid: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """The end of a processing phase; ``failure`` is None when it succeeded."""
+
+    txid: int
+    attempt_id: int
+    failure: TaskFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The end of a commit phase, with ``done`` set in every state when ``failure`` is None."""
+
+    txid: int
+    attempt_id: int
+    failure: TaskFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Finish the commit under way, abandon the rest."""
+
+
+Event = Union[Started, Planned, Processed, Committed, Tick, StopRequested]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskPlan:
+    """Plan the batch of ``txid`` after ``previous``; keep asking the source until there is something."""
+
+    generation: int
+    txid: int
+    previous: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """One atomic write. ``attempts``: txid -> last attempt id, whole. ``plans``: txid -> (attempt id, plan), to put."""
+
+    attempts: Mapping[int, int]
+    plans: Mapping[int, tuple[int, Plan]] = field(default_factory=dict)
+    currtx: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Start the processing phase."""
+
+    txid: int
+    attempt_id: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Start the commit phase. ``replay``: this txid's commit was opened before, so states must be swept (C5)."""
+
+    txid: int
+    attempt_id: int
+    plan: Plan
+    replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End whatever still runs for an attempt and forget its result."""
+
+    txid: int
+    attempt_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The transaction is over and persisted as such: free its result."""
+
+    txid: int
+    attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run ends: because it was asked to, or because of ``failure``."""
+
+    failure: TaskFailure | None = None
+
+
+Command = Union[AskPlan, Persist, Process, Commit, Cancel, Release, Stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a new leader found. ``opened``: a state says that the commit of ``currtx`` was opened with its plan."""
+
+    currtx: int = 1
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    plans: Mapping[int, Plan] = field(default_factory=dict)
+    opened: bool = False
+
+
+@dataclass(slots=True)
+class _Transaction:
+    txid: int
+    plan: Plan
+    phase: TransactionPhase
+    attempt_id: int = 0
+    since_ms: int = 0
+    opened: bool = False
+
+
+class Coordinator:
+    """Give it events through ``handle``, from one thread."""
+
+    def __init__(
+        self,
+        kind: SpoutKind,
+        recovered: Recovered,
+        *,
+        max_pending: int = 1,
+        timeout_ms: int = 30_000,
+        max_attempts: int = 5,
+    ) -> None:
+        self.currtx = recovered.currtx
+        self._kind = kind
+        self._max_pending = max_pending
+        self._timeout_ms = timeout_ms
+        self._max_attempts = max_attempts
+        self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx}
+        self._committed_plan = recovered.plans.get(self.currtx - 1)
+        self._active: dict[int, _Transaction] = {}
+        self._failures: dict[int, int] = {}  # any kind, per txid: decides the delay
+        self._errors: dict[int, int] = {}  # those that count towards max_attempts
+        self._not_before_ms = 0
+        self._generation = 0
+        self._planning: int | None = None
+        self._stopping = False
+        self._stopped = False
+        self._recover(recovered)
+
+    def _recover(self, recovered: Recovered) -> None:
+        """Batches that must be replayed as they were: all of an idempotent spout's, an opaque one if it was opened."""
+        txid = self.currtx
+        while txid in recovered.plans:
+            opened = recovered.opened and txid == self.currtx
+            if self._kind is SpoutKind.OPAQUE and not opened:
+                return
+            self._active[txid] = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
+            txid += 1
+
+    # --- what the driver may ask -----------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def committed_plan(self) -> Plan | None:
+        """The plan of the last committed transaction."""
+        return self._committed_plan
+
+    @property
+    def planned_to(self) -> Plan | None:
+        """The plan of the last transaction in flight, or of the last committed one."""
+        return self._active[max(self._active)].plan if self._active else self._committed_plan
+
+    def in_flight(self) -> dict[int, tuple[int, TransactionPhase]]:
+        """txid -> (attempt id, phase), ascending."""
+        return {txid: (each.attempt_id, each.phase) for txid, each in sorted(self._active.items())}
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ms: int) -> list[Command]:
+        """Take one event; return what to do about it, in order."""
+        if self._stopped:
+            return []
+        commands: list[Command] = []
+        if isinstance(event, Planned):
+            commands += self._planned(event, now_ms)
+        elif isinstance(event, Processed):
+            commands += self._processed(event, now_ms)
+        elif isinstance(event, Committed):
+            commands += self._committed(event, now_ms)
+        elif isinstance(event, Tick):
+            commands += self._timed_out(now_ms)
+        elif isinstance(event, StopRequested):
+            commands += self._stop_requested()
+        if not self._stopped and not self._stopping:
+            commands += self._advance(now_ms)
+        return commands
+
+    def _planned(self, event: Planned, now_ms: int) -> list[Command]:
+        if event.generation != self._generation or event.txid != self._planning:
+            return []  # invariant 7
+        self._planning = None
+        if self._stopping:
+            return []
+        self._active[event.txid] = _Transaction(event.txid, event.plan, TransactionPhase.WAITING, since_ms=now_ms)
+        return []
+
+    def _processed(self, event: Processed, now_ms: int) -> list[Command]:
+        transaction = self._current(event.txid, event.attempt_id, TransactionPhase.PROCESSING)
+        if transaction is None:
+            return []
+        if event.failure is not None:
+            return self._fail(event.txid, event.failure, now_ms)
+        self._move(transaction, TransactionPhase.PROCESSED, now_ms)
+        return []
+
+    def _committed(self, event: Committed, now_ms: int) -> list[Command]:
+        transaction = self._current(event.txid, event.attempt_id, TransactionPhase.COMMITTING)
+        if transaction is None:
+            return []
+        if event.failure is not None:
+            return self._fail(event.txid, event.failure, now_ms)
+        if event.txid != self.currtx:
+            raise InvariantViolation(f"invariant 1: txid {event.txid} committed while {self.currtx} was due")
+        del self._active[event.txid]
+        self._committed_plan = transaction.plan
+        self.currtx = event.txid + 1
+        for counts in (self._attempts, self._failures, self._errors):
+            counts.pop(event.txid, None)
+        commands: list[Command] = [Persist(dict(self._attempts), currtx=self.currtx)]
+        commands.append(Release(event.txid, event.attempt_id))
+        if self._stopping:
+            commands += self._stop_now(None)
+        return commands
+
+    def _timed_out(self, now_ms: int) -> list[Command]:
+        busy = (TransactionPhase.PROCESSING, TransactionPhase.COMMITTING)
+        for transaction in sorted(self._active.values(), key=lambda each: each.txid):
+            if transaction.phase in busy and now_ms - transaction.since_ms > self._timeout_ms:
+                failure = TaskFailure(
+                    FailureKind.ERROR,
+                    "coordinator",
+                    0,
+                    f"the {'commit' if transaction.phase is TransactionPhase.COMMITTING else 'processing'} phase of "
+                    f"{transaction.txid}:{transaction.attempt_id} took longer than topology.message.timeout.secs "
+                    f"({self._timeout_ms / 1000:g} s); raise it or make batches smaller",
+                )
+                return self._fail(transaction.txid, failure, now_ms)
+        return []
+
+    def _stop_requested(self) -> list[Command]:
+        self._stopping = True
+        if any(each.phase is TransactionPhase.COMMITTING for each in self._active.values()):
+            return []
+        return self._stop_now(None)
+
+    # --- what follows ----------------------------------------------------------------------------------------
+
+    def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
+        """Invariant 2: this txid and every later one."""
+        self._failures[txid] = self._failures.get(txid, 0) + 1
+        if failure.kind is FailureKind.ERROR:
+            self._errors[txid] = self._errors.get(txid, 0) + 1
+        if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:
+            return self._stop_now(failure)
+        repeats = self._failures[txid] - 1
+        self._not_before_ms = now_ms + (min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0)
+        self._generation += 1
+        self._planning = None
+        commands: list[Command] = []
+        for each in [self._active[number] for number in sorted(self._active) if number >= txid]:
+            if each.phase is not TransactionPhase.WAITING:
+                reason = str(failure) if each.txid == txid else f"txid {txid} failed"
+                commands.append(Cancel(each.txid, each.attempt_id, reason))
+            if self._kind is SpoutKind.OPAQUE and not each.opened:
+                del self._active[each.txid]
+            else:
+                self._move(each, TransactionPhase.WAITING, now_ms)
+        if self._stopping:
+            commands += self._stop_now(None)
+        return commands
+
+    def _advance(self, now_ms: int) -> list[Command]:
+        """Open the commit that is due, emit what waits, ask for one more plan: whatever is possible now."""
+        commands: list[Command] = []
+        first = self._active.get(self.currtx)
+        if first is not None and first.phase is TransactionPhase.PROCESSED:
+            replay = first.opened
+            first.opened = True
+            self._move(first, TransactionPhase.COMMITTING, now_ms)
+            commands.append(Commit(first.txid, first.attempt_id, first.plan, replay))
+        if now_ms < self._not_before_ms:
+            return commands
+        emitted = [each for _, each in sorted(self._active.items()) if each.phase is TransactionPhase.WAITING]
+        if emitted:
+            for each in emitted:
+                each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
+                self._move(each, TransactionPhase.PROCESSING, now_ms)
+            commands.append(
+                Persist(dict(self._attempts), {each.txid: (each.attempt_id, each.plan) for each in emitted})
+            )
+            commands += [Process(each.txid, each.attempt_id, each.plan) for each in emitted]
+        if self._planning is None and len(self._active) < self._max_pending:
+            self._planning = max(self._active, default=self.currtx - 1) + 1
+            commands.append(AskPlan(self._generation, self._planning, self.planned_to))
+        return commands
+
+    def _stop_now(self, failure: TaskFailure | None) -> list[Command]:
+        self._stopped = True
+        cancels: list[Command] = [
+            Cancel(each.txid, each.attempt_id, "the run stops")
+            for each in self._active.values()
+            if each.phase is not TransactionPhase.WAITING
+        ]
+        return [*cancels, Stop(failure)]
+
+    def _current(self, txid: int, attempt_id: int, phase: TransactionPhase) -> _Transaction | None:
+        """The transaction, if that attempt at it is the live one (invariant 7)."""
+        transaction = self._active.get(txid)
+        if transaction is None or transaction.attempt_id != attempt_id or transaction.phase is not phase:
+            return None
+        return transaction
+
+    def _move(self, transaction: _Transaction, phase: TransactionPhase, now_ms: int) -> None:
+        if (transaction.phase, phase) not in _TRANSITIONS:
+            raise InvariantViolation(f"txid {transaction.txid} cannot go from {transaction.phase} to {phase}")
+        if phase is TransactionPhase.COMMITTING and (
+            transaction.txid != self.currtx
+            or any(each.phase is TransactionPhase.COMMITTING for each in self._active.values())
+        ):
+            raise InvariantViolation(f"invariant 1: txid {transaction.txid} may not commit, {self.currtx} is due")
+        transaction.phase = phase
+        transaction.since_ms = now_ms
+
+
+def plan_digest(plan: Plan) -> str:
+    """A hash of a plan, the same for the same ranges whatever their order."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

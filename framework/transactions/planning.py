@@ -1,0 +1,131 @@
+"""The planner's thread: asks the source for the next batch until there is one, and keeps I/O out of the driver's loop."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+
+from framework.errors import RatchetError, RetryableError
+from framework.execution.records import FailureKind, TaskFailure
+from framework.topology.spouts import PartitionPlanner
+from framework.transactions.coordinator import AskPlan, Plan
+
+_log = structlog.get_logger()
+
+#: An idle source is asked again after this long, twice as long each time.
+IDLE_POLL_S = 0.004
+RETRY_S = 0.2
+
+
+class PlanningThread:
+    """Owns the planner: everything that touches it runs here, one thing at a time."""
+
+    def __init__(
+        self,
+        planner: PartitionPlanner,
+        *,
+        on_plan: Callable[[AskPlan, Plan], None],
+        on_failure: Callable[[TaskFailure], None],
+        idle_poll_max_s: float,
+    ) -> None:
+        self._planner = planner
+        self._on_plan = on_plan
+        self._on_failure = on_failure
+        self._idle_poll_max_s = idle_poll_max_s
+        self._asked: AskPlan | None = None
+        self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
+        self._closed = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="ratchet-planner", daemon=True)
+        self.waiting_for: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask(self, request: AskPlan) -> None:
+        """Plan this batch now; forget any other."""
+        with self._wake:
+            self._asked = request
+            self._wake.notify_all()
+
+    def call(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
+        """Run a function of the planner in its thread."""
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._closed:
+                future.cancel()
+            else:
+                self._calls.append((function, future))
+                self._wake.notify_all()
+        return future
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        try:
+            while True:
+                with self._wake:
+                    if not self._calls and not self._closed and (self._asked is None or pause_s):
+                        self._wake.wait(pause_s if self._asked is not None else None)
+                    if self._closed:
+                        return
+                    calls, self._calls = self._calls, []
+                    request = self._asked
+                for function, future in calls:
+                    self._answer(function, future)
+                if request is not None:
+                    pause_s = self._plan(request, pause_s)
+        finally:
+            with self._wake:
+                self._closed = True
+            for _, future in self._calls:
+                future.cancel()
+            self._planner.close()
+
+    def _plan(self, request: AskPlan, pause_s: float) -> float:
+        """Plan once; returns how long to wait before asking again."""
+        previous: Mapping[str, Any] = request.previous or {}
+        try:
+            plan = self._planner.plan(previous) if self._planner.is_ready() else None
+        except RetryableError as error:
+            if self.waiting_for is None:
+                _log.warning("source.waiting", reason=str(error))
+            self.waiting_for = str(error)
+            return RETRY_S
+        except Exception as error:  # noqa: BLE001 - a planner is user code; the run ends with what it raised
+            kind = FailureKind.FATAL
+            trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
+            message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
+            self._on_failure(TaskFailure(kind, "planner", 0, message, trace))
+            with self._wake:
+                self._asked = None
+            return 0.0
+        if self.waiting_for is not None:
+            _log.info("source.back")
+            self.waiting_for = None
+        if plan is None:
+            return min(max(pause_s * 2, IDLE_POLL_S), self._idle_poll_max_s)
+        with self._wake:
+            if self._asked is request:
+                self._asked = None
+            else:
+                return 0.0  # asked for another one meanwhile
+        self._on_plan(request, plan)
+        return 0.0
+
+    def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:
+        try:
+            future.set_result(function(self._planner))
+        except Exception as error:  # noqa: BLE001 - handed to whoever asked
+            future.set_exception(error)

@@ -1,0 +1,361 @@
+"""The coordination store on ZooKeeper, through kazoo. The only module of the framework that imports kazoo.
+
+Invariants:
+
+1. Every change of a leadership is one multi that also replaces the ``epoch`` node under the version that this leader
+   last saw. So a deposed leader's multi fails as a whole, whatever it held.
+2. The ``epoch`` node carries (epoch, write sequence): after a lost reply the writer reads it and knows whether its own
+   write was applied.
+3. A new leader has written a greater epoch before it reads anything else.
+
+Layout below ``<root>/<path>``: ``leader/`` holds the election, ``epoch`` the fence; the rest is the caller's.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import structlog
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+
+from framework.errors import (
+    ConfigError,
+    CorruptStateError,
+    InvariantViolation,
+    LeadershipLostError,
+    RetryableError,
+    StaleWriterError,
+)
+from framework.transactions.state import decode_document, encode_document
+from framework.transactions.store import Change, CoordinationStore, Leadership, Put
+
+_log = structlog.get_logger()
+_LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
+_POLL_S = 0.05
+T = TypeVar("T")
+
+
+class ZooKeeperStore(CoordinationStore):
+    """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``).
+
+    ``session_timeout_s`` bounds how long a dead leader's place stays taken; the servers may raise or lower it to
+    their own limits. Raises ``ConfigError`` for a root that is not a path, ``RetryableError`` when no server answers
+    within ``connect_timeout_s``.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        root: str = "/ratchet",
+        *,
+        session_timeout_s: float = 10.0,
+        connect_timeout_s: float = 15.0,
+        auth_data: Sequence[tuple[str, str]] = (),
+        default_acl: Sequence[Any] | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._root = _checked_root(root)
+        self._session_timeout_s = session_timeout_s
+        self._known: dict[str, set[str]] = {}
+        self._lock = threading.RLock()
+        self._client = KazooClient(
+            hosts=hosts,
+            timeout=session_timeout_s,
+            auth_data=list(auth_data) or None,
+            default_acl=list(default_acl) if default_acl is not None else None,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0),
+            command_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.1),
+        )
+        self._lost_sessions = 0
+        self._client.add_listener(self._on_state)
+        try:
+            self._client.start(timeout=connect_timeout_s)
+        except KazooTimeoutError as error:
+            self._client.stop()
+            self._client.close()
+            raise RetryableError(
+                f"no ZooKeeper server at {hosts} answered within {connect_timeout_s:g} s: check "
+                "transactional.zookeeper.servers and transactional.zookeeper.port, and that a server runs there"
+            ) from error
+        except AuthFailedError as error:
+            raise ConfigError(f"ZooKeeper at {hosts} refused the credentials: {error}") from error
+        self._ensured: set[str] = set()
+        self._ensure_parents(self._root + "/x")
+
+    @staticmethod
+    def creator_only() -> list[Any]:
+        """The ACL for stores with credentials: only who authenticated the same way may read or write."""
+        return list(CREATOR_ALL_ACL)
+
+    # --- CoordinationStore -----------------------------------------------------------------------------------
+
+    def get(self, path: str) -> bytes | None:
+        node = self._node(path)
+        try:
+            data: bytes = self._reading(lambda: self._client.get(node)[0], node)
+        except NoNodeError:
+            return None
+        return data
+
+    def children(self, path: str) -> list[str]:
+        node = self._node(path)
+        try:
+            return sorted(self._reading(lambda: self._client.get_children(node), node))
+        except NoNodeError:
+            return []
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        with self._lock:
+            results = self._reading(lambda: self._multi(changes, None), self._root)
+            self._check(results, changes)
+
+    def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Leadership | None:
+        base = self._node(path)
+        self._ensure_parents(f"{base}/leader/x")
+        lock = self._client.Lock(f"{base}/leader", identity)
+        lost_before = self._lost_sessions
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            remaining = None if deadline is None else max(deadline - time.monotonic(), _POLL_S)
+            try:
+                if lock.acquire(timeout=min(1.0, remaining) if remaining is not None else 1.0):
+                    break
+            except _LOST_REPLY as error:
+                raise RetryableError(f"ZooKeeper at {self._hosts} went away during the election: {error}") from error
+            except KazooException as error:
+                if type(error).__name__ != "LockTimeout":
+                    raise self._named(error, base) from error
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+        with self._lock:
+            self._known.clear()
+        try:
+            epoch, version = self._new_epoch(f"{base}/epoch")
+        except BaseException:
+            lock.release()
+            raise
+        return _ZooKeeperLeadership(self, base, epoch, version, lock, lost_before)
+
+    def close(self) -> None:
+        self._client.stop()
+        self._client.close()
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _node(self, path: str) -> str:
+        parts = [part for part in path.split("/") if part]
+        if any(part in (".", "..") or "\0" in part for part in parts):
+            raise ConfigError(f"{path!r} is not usable as a ZooKeeper path: no '.', '..' or NUL component")
+        return "/".join([self._root, *parts])
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.LOST:
+            self._lost_sessions += 1
+
+    def _reading(self, call: Callable[[], T], node: str) -> T:
+        """Repeat until a server answers: what is read here does not depend on a session."""
+        warned = False
+        while True:
+            try:
+                return call()
+            except NoNodeError:
+                raise
+            except _LOST_REPLY as error:
+                if self._client.state == KazooState.LOST and self._client._stopped.is_set():
+                    raise RetryableError(f"the connection to ZooKeeper at {self._hosts} is closed") from error
+                if not warned:
+                    _log.warning("zookeeper.waiting", hosts=self._hosts, node=node, reason=type(error).__name__)
+                    warned = True
+                time.sleep(_POLL_S)
+            except KazooException as error:
+                raise self._named(error, node) from error
+
+    def _named(self, error: KazooException, node: str) -> Exception:
+        if isinstance(error, NoAuthError):
+            return ConfigError(f"ZooKeeper denies access to {node}: check the ACLs there and the credentials given")
+        return RetryableError(f"ZooKeeper at {self._hosts}, {node}: {type(error).__name__} {error}")
+
+    def _ensure_parents(self, node: str) -> None:
+        parent = posixpath.dirname(node)
+        if parent not in self._ensured:
+            self._reading(lambda: self._client.ensure_path(parent), parent)
+            self._ensured.add(parent)
+
+    def _names_in(self, parent: str) -> set[str]:
+        """What exists below a node, read once: afterwards this process is the only one that changes it."""
+        if parent not in self._known:
+            self._known[parent] = set(self._reading(lambda: self._client.get_children(parent), parent))
+        return self._known[parent]
+
+    def _multi(self, changes: Sequence[Change], fence: tuple[str, bytes, int] | None) -> list[Any]:
+        transaction = self._client.transaction()
+        if fence is not None:
+            transaction.set_data(fence[0], fence[1], version=fence[2])
+        for change in changes:
+            node = self._node(change.path)
+            parent, name = posixpath.split(node)
+            self._ensure_parents(node)
+            exists = name in self._names_in(parent)
+            if isinstance(change, Put):
+                if exists:
+                    transaction.set_data(node, change.data)
+                else:
+                    transaction.create(node, change.data)
+            elif exists:
+                transaction.delete(node)
+        results: list[Any] = transaction.commit()
+        return results
+
+    def _note_applied(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            parent, name = posixpath.split(self._node(change.path))
+            if isinstance(change, Put):
+                self._names_in(parent).add(name)
+            else:
+                self._names_in(parent).discard(name)
+
+    def _check(self, results: Sequence[Any], changes: Sequence[Change]) -> None:
+        failed = [each for each in results if isinstance(each, Exception)]
+        real = [each for each in failed if not isinstance(each, (RolledBackError, RuntimeInconsistency))]
+        if failed:
+            self._known.clear()
+            if any(isinstance(each, (NodeExistsError, NoNodeError)) for each in real):
+                raise CorruptStateError(
+                    f"{self._root}: nodes appeared or vanished under this writer ({real[0]!r}); is something else writing "
+                    "below the same root?"
+                )
+            raise self._named(real[0] if real else failed[0], self._root)
+        self._note_applied(changes)
+
+    def _new_epoch(self, node: str) -> tuple[int, int]:
+        """Invariant 3. Returns the epoch and the version of its node."""
+        while True:
+            try:
+                data, stat = self._reading(lambda: self._client.get(node), node)
+            except NoNodeError:
+                try:
+                    self._client.create(node, encode_document({"epoch": 0, "sequence": 0}, node))
+                except (NodeExistsError, *_LOST_REPLY):
+                    pass
+                continue
+            epoch, _ = _epoch_of(data, node)
+            try:
+                stat = self._client.set(node, encode_document({"epoch": epoch + 1, "sequence": 0}, node), stat.version)
+            except (BadVersionError, *_LOST_REPLY):
+                time.sleep(_POLL_S)
+                continue  # read again; an epoch that this process wrote unknowingly is only skipped
+            except KazooException as error:
+                raise self._named(error, node) from error
+            return epoch + 1, stat.version
+
+
+class _ZooKeeperLeadership(Leadership):
+    def __init__(
+        self, store: ZooKeeperStore, base: str, epoch: int, version: int, lock: Any, lost_sessions: int
+    ) -> None:
+        self._store = store
+        self._base = base
+        self._node = f"{base}/epoch"
+        self.epoch = epoch
+        self._version = version
+        self._sequence = 0
+        self._lock = lock
+        self._lost_sessions = lost_sessions
+        self._resigned = False
+
+    @property
+    def lost(self) -> bool:
+        return self._resigned or self._store._lost_sessions != self._lost_sessions
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        store = self._store
+        fence = encode_document({"epoch": self.epoch, "sequence": self._sequence + 1}, self._node)
+        with store._lock:
+            while True:
+                if self.lost:
+                    raise LeadershipLostError(f"{self._base}: the ZooKeeper session of epoch {self.epoch} has ended")
+                try:
+                    results = store._multi(changes, (self._node, fence, self._version))
+                except _LOST_REPLY as error:
+                    _log.warning("zookeeper.reply_lost", node=self._base, reason=type(error).__name__)
+                    if self._was_applied():
+                        store._note_applied(changes)
+                        break
+                    store._known.clear()
+                    continue
+                if isinstance(results[0], BadVersionError):
+                    self._raise_stale()
+                store._check(results, changes)
+                break
+            self._version += 1
+            self._sequence += 1
+
+    def resign(self) -> None:
+        if self._resigned:
+            return
+        self._resigned = True
+        try:
+            if self._store._client.client_state in (KeeperState.CONNECTED, KeeperState.CONNECTED_RO):
+                self._lock.release()
+        except KazooException as error:
+            _log.info("zookeeper.resign_failed", node=self._base, reason=type(error).__name__)
+
+    def _was_applied(self) -> bool:
+        """Invariant 2: read the fence back."""
+        while True:
+            if self.lost:
+                raise LeadershipLostError(f"{self._base}: the ZooKeeper session of epoch {self.epoch} has ended")
+            try:
+                data, _ = self._store._client.get(self._node)
+            except _LOST_REPLY:
+                time.sleep(_POLL_S)
+                continue
+            epoch, sequence = _epoch_of(data, self._node)
+            if epoch != self.epoch:
+                self._raise_stale()
+            if sequence not in (self._sequence, self._sequence + 1):
+                raise InvariantViolation(f"{self._node}: sequence {sequence}, this leader is at {self._sequence}")
+            return sequence == self._sequence + 1
+
+    def _raise_stale(self) -> None:
+        data = self._store.get(self._node.removeprefix(self._store._root))
+        if data is None:
+            raise CorruptStateError(f"{self._node} is gone: the state was removed while a topology ran on it")
+        epoch, _ = _epoch_of(data, self._node)
+        raise StaleWriterError(f"{self._base}: epoch {epoch} leads, this is epoch {self.epoch}", epoch)
+
+
+def _epoch_of(data: bytes, node: str) -> tuple[int, int]:
+    value = decode_document(data, node)
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), int) for key in ("epoch", "sequence")):
+        raise CorruptStateError(f"{node}: not an epoch document; restore the node from a backup")
+    return value["epoch"], value["sequence"]
+
+
+def _checked_root(root: str) -> str:
+    parts = [part for part in root.split("/") if part]
+    if not root.startswith("/") or not parts or any(part in (".", "..") or "\0" in part for part in parts):
+        raise ConfigError(f"transactional.zookeeper.root must be an absolute path such as /ratchet, not {root!r}")
+    return "/" + "/".join(parts)
