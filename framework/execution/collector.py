@@ -29,6 +29,11 @@ class TaskCollector:
         self._streams = streams
         self._rows: dict[str, list[Sequence[Any]]] = {}
         self.sink: Sink | None = None
+        self.subscribers: frozenset[str] = frozenset()
+
+    def subscribed(self, stream: str = DEFAULT_STREAM) -> bool:
+        """Whether any bolt listens: what nobody hears need not be computed."""
+        return stream in self.subscribers
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "sink": None}

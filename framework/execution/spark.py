@@ -13,7 +13,6 @@ repeats nothing inside an attempt; a task that is a repetition fails itself (C10
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +74,7 @@ class _Payload:
 
 def _refuse_repetition() -> None:
     context = TaskContext.get()
-    if context is not None and (context.attemptNumber() > 0 or context.stageAttemptNumber() > 0):
+    if context is not None and context.attemptNumber() > 0:
         raise InvariantViolation("Spark repeated a task inside an attempt (C10); the attempt fails and is replayed")
 
 
@@ -261,7 +260,7 @@ class SparkExecutor:
         for number, level in enumerate(self._plan.processing):
             if number:
                 rdd = rdd.partitionBy(level.partitions, _by_partition)
-            rdd = rdd.mapPartitionsWithIndex(self._level(Phase.PROCESSING, number, level.partitions), True)
+            rdd = rdd.mapPartitionsWithIndex(self._level(Phase.PROCESSING, number, level.partitions))
         return rdd
 
     def _commit(self, header: AttemptHeader) -> PhaseResult:
@@ -279,7 +278,7 @@ class SparkExecutor:
                 if number:
                     rdd = rdd.partitionBy(level.partitions, _by_partition)
                 width = level.partitions if number else result.reports
-                rdd = rdd.mapPartitionsWithIndex(self._level(Phase.COMMIT, number, width, header), True)
+                rdd = rdd.mapPartitionsWithIndex(self._level(Phase.COMMIT, number, width, header))
             rdd._jrdd.count()
             reports = self._take_reports(header, Phase.COMMIT)
         expected = expected_reports(self._topology, Phase.COMMIT, spread=result.reports)
@@ -331,8 +330,8 @@ class SparkExecutor:
         except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
             if header in self._cancelled:
                 return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "spark", 0, f"{phase.value} of {header} cancelled"))
-            message = _first_line(error)
-            return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, message, traceback.format_exc()))
+            lines = _python_part(error) or [type(error).__name__]
+            return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
         return result
 
     def _started(self) -> SparkContext:
@@ -355,7 +354,12 @@ def _group(header: AttemptHeader, phase: Phase) -> str:
     return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    cause = next((line for line in lines if "Error:" in line or "Exception:" in line), lines[0] if lines else "")
-    return f"{type(error).__name__}: {cause[:500]}"
+def _python_part(error: BaseException) -> list[str]:
+    """The lines of an error from Spark up to the JVM's stack: what a Python programmer can use."""
+    lines: list[str] = []
+    for line in str(error).splitlines():
+        if line.lstrip().startswith("at "):
+            break
+        if line.strip() and "SQLSTATE" not in line:
+            lines.append(line)
+    return lines

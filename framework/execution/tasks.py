@@ -117,6 +117,7 @@ class _Runner:
             with self.guarded():
                 self.bolt = task.topology.instance(component)
             self.collector = TaskCollector(component.id, component.streams)
+            self.collector.subscribers = frozenset(self._edges)
         self.collector.sink = self._deliver
 
     def prepare(self) -> None:

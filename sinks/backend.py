@@ -1,0 +1,102 @@
+"""The contract of a backend: a map of rows with stamps under one header, each write conditional (C1, C4).
+
+To write a backend, implement ``MapBackend`` and run the contract suite of ``tests/contracts`` against it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from framework.topology import Fields, Header, Stamp, ValueType
+from sinks.aggregates import Aggregate
+
+Key = tuple[Any, ...]
+Value = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored row. ``value`` None: deleted (a tombstone that keeps ``prev``). ``prev`` None: there was none before.
+
+    ``writer`` is the task that wrote it, as ``component:task``.
+    """
+
+    value: Value | None
+    stamp: Stamp
+    prev: Value | None = None
+    writer: str = ""
+
+
+class MapBackend(ABC):
+    """A store of one state's rows. Driver and tasks each have a copy; connections are opened where they are used.
+
+    Every method may raise ``RetryableError`` (no answer, nothing done), ``CommitOutcomeUnknown`` (the answer to a write
+    was lost) and ``CorruptStateError`` (names the row).
+    """
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Where the rows are, for messages and as the identity of the state. No secrets."""
+
+    @abstractmethod
+    def bind(self, key: Fields, value: Fields) -> None:
+        """Fix names and types of the columns, on the driver, before anything is sent to tasks. Raises
+        ``TopologyError`` when they contradict those given before, or cannot be stored."""
+
+    @property
+    @abstractmethod
+    def value_columns(self) -> int:
+        """How many value columns a row has; 1 means that states deal in bare values."""
+
+    @abstractmethod
+    def prepare(self, topology_id: str) -> Header:
+        """Create what is missing; return the header. Raises ``ConfigError`` for another owner or a wrong shape."""
+
+    @abstractmethod
+    def read_header(self) -> Header: ...
+
+    @abstractmethod
+    def raise_header(self, expected: Header, new: Header) -> None:
+        """Compare and set. Raises ``StaleWriterError`` with the epoch found."""
+
+    @abstractmethod
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        """The rows, in the order of the keys; None where there is none."""
+
+    @abstractmethod
+    def multi_put(
+        self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        """Write all rows in one atomic step if the header is ``header`` and each key's stamp is the expected one
+        (None: no row). Raises ``StaleWriterError`` otherwise, with nothing written. Keys are distinct."""
+
+    @abstractmethod
+    def sweep(self, header: Header) -> int:
+        """Under ``header``: each row of its open txid with a lower (epoch, attempt) gets value = prev and the header's
+        stamp; a row born in that txid becomes a tombstone. Returns how many."""
+
+    def apply(
+        self,
+        header: Header,
+        writer: str,
+        value_type: ValueType,
+        deltas: pa.Table,
+        aggregates: Mapping[str, Aggregate],
+        *,
+        want_values: bool,
+    ) -> pa.Table | None:
+        """Merge deltas into the rows as one atomic step in the store, by the rules of ``value_type``. ``deltas`` has the
+        key columns, each key once, then one column per aggregate. Returns keys and new values if they are wanted.
+
+        Optional: raise ``NotImplementedError`` and the state reads, merges and puts instead."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections. Safe to call twice; the next use opens them again."""

@@ -1,0 +1,240 @@
+"""The ready committer: groups a batch by key, aggregates it with Arrow, and merges the result into a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import BadRecordError, TopologyError
+from framework.topology import (
+    ArrowBolt,
+    Combiner,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    TopologyContext,
+    TransactionAttempt,
+)
+from framework.topology.groupings import FieldsGrouping, GlobalGrouping
+from sinks.aggregates import Aggregate
+from sinks.states import MapState
+
+#: Rows held before they are grouped: grouping few and large tables is cheaper than many small ones.
+GROUPED_AT_ROWS = 262_144
+_INT64_MAX = 2**63 - 1
+
+
+class StateCommitter(ArrowBolt, Committer):
+    """Keeps aggregates per key in a state.
+
+    ``key``: names of input fields, the columns of the key. ``aggregates``: result column -> ``Count()``, ``Sum("field")``,
+    ``Min``, ``Max``. Its input must be of parallelism 1, globally grouped, or fields-grouped on a part of the key: one
+    key has one writer (C12). Rows are folded before they travel, so the shuffle carries one row per key and task.
+
+    In the commit phase it merges everything in one round trip per batch and task, and emits the key with its new values.
+
+    ::
+
+        StateCommitter(OpaqueMapState(SqliteBackend("words.db", "word_counts")), key=["word"],
+                       aggregates={"count": Count(), "amount": Sum("amount")})
+    """
+
+    deterministic = True
+
+    def __init__(self, state: MapState, key: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:
+        if not key:
+            raise TopologyError("StateCommitter needs at least one key field")
+        if not aggregates:
+            raise TopologyError('StateCommitter needs at least one aggregate, such as {"count": Count()}')
+        for name, aggregate in aggregates.items():
+            if not isinstance(aggregate, Aggregate):
+                raise TopologyError(f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...), Min or Max")
+            if name in key:
+                raise TopologyError(f"{name!r} is both a key field and an aggregate: rename the aggregate")
+        self.state = state
+        self.key = tuple(key)
+        self.aggregates = dict(aggregates)
+        self._component_id = ""
+        self._output: Fields | None = None
+        self._fold: _Fold | None = None
+        self._collector: Any = None
+        self._attempt: TransactionAttempt | None = None
+
+    # --- on the driver ---------------------------------------------------------------------------------------
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        self._component_id = component_id
+        outputs = {self._bound_to(component_id, each, parallelism) for each in inputs}
+        if len(outputs) != 1:
+            raise TopologyError(
+                f"committer {component_id!r}: its inputs give the same fields different types; make them equal"
+            )
+        self._output = outputs.pop()
+        self.state.bind(self._output.select(self.key), self._output.select(list(self.aggregates)))
+
+    def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
+        """The output fields that one input gives; checks fields, types and grouping."""
+        for name in (*self.key, *(each.field for each in self.aggregates.values() if each.field is not None)):
+            if name not in source.fields:
+                raise TopologyError(
+                    f"committer {component_id!r} needs field {name!r}, which {source.component_id!r} does not emit (it "
+                    f"emits: {', '.join(source.fields.names)})"
+                )
+        for name in self.key:
+            if source.fields.type_of(name) is None:
+                raise TopologyError(
+                    f"committer {component_id!r}: key field {name!r} of {source.component_id!r} has no type; declare it, "
+                    f"as in Fields({name}=str)"
+                )
+        grouping = source.grouping
+        narrowed = isinstance(grouping, FieldsGrouping) and set(grouping.fields) <= set(self.key)
+        if parallelism > 1 and not narrowed and not isinstance(grouping, GlobalGrouping):
+            raise TopologyError(
+                f"committer {component_id!r} has {parallelism} tasks, and {type(grouping).__name__} from "
+                f"{source.component_id!r} can bring one key to several of them: use fields_grouping on a part of the key "
+                f"({', '.join(self.key)}), global_grouping, or parallelism 1"
+            )
+        types: dict[str, Any] = {name: source.fields.type_of(name) for name in self.key}
+        for name, aggregate in self.aggregates.items():
+            types[name] = aggregate.output_type(source.fields.type_of(aggregate.field) if aggregate.field else None)
+        return Fields.of(types)
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        if self._output is not None:
+            declarer.declare(self._output)
+
+    def combiner(self) -> Combiner:
+        return _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
+
+    # --- in tasks --------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
+    ) -> None:
+        self._collector = collector
+        self._attempt = batch_id
+        self._fold = _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=True)
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        """Takes what the combiners made: one row per key and sender."""
+        self._prepared().add(batch)
+
+    def finish_batch(self) -> Iterable[pa.RecordBatch]:
+        deltas = self._prepared().finish()
+        if deltas is None or self._attempt is None:
+            return []
+        subscribed = getattr(self._collector, "subscribed", None)
+        want_values = subscribed() if subscribed is not None else True
+        values = self.state.apply(
+            self._attempt, pa.Table.from_batches([deltas]), self.aggregates, want_values=want_values
+        )
+        return values.combine_chunks().to_batches() if values is not None and want_values else []
+
+    def _schema(self) -> pa.Schema:
+        schema = self._output.schema() if self._output is not None else None
+        if schema is None:
+            raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
+        return schema
+
+    def _prepared(self) -> _Fold:
+        if self._fold is None:
+            raise TopologyError(f"committer {self._component_id!r} was used before prepare()")
+        return self._fold
+
+
+class _Fold(Combiner):
+    """Group by key and aggregate, in steps: rows to partial results, or partial results to fewer of them."""
+
+    def __init__(
+        self,
+        component_id: str,
+        key: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema,
+        *,
+        partial_input: bool,
+    ) -> None:
+        self._component_id = component_id
+        self._key = key
+        self._aggregates = aggregates
+        self._schema = schema
+        self._partial_input = partial_input
+        self._rows: list[pa.RecordBatch] = []
+        self._row_count = 0
+        self._partials: list[pa.RecordBatch] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._compact()  # a committer travels between the phases: as one row per key
+        return vars(self)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._rows.append(batch)
+        self._row_count += batch.num_rows
+        if self._row_count >= GROUPED_AT_ROWS:
+            self._group()
+
+    def finish(self) -> pa.RecordBatch | None:
+        self._compact()
+        return self._partials[0] if self._partials else None
+
+    def _compact(self) -> None:
+        self._group()
+        if len(self._partials) > 1:
+            self._partials = [self._merged(self._partials)]
+
+    def _group(self) -> None:
+        rows, self._rows, self._row_count = self._rows, [], 0
+        if not rows:
+            return
+        self._partials.append(self._merged(rows) if self._partial_input else self._aggregated(rows))
+
+    def _aggregated(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Input rows to partial results."""
+        used = list(dict.fromkeys([*self._key, *(a.field for a in self._aggregates.values() if a.field is not None)]))
+        table = pa.Table.from_batches([batch.select(used) for batch in batches])
+        for name in self._key:
+            if table.column(name).null_count:
+                raise BadRecordError(
+                    f"component {self._component_id!r}: key field {name!r} is null; a key cannot be null, so filter such "
+                    "tuples out upstream or give them a value"
+                )
+        specs = [([] if a.field is None else a.field, a.partial_function) for a in self._aggregates.values()]
+        return self._grouped(table, specs)
+
+    def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Partial results to fewer partial results."""
+        table = pa.Table.from_batches(batches)
+        return self._grouped(table, [(name, a.merge_function) for name, a in self._aggregates.items()])
+
+    def _grouped(self, table: pa.Table, specs: Sequence[tuple[Any, str]]) -> pa.RecordBatch:
+        for name, function in specs:
+            if function == "sum":
+                table = _wide_enough(table, name)
+        grouped = table.group_by(list(self._key), use_threads=False).aggregate(list(specs))
+        arrays = []
+        for field, column in zip(self._schema, grouped.columns, strict=True):  # the keys first, then as specified
+            try:
+                arrays.append(column.cast(field.type))
+            except pa.ArrowInvalid as error:
+                raise BadRecordError(
+                    f"component {self._component_id!r}: {field.name!r} does not fit into {field.type}: {error}"
+                ) from error
+        batches = pa.table(arrays, schema=self._schema).combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
+
+
+def _wide_enough(table: pa.Table, name: str) -> pa.Table:
+    """Sum integers as decimals where 64 bits might not do: Arrow's own sum wraps around in silence."""
+    column = table.column(name)
+    if not pa.types.is_integer(column.type) or table.num_rows == 0:
+        return table
+    extremes = pc.min_max(column).as_py()
+    greatest = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
+    if greatest * table.num_rows <= _INT64_MAX and not pa.types.is_uint64(column.type):
+        return table
+    return table.set_column(table.schema.get_field_index(name), name, column.cast(pa.decimal128(38, 0)))

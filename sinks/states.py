@@ -1,0 +1,339 @@
+"""Map states: a value type on a backend, as committers use them.
+
+In a topology the driver raises the header, sweeps, and sets ``done``; a state in a task writes under the header of its
+attempt's fence. A state used on its own (an attempt without a fence: scripts, tests) does all of that itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import InvariantViolation, StaleWriterError
+from framework.topology import CommitFence, FencedState, Fields, Header, OpenCommit, Stamp, TransactionAttempt, ValueType
+from sinks.aggregates import Aggregate
+from sinks.backend import Key, MapBackend, Row, Value
+from sinks.values import OpaqueValue, TransactionalValue
+
+STANDALONE = "standalone"
+Updater = Callable[[Any], Any]
+
+
+class _Commit:
+    """One commit in progress: what was read, what will be written."""
+
+    def __init__(self, attempt: TransactionAttempt, header: Header, fence: CommitFence | None) -> None:
+        if header.open is None:
+            raise InvariantViolation("a commit needs an open header")
+        self.attempt = attempt
+        self.header = header
+        self.writer = fence.writer if fence is not None else STANDALONE
+        self.standalone = fence is None
+        self.stamp = Stamp(attempt.txid, header.epoch, attempt.attempt_id)
+        self.found: dict[Key, Row | None] = {}
+        self.written: dict[Key, Row] = {}
+
+
+class MapState(FencedState):
+    """Keys to values. A key is a scalar or a tuple; a value is a scalar, or a tuple where the backend has several value
+    columns. Subclasses differ in what a replay does.
+
+    Between ``begin_commit`` and ``commit`` nothing reaches the backend (C12); ``commit`` writes every key once.
+    """
+
+    def __init__(self, backend: MapBackend) -> None:
+        self.backend = backend
+        self._commit: _Commit | None = None
+
+    # --- for committers, in tasks ----------------------------------------------------------------------------
+
+    def begin_commit(self, attempt: TransactionAttempt) -> None:
+        """Start the commit of an attempt. A commit begun before and not finished is forgotten."""
+        fence = attempt.fence
+        if fence is None:
+            self._commit = _Commit(attempt, self._open_standalone(attempt), None)
+            return
+        header = self.backend.read_header()
+        wanted = header.opened(fence.epoch, OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest))
+        if header != wanted or header.topology_id != fence.topology_id:
+            raise StaleWriterError(
+                f"{self.location} is open for {header.open} of epoch {header.epoch}, not for attempt {attempt} of epoch "
+                f"{fence.epoch}",
+                header.epoch,
+            )
+        self._commit = _Commit(attempt, header, fence)
+
+    def multi_get(self, keys: Sequence[Any]) -> list[Any]:
+        """What this commit sees: its own writes, else the state before its transaction. None where there is nothing."""
+        commit = self._begun()
+        wanted = [_key(key) for key in keys]
+        self._load(commit, wanted)
+        return [self._bare(self._visible(commit, key)) for key in wanted]
+
+    def multi_update(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[Any]:
+        """Replace each key's value by ``updater(value or None)``. Several updates of one key see each other. Returns
+        the new values."""
+        return [value for _, value in self.multi_update_with_previous(keys, updaters)]
+
+    def multi_update_with_previous(
+        self, keys: Sequence[Any], updaters: Sequence[Updater]
+    ) -> list[tuple[Any, Any]]:
+        """As ``multi_update``; returns (value before this transaction, new value), also for a key whose update is
+        skipped because this transaction has made it before (C6)."""
+        commit = self._begun()
+        wanted = [_key(key) for key in keys]
+        self._load(commit, wanted)
+        results = []
+        for key, updater in zip(wanted, updaters, strict=True):
+            if not self._skips(commit, key):
+                value = updater(self._bare(self._visible(commit, key)))
+                self._write(commit, key, None if value is None else self._packed(value))
+            row = commit.written.get(key) or commit.found[key]
+            results.append((self._bare(row.prev), self._bare(row.value)) if row is not None else (None, None))
+        return results
+
+    def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Set values whatever they were."""
+        commit = self._begun()
+        wanted = [_key(key) for key in keys]
+        self._load(commit, wanted)
+        for key, value in zip(wanted, values, strict=True):
+            if not self._skips(commit, key):
+                self._write(commit, key, self._packed(value))
+
+    def delete(self, keys: Sequence[Any]) -> None:
+        """Delete keys: a tombstone stays and keeps the previous value until a later transaction."""
+        commit = self._begun()
+        wanted = [_key(key) for key in keys]
+        self._load(commit, wanted)
+        for key in wanted:
+            if commit.found[key] is not None and not self._skips(commit, key):
+                self._write(commit, key, None)
+
+    def commit(self, attempt: TransactionAttempt) -> None:
+        """Write what was updated, in one atomic step. Raises ``StaleWriterError`` when this attempt is not current."""
+        commit = self._begun()
+        if commit.attempt != attempt:
+            raise InvariantViolation(f"{self.location}: commit of {attempt}, and {commit.attempt} was begun")
+        self._commit = None
+        keys = list(commit.written)
+        if keys:
+            expected = [found.stamp if (found := commit.found[key]) is not None else None for key in keys]
+            self.backend.multi_put(commit.header, keys, expected, [commit.written[key] for key in keys])
+        if commit.standalone:
+            self._finish_standalone(commit)
+
+    def apply(
+        self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
+    ) -> pa.Table | None:
+        """Merge deltas (key columns, each key once, then one column per aggregate) and commit, all in one. Returns keys
+        and new values when they are wanted."""
+        self.begin_commit(attempt)
+        commit = self._begun()
+        try:
+            result = self.backend.apply(
+                commit.header, commit.writer, self.value_type, deltas, aggregates, want_values=want_values
+            )
+        except NotImplementedError:
+            return self._merge_here(attempt, deltas, aggregates)
+        self._commit = None
+        if commit.standalone:
+            self._finish_standalone(commit)
+        return result
+
+    # --- for readers -----------------------------------------------------------------------------------------
+
+    def get(self, key: Any) -> Any:
+        """The value as any reader sees it now, outside a commit."""
+        row = self.backend.multi_get([_key(key)])[0]
+        return self._bare(row.value) if row is not None else None
+
+    # --- for the driver --------------------------------------------------------------------------------------
+
+    @property
+    def location(self) -> str:
+        return self.backend.location
+
+    def bind(self, key: Fields, value: Fields) -> None:
+        self.backend.bind(key, value)
+
+    def prepare(self, topology_id: str) -> Header:
+        return self.backend.prepare(topology_id)
+
+    def read_header(self) -> Header:
+        return self.backend.read_header()
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        self.backend.raise_header(expected, new)
+
+    def sweep(self, header: Header) -> int:
+        return self.backend.sweep(header)
+
+    def close(self) -> None:
+        self.backend.close()
+
+    # --- what the value types decide -------------------------------------------------------------------------
+
+    @abstractmethod
+    def _base(self, row: Row, txid: int) -> Value | None:
+        """What transaction ``txid`` starts from, given the stored row."""
+
+    @abstractmethod
+    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
+        """The row that the commit's transaction writes over ``row``."""
+
+    def _skips(self, commit: _Commit, key: Key) -> bool:
+        """Whether an update of this key was made by this transaction before, and must not be made again."""
+        return False
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _begun(self) -> _Commit:
+        if self._commit is None:
+            raise InvariantViolation(f"{self.location}: call begin_commit(attempt) first")
+        return self._commit
+
+    def _load(self, commit: _Commit, keys: Sequence[Key]) -> None:
+        missing = list(dict.fromkeys(key for key in keys if key not in commit.found))
+        for key, row in zip(missing, self.backend.multi_get(missing) if missing else [], strict=True):
+            if row is not None:
+                _refuse_newer(self.location, key, row, commit)
+            commit.found[key] = row
+
+    def _visible(self, commit: _Commit, key: Key) -> Value | None:
+        own = commit.written.get(key)
+        if own is not None:
+            return own.value
+        row = commit.found[key]
+        return self._base(row, commit.stamp.txid) if row is not None else None
+
+    def _write(self, commit: _Commit, key: Key, value: Value | None) -> None:
+        commit.written[key] = self._replaced(commit.found[key], commit, value)
+
+    def _packed(self, value: Any) -> Value:
+        if self.backend.value_columns == 1:
+            return (value,)
+        return tuple(value)
+
+    def _bare(self, value: Value | None) -> Any:
+        if value is None:
+            return None
+        return value[0] if self.backend.value_columns == 1 else value
+
+    def _merge_here(
+        self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]
+    ) -> pa.Table:
+        """For backends without ``apply``: read, merge, put."""
+        names = [name for name in deltas.schema.names if name not in aggregates]
+        keys = list(zip(*(deltas.column(name).to_pylist() for name in names), strict=True))
+        rows = list(zip(*(deltas.column(name).to_pylist() for name in aggregates), strict=True))
+        single = self.backend.value_columns == 1
+
+        def updater(delta: Value) -> Updater:
+            def update(old: Any) -> Any:
+                before = (None,) * len(delta) if old is None else ((old,) if single else old)
+                merged = tuple(
+                    each.merge(was, now) for each, was, now in zip(aggregates.values(), before, delta, strict=True)
+                )
+                return merged[0] if single else merged
+
+            return update
+
+        values = self.multi_update(keys, [updater(delta) for delta in rows])
+        self.commit(attempt)
+        columns = {name: deltas.column(name) for name in names}
+        for position, name in enumerate(aggregates):
+            column = [value if single else value[position] for value in values]
+            columns[name] = pa.chunked_array([pa.array(column, type=deltas.schema.field(name).type)])
+        return pa.table(columns)
+
+    def _open_standalone(self, attempt: TransactionAttempt) -> Header:
+        header = self.backend.prepare(STANDALONE)
+        wanted = OpenCommit(attempt.txid, attempt.attempt_id, "")
+        if header.open is not None:
+            held = (header.open.txid, header.open.attempt_id)
+            if held > (attempt.txid, attempt.attempt_id):
+                raise StaleWriterError(f"{self.location} is open for {held}, not for attempt {attempt}", header.epoch)
+        if header.open != wanted:
+            opened = header.opened(header.epoch, wanted)
+            self.backend.raise_header(header, opened)
+            header = opened
+        return header
+
+    def _finish_standalone(self, commit: _Commit) -> None:
+        if self.value_type is ValueType.OPAQUE:
+            self.backend.sweep(commit.header)
+        if commit.header.done != commit.stamp.txid:
+            self.backend.raise_header(commit.header, commit.header.finished(commit.stamp.txid))
+
+
+class NonTransactionalMapState(MapState):
+    """Applies every update, also a replayed one: at-least-once."""
+
+    value_type = ValueType.NON_TRANSACTIONAL
+
+    def _base(self, row: Row, txid: int) -> Value | None:
+        return row.value
+
+    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
+        return Row(value, commit.stamp, None, commit.writer)
+
+
+class TransactionalMapState(MapState):
+    """Skips a key that its transaction has updated before: right when a replay is identical."""
+
+    value_type = ValueType.TRANSACTIONAL
+
+    def _base(self, row: Row, txid: int) -> Value | None:
+        value: Value | None = TransactionalValue(row.stamp.txid, row.value).get(txid)
+        return value
+
+    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
+        return Row(value, commit.stamp, row.value if row is not None else None, commit.writer)
+
+    def _skips(self, commit: _Commit, key: Key) -> bool:
+        row = commit.found[key]
+        return row is not None and row.stamp.txid == commit.stamp.txid
+
+
+class OpaqueMapState(MapState):
+    """Starts again from the previous value when a transaction is replayed: right even when the replay differs.
+
+    >>> from sinks.memory import MemoryBackend
+    >>> state = OpaqueMapState(MemoryBackend())
+    >>> for attempt, amount in ((TransactionAttempt(1, 1), 5), (TransactionAttempt(2, 1), 7), (TransactionAttempt(2, 2), 1)):
+    ...     state.begin_commit(attempt)
+    ...     _ = state.multi_update(["dog"], [lambda count: (count or 0) + amount])
+    ...     state.commit(attempt)
+    >>> state.get("dog")
+    6
+    """
+
+    value_type = ValueType.OPAQUE
+
+    def _base(self, row: Row, txid: int) -> Value | None:
+        value: Value | None = OpaqueValue(row.stamp.txid, row.value, row.prev).get(txid)
+        return value
+
+    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
+        if row is None:
+            return Row(value, commit.stamp, None, commit.writer)
+        updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
+        return Row(updated.value, commit.stamp, updated.prev, commit.writer)
+
+
+def _key(key: Any) -> Key:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:
+    if row.stamp > commit.stamp:
+        raise StaleWriterError(f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch)
+    if row.stamp == commit.stamp and row.writer not in (commit.writer, "sweep"):
+        raise InvariantViolation(
+            f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "
+            "has one writer; group the input by the key"
+        )
