@@ -1,0 +1,7 @@
+"""What goes wrong around the servers, as one line each."""
+
+from __future__ import annotations
+
+
+class ServerError(Exception):
+    """A server cannot be fetched, started or reached; the message says why and what to do."""

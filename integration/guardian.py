@@ -1,0 +1,55 @@
+"""Keeps a server from outliving whoever started it.
+
+``python -m integration.guardian COMMAND...`` runs the command and waits for its own standard input to close, which
+happens when the parent dies, however it dies. Then it ends the command: SIGTERM, and SIGKILL after a while. Should the
+guardian itself be killed, Linux ends the command for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+STOP_TIMEOUT_S = 15.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main(command: list[str]) -> int:
+    """Run the command under guard; returns its exit code."""
+    parent = os.getpid()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # the parent decides; closing our input is the word
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _child(parent))  # noqa: PLW1509
+    threading.Thread(target=_end_with_parent, args=(process,), daemon=True).start()
+    return process.wait()
+
+
+def _child(parent: int) -> None:
+    """In the child, before it becomes the server."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    os.setpgid(0, 0)  # Ctrl-C in the terminal is for the parent, which stops its servers in order
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _end_with_parent(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

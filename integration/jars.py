@@ -1,0 +1,148 @@
+"""The servers' jars. ZooKeeper's come inside PySpark; Kafka's are fetched once from Maven Central by the Ivy that comes
+inside PySpark too, checked against ``kafka-jars.sha256``, and kept per user.
+
+The cache is complete or absent: jars are fetched into a folder of their own, checked, and moved into place in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from integration.errors import ServerError
+from integration.java import find_java
+
+KAFKA_VERSION = "4.3.0"
+KAFKA_MODULE = ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
+LOCK_FILE = Path(__file__).with_name("kafka-jars.sha256")
+FETCH_TIMEOUT_S = 900
+
+Progress = Callable[[str], None]
+
+
+def spark_jars() -> Path:
+    """The folder of jars inside PySpark. PySpark itself is not imported."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise ServerError("PySpark is not installed: its jars hold ZooKeeper and Ivy; install Ratchet's requirements")
+    return Path(next(iter(spec.submodule_search_locations))) / "jars"
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: ``RATCHET_CACHE``, else the user's cache folder."""
+    configured = os.environ.get("RATCHET_CACHE")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ratchet"
+
+
+def kafka_jars(progress: Progress | None = None) -> Path:
+    """The folder of Kafka's jars, fetched when it is not there. ``progress`` gets a line per step.
+
+    Raises ``ServerError``: no network, a download that does not match its checksum, no room on the disk.
+    """
+    say = progress or _say
+    target = cache_folder() / f"kafka-{KAFKA_VERSION}"
+    expected = _locked()
+    with _one_at_a_time(target):
+        if target.is_dir():
+            wrong = _mismatch(target, expected)
+            if wrong is None:
+                return target
+            say(f"cached Kafka jars are damaged ({wrong}); fetching them again")
+            shutil.rmtree(target)
+        _fetch(target, expected, say)
+    return target
+
+
+def _fetch(target: Path, expected: dict[str, str], say: Progress) -> None:
+    java = find_java()
+    staging = Path(tempfile.mkdtemp(prefix="kafka-", dir=target.parent))
+    try:
+        ivy = next(iter(sorted(spark_jars().glob("ivy-*.jar"))), None)
+        if ivy is None:
+            raise ServerError(f"there is no ivy jar in {spark_jars()}: reinstall PySpark")
+        command = [java, "-cp", str(ivy), "org.apache.ivy.Main", "-confs", "default,runtime", "-types", "jar", "bundle"]
+        command += ["-dependency", *KAFKA_MODULE, "-cache", str(staging / "ivy")]
+        command += ["-retrieve", f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
+        say(f"fetching Apache Kafka {KAFKA_VERSION} (about 40 MB, {len(expected)} jars) from Maven Central, once")
+        tail = _run_ivy(command, len(expected), say)
+        jars = staging / "jars"
+        wrong = _mismatch(jars, expected) if jars.is_dir() else "nothing arrived"
+        if wrong is not None:
+            raise ServerError(
+                f"fetching Kafka's jars failed: {wrong}. {_reason(tail)} Check the network connection and try again; "
+                f"whoever has no network can copy the jars named in {LOCK_FILE.name} to {target}"
+            )
+        jars.rename(target)
+    except OSError as error:
+        raise ServerError(f"{target.parent}: {error.strerror or error}; make room there, or set RATCHET_CACHE") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _run_ivy(command: list[str], jars: int, say: Progress) -> list[str]:
+    """Run Ivy; a line of progress for every tenth jar. Returns the end of what it printed."""
+    tail: list[str] = []
+    done = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            tail = [*tail[-40:], line.strip()]
+            if "[SUCCESSFUL ]" in line:
+                done += 1
+                if done % 10 == 0 or done == jars:
+                    say(f"fetched {done} of {jars} jars")
+        process.wait(FETCH_TIMEOUT_S)
+    return tail
+
+
+def _reason(tail: list[str]) -> str:
+    """Ivy's own word about it, if there is one."""
+    signs = ("Server access error", "No space left", "UnknownHostException", "Connection refused", "unresolved dependency")
+    line = next((line for line in tail if any(sign in line for sign in signs)), "")
+    return f"Ivy says: {line[:200]}." if line else ""
+
+
+def _locked() -> dict[str, str]:
+    """File name -> SHA-256."""
+    entries = (line.split() for line in LOCK_FILE.read_text(encoding="utf-8").splitlines() if line.strip())
+    return {name: digest for digest, name in entries}
+
+
+def _mismatch(folder: Path, expected: dict[str, str]) -> str | None:
+    """What is wrong with a folder of jars, or None."""
+    for name, digest in expected.items():
+        jar = folder / name
+        if not jar.is_file():
+            return f"{name} is missing"
+        if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
+            return f"{name} does not match its SHA-256 in {LOCK_FILE.name}"
+    extra = sorted(path.name for path in folder.glob("*.jar") if path.name not in expected)
+    return f"{extra[0]} is not in {LOCK_FILE.name}" if extra else None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(target: Path) -> Iterator[None]:
+    """Two processes that start together fetch once."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8")  # noqa: SIM115 - closed below, after unlocking
+    except OSError as error:
+        raise ServerError(f"{target.parent}: {error.strerror or error}; make it writable, or set RATCHET_CACHE") from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,34 @@
+"""The one prerequisite besides Python: Java 17 or newer."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from integration.errors import ServerError
+
+JAVA_MIN = 17
+
+
+def find_java() -> str:
+    """The path of a Java that is new enough: ``JAVA_HOME`` first, then the PATH. Raises ``ServerError``."""
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if found is None or not Path(found).exists():
+        where = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "there is no java on the PATH"
+        raise ServerError(f"Java {JAVA_MIN} or newer is needed, and {where}: install it, or set JAVA_HOME")
+    try:
+        answer = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerError(f"{found} does not run ({error}): install Java {JAVA_MIN} or newer") from error
+    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if match is None:
+        raise ServerError(f"{found} -version says nothing about its version: install Java {JAVA_MIN} or newer")
+    if int(match.group(1)) < JAVA_MIN:
+        raise ServerError(
+            f"{found} is Java {match.group(1)}, and Java {JAVA_MIN} or newer is needed: install it, or set JAVA_HOME"
+        )
+    return found
