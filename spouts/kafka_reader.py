@@ -79,23 +79,36 @@ class KafkaSession:
         """The records of all ranges, in chunks; a chunk may hold several partitions."""
         wanted = {where: each for where, each in ranges.items() if each[0] < each[1]}
         if sum(end - first for first, end in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
-            yield from self._read(wanted)
+            records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
+            if records:
+                yield sorted(records, key=lambda each: (each.topic(), each.partition()))  # stable: offsets stay in order
         else:
             for where, each in wanted.items():
                 self._unassign([other for other in self._assigned if other != where])
-                yield from self._read({where: each})
+                yield from self._read({where: each}, at_once=False)
 
     def close(self) -> None:
         self._consumer.close()
 
-    def _read(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
+    def _read(self, ranges: Mapping[Where, Range], *, at_once: bool) -> Iterator[list[Message]]:
         try:
-            yield from self._until_complete(ranges)
+            yield from self._until_complete(ranges, at_once)
         except BaseException:
             self._unassign(list(self._assigned))  # whatever was under way, the next read starts clean
             raise
 
-    def _until_complete(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
+    def _consume(self, most: int, at_once: bool) -> list[Message]:
+        """Up to ``most`` records and events. ``at_once``: whatever is there, or the first to come; otherwise wait a
+        little for full chunks, which cost less per record."""
+        try:
+            if at_once:
+                heard = self._consumer.consume(most, 0)
+                return heard if heard else self._consumer.consume(1, _POLL_S)
+            return self._consumer.consume(min(most, CHUNK_RECORDS), _POLL_S)
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+
+    def _until_complete(self, ranges: Mapping[Where, Range], at_once: bool) -> Iterator[list[Message]]:
         open_ranges = dict(ranges)
         position = {where: first for where, (first, _) in ranges.items()}
         for where, (first, end) in ranges.items():
@@ -114,10 +127,7 @@ class KafkaSession:
             if not open_ranges:
                 return
             missing = sum(end - position[where] for where, (_, end) in open_ranges.items())
-            try:
-                heard = self._consumer.consume(min(missing, CHUNK_RECORDS), _POLL_S)
-            except KafkaException as error:
-                raise kafka_error(error, f"Kafka at {self._where}") from error
+            heard = self._consume(missing, at_once)
             if heard:
                 last_heard = time.monotonic()
             elif time.monotonic() - last_heard > SILENCE_MAX_S:
@@ -156,6 +166,8 @@ class KafkaSession:
                 assigned = self._assigned.get(where)
                 if assigned is not None and offset >= assigned.resume:
                     assigned.ahead.append(message)
+                    if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
+                        self._unassign([where])  # nobody asks for these here: another worker reads the partition
             elif offset >= wanted[0]:
                 records.append(message)
                 position[where] = offset + 1
@@ -194,12 +206,6 @@ class KafkaSession:
         taken = [message for message in assigned.ahead if first <= message.offset() < end]
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= end]
         assigned.resume = max(assigned.resume, first)
-        if len(assigned.ahead) > CHUNK_RECORDS:
-            # Nobody asks for these here: another worker reads the partition now.
-            self._unassign([where])
-            self._consumer.incremental_assign([TopicPartition(where[0], where[1], first)])
-            self._assigned[where] = _Assigned(first)
-            return []
         return taken
 
     def _unassign(self, gone: list[Where]) -> None:

@@ -1,0 +1,1 @@
+"""The two workloads, W1 (throughput) and W2 (latency), on the embedded servers: ``make bench``."""

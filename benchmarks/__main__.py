@@ -1,0 +1,202 @@
+"""``python -m benchmarks``: runs W1 and W2 and prints one JSON line each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks import workload
+from framework import submit
+from framework.observe import configure_logging
+from integration import EmbeddedServers
+
+
+def main() -> int:
+    arguments = _arguments()
+    configure_logging(level="warning")
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-bench-"))
+    with EmbeddedServers(folder / "servers") as servers:
+        if "w1" in arguments.workloads:
+            _print(_throughput(servers, folder, arguments))
+        if "w2" in arguments.workloads:
+            _print(_latency(servers, folder, arguments))
+    return 0
+
+
+def _throughput(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """W1: a backlog, as fast as it goes. Exactly-once, its price, and the limit in the same run."""
+    topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
+    workload.create_topic(servers.bootstrap_servers, topic)
+    workload.produce(servers.bootstrap_servers, topic, count)
+    limits = [workload.consume_only(servers.bootstrap_servers, topic, count)]
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    wanted = workload.expected(count)
+    for repetition in range(arguments.repeat):
+        for exactly_once in (True, False):
+            database = folder / f"w1-{repetition}-{exactly_once}.db"
+            rates[exactly_once].append(_one_throughput(servers, topic, count, database, exactly_once, arguments))
+            if workload.read_back(database) != wanted:
+                raise RuntimeError("W1's result is not the expected one")
+        limits.append(workload.consume_only(servers.bootstrap_servers, topic, count))
+    limit, rate = max(limits), max(rates[True])
+    return {
+        "workload": "W1",
+        "messages": count,
+        "records_per_s": round(rate),
+        "runs": [round(each) for each in rates[True]],
+        "limit_records_per_s": round(limit),
+        "limit_runs": [round(each) for each in limits],
+        "ratio_to_limit": round(rate / limit, 3),
+        "price_of_exactly_once": round(rate / max(rates[False]), 3),
+        "exact": True,
+    }
+
+
+def _one_throughput(
+    servers: EmbeddedServers, topic: str, count: int, database: Path, exactly_once: bool, arguments: argparse.Namespace
+) -> float:
+    limits = {"batch_records_max": arguments.batch_records} if arguments.batch_records else {}
+    topology, _ = workload.word_count(
+        f"w1-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=exactly_once, **limits
+    )
+    run = submit(topology, _config(servers, arguments))
+    try:
+        run.wait_until_caught_up(300)
+        events = run.events()
+    finally:
+        run.stop()
+    started = min(event.at_s for event in events if event.kind == "emitted")
+    ended = max(event.at_s for event in events if event.kind == "committed")
+    return count / (ended - started)
+
+
+def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """W2: a steady trickle; for each message, from its sending to the moment the database shows its transaction."""
+    topic, database = f"steady-{uuid.uuid4().hex[:6]}", folder / "w2.db"
+    total = arguments.per_second * arguments.seconds
+    workload.create_topic(servers.bootstrap_servers, topic)
+    topology, spout = workload.word_count(
+        f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=True
+    )
+    run = submit(topology, _config(servers, arguments))
+    try:
+        _wait_for_table(database)
+        visible, done = _watch(database)
+        producer = multiprocessing.get_context("spawn").Process(
+            target=workload.produce_steadily,
+            args=(servers.bootstrap_servers, topic, arguments.per_second, arguments.seconds),
+        )
+        producer.start()
+        producer.join()
+        run.wait_until_caught_up(60)
+        plans = list(spout.plans)
+        _wait_for(lambda: len(visible) >= len(plans))
+    finally:
+        run.stop()
+    done.set()
+    latencies = sorted(_latencies_ms(servers.bootstrap_servers, topic, plans, visible, total))
+    return {
+        "workload": "W2",
+        "messages": total,
+        "transactions": len(plans),
+        **{f"p{percent}_ms": round(latencies[int(len(latencies) * percent / 100)], 1) for percent in (50, 95, 99)},
+        "max_ms": round(latencies[-1], 1),
+    }
+
+
+def _watch(database: Path) -> tuple[dict[int, float], threading.Event]:
+    """Look at the database from a connection of its own: txid -> wall-clock time at which it was first seen done."""
+    visible: dict[int, float] = {}
+    done = threading.Event()
+
+    def look() -> None:
+        connection = sqlite3.connect(database)
+        while not done.is_set():
+            txid = connection.execute("SELECT done FROM _ratchet_headers").fetchone()[0]
+            now = time.time()
+            for each in range(len(visible) + 1, txid + 1):
+                visible[each] = now
+            time.sleep(0.002)
+
+    threading.Thread(target=look, daemon=True).start()
+    return visible, done
+
+
+def _latencies_ms(
+    bootstrap_servers: str, topic: str, plans: list[Any], visible: dict[int, float], total: int
+) -> list[float]:
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "w2", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(workload.PARTITIONS)])
+    latencies: list[float] = []
+    while len(latencies) < total:
+        for message in consumer.consume(10_000, 1.0):
+            partition, offset = f"{topic}/{message.partition()}", message.offset()
+            txid = next(
+                number
+                for number, plan in enumerate(plans, 1)
+                if plan[partition]["first_offset"] <= offset < plan[partition]["next_offset"]
+            )
+            latencies.append(visible[txid] * 1000 - json.loads(message.value())["ts"] / 1000)
+    consumer.close()
+    return latencies
+
+
+def _wait_for_table(database: Path) -> None:
+    def there() -> bool:
+        if not database.exists():
+            return False
+        with sqlite3.connect(database) as connection:
+            try:
+                return connection.execute("SELECT count(*) FROM _ratchet_headers").fetchone()[0] == 1
+            except sqlite3.OperationalError:
+                return False
+
+    _wait_for(there)
+
+
+def _wait_for(condition: Any, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the benchmark waited in vain")
+        time.sleep(0.01)
+
+
+def _config(servers: EmbeddedServers, arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "topology.max.spout.pending": arguments.pending,
+        "spark.master": "local[2]",
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", dest="workloads", nargs="+", default=["w1", "w2"], choices=["w1", "w2"])
+    parser.add_argument("--messages", type=int, default=2_000_000, help="W1: messages in the topic")
+    parser.add_argument("--repeat", type=int, default=2, help="W1: runs of each kind; the best counts")
+    parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
+    parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
+    parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
+    parser.add_argument("--pending", type=int, default=2, help="topology.max.spout.pending")
+    return parser.parse_args()
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(json.dumps(result))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The words of both workloads, the topology that counts them, and the limit that reading alone sets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from framework import Fields, PartitionPlanner, Topology, TopologyContext, TransactionalTopologyBuilder
+from sinks import Count, MapState, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter, Sum
+from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
+
+PARTITIONS = 4
+WORDS = 20_000
+AMOUNT_MODULUS = 997
+SEED = 7
+
+
+def create_topic(bootstrap_servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
+        future.result(30)
+
+
+def zipf_words(count: int) -> np.ndarray[Any, Any]:
+    """Word numbers by Zipf's law over ``WORDS`` ranks."""
+    weights = 1.0 / np.arange(1, WORDS + 1)
+    return np.random.default_rng(SEED).choice(WORDS, size=count, p=weights / weights.sum())
+
+
+def messages(count: int) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) of each message, about 81 bytes of JSON."""
+    for number, word in enumerate(zipf_words(count).tolist()):
+        name = b"word%06d" % word
+        amount = number % AMOUNT_MODULUS
+        value = b'{"id":%d,"word":"%s","user":"u%05d","amount":%d,"ts":%d}'
+        yield name, value % (number, name, number % 10_000, amount, 1_700_000_000_000 + number)
+
+
+def produce(bootstrap_servers: str, topic: str, count: int) -> None:
+    """Fill the topic as fast as it takes."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "compression.type": "lz4",
+            "linger.ms": 50,
+            "batch.size": 1 << 20,
+            "queue.buffering.max.messages": 500_000,
+            "acks": "all",
+            "enable.idempotence": True,
+        }
+    )
+    for key, value in messages(count):
+        while True:
+            try:
+                producer.produce(topic, value, key)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    producer.flush()
+
+
+def expected(count: int) -> dict[str, tuple[int, int]]:
+    """word -> (count, sum of amounts), straight from the generator."""
+    words = zipf_words(count)
+    amounts = np.arange(count) % AMOUNT_MODULUS
+    counts = np.bincount(words, minlength=WORDS)
+    sums = np.bincount(words, weights=amounts, minlength=WORDS).astype(np.int64)
+    return {f"word{word:06d}": (int(counts[word]), int(sums[word])) for word in np.nonzero(counts)[0]}
+
+
+class RecordingSpout(OpaqueKafkaTransactionalSpout):
+    """Keeps every plan it hands out, so that a record can be found in its transaction."""
+
+    plans: list[Mapping[str, Any]]
+
+    def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
+        planner = super().planner(conf, context)
+        self.plans = plans = []
+        plan = planner.plan
+
+        def recorded(previous: Any) -> Any:
+            made = plan(previous)
+            if made is not None:
+                plans.append(made)
+            return made
+
+        planner.plan = recorded  # type: ignore[method-assign]
+        return planner
+
+
+def word_count(
+    topology_id: str, bootstrap_servers: str, topic: str, database: Path, *, exactly_once: bool, **limits: int
+) -> tuple[Topology, RecordingSpout]:
+    """Count and sum(amount) per word, in a SQLite table ``words``."""
+    spout = RecordingSpout(
+        [topic], bootstrap_servers=bootstrap_servers, codec=JsonCodec(Fields(word=str, amount=int)), **limits
+    )
+    backend = SqliteBackend(database, "words")
+    state: MapState = OpaqueMapState(backend) if exactly_once else NonTransactionalMapState(backend)
+    builder = TransactionalTopologyBuilder(topology_id, "words", spout, 2, at_least_once=not exactly_once)
+    committer = StateCommitter(state, key=["word"], aggregates={"count": Count(), "amount": Sum("amount")})
+    builder.set_bolt("count", committer).global_grouping("words")
+    return builder.build(), spout
+
+
+def read_back(database: Path) -> dict[str, tuple[int, int]]:
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("SELECT word, count, amount FROM words WHERE _deleted = 0")
+        return {word: (count, amount) for word, count, amount in rows}
+
+
+def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
+    """Records per second of two processes that read the topic and count: the limit."""
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Barrier(3), context.Barrier(3)
+    totals = context.Queue()
+    halves = [range(0, PARTITIONS, 2), range(1, PARTITIONS, 2)]
+    workers = [
+        context.Process(target=_count, args=(bootstrap_servers, topic, list(half), ready, go, totals)) for half in halves
+    ]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    started = time.monotonic()
+    go.wait()
+    read = sum(totals.get() for _ in workers)
+    elapsed = time.monotonic() - started
+    for worker in workers:
+        worker.join()
+    if read != count:
+        raise RuntimeError(f"the limit run read {read} of {count} records")
+    return count / elapsed
+
+
+def _count(bootstrap_servers: str, topic: str, partitions: list[int], ready: Any, go: Any, totals: Any) -> None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "limit",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "queued.min.messages": 200_000,
+            "fetch.queue.backoff.ms": 5,
+            "max.partition.fetch.bytes": 8 << 20,
+        }
+    )
+    consumer.list_topics(topic)
+    ready.wait()
+    go.wait()
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    total, open_partitions = 0, set(partitions)
+    while open_partitions:
+        for message in consumer.consume(50_000, 0.1):
+            if message.error() is None:
+                total += 1
+            else:
+                open_partitions.discard(message.partition())
+    totals.put(total)
+    consumer.close()
+
+
+def produce_steadily(bootstrap_servers: str, topic: str, per_second: int, seconds: int) -> None:
+    """W2's producer, in a process of its own: each value carries its send time in ``ts``, in microseconds."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "acks": "all"})
+    words = itertools.cycle(zipf_words(per_second * seconds).tolist())
+    started = time.time()
+    for number in range(per_second * seconds):
+        due = started + number / per_second
+        wait = due - time.time()
+        if wait > 0:
+            producer.poll(0)
+            time.sleep(max(due - time.time(), 0))
+        name = f"word{next(words):06d}"
+        value = {"id": number, "word": name, "amount": number % AMOUNT_MODULUS, "ts": time.time_ns() // 1000}
+        producer.produce(topic, json.dumps(value).encode(), name)
+    producer.flush()
