@@ -75,7 +75,9 @@ class KafkaBroker(ServerProcess):
 
     def _format(self, java: list[str], config: Path) -> None:
         """Give the empty data folder a cluster id."""
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster_id = "-"
+        while cluster_id.startswith("-"):  # the tool would take it for an option
+            cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config), "--ignore-formatted"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if answer.returncode != 0:

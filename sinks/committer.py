@@ -45,6 +45,7 @@ class StateCommitter(ArrowBolt, Committer):
     """
 
     deterministic = True
+    commits_on_driver = True
 
     def __init__(self, state: MapState, key: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:
         if not key:

@@ -36,6 +36,9 @@ _CONSUMER_DEFAULTS = {
     "queued.max.messages.kbytes": 131_072,
     "fetch.queue.backoff.ms": 5,
     "max.partition.fetch.bytes": 8 << 20,
+    # Under a trickle, a fetch per record would cost the broker more than the records: wait a little for more.
+    "fetch.min.bytes": 65_536,
+    "fetch.wait.max.ms": 10,
     "fetch.error.backoff.ms": 100,
     "reconnect.backoff.max.ms": 1_000,
     "log_level": 2,

@@ -126,6 +126,12 @@ class ExecutionPlan:
         return [edge for edge in self.edges if edge.source == component_id]
 
     @property
+    def commits_on_driver(self) -> bool:
+        """Whether every component of the commit phase may run on the driver when a batch is small."""
+        ids = [component_id for phase, component_id in self.segment_of if phase is Phase.COMMIT]
+        return all(getattr(self.components[each].template, "commits_on_driver", False) for each in ids)
+
+    @property
     def commit_tasks(self) -> int:
         """How many committer states a processing phase must leave behind."""
         return sum(self.components[each].parallelism for each in self.commit_roots)

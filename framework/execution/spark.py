@@ -4,7 +4,8 @@ A record of an RDD is ``(partition of the next level, Record)``, a handful per t
 them. The result of a processing phase is materialised once, by ``persist`` and ``localCheckpoint`` together (the first
 ends PySpark's pipelining, the second makes a lost block an error instead of a recomputation).
 
-A small batch runs collapsed: all levels in one Spark task, no shuffle, and its result travels through the driver.
+A small batch runs collapsed: all levels in one Spark task, no shuffle, and its result travels through the driver. Its
+commit is a Spark task too, unless every component of the commit phase says that it may run on the driver.
 
 Reports come back through an accumulator, because the action that materialises a result runs in the JVM alone. Spark
 repeats nothing inside an attempt; a task that is a repetition fails itself (C10).
@@ -269,7 +270,10 @@ class SparkExecutor:
             result = self._results.get(header)
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
-        if result.spread is None:
+        reports: list[TaskReport] = []
+        if result.spread is None and self._plan.commits_on_driver:
+            run_commit(self._topology, header, result.records, reports.append)
+        elif result.spread is None:
             function = _CollapsedFunction(self._payload)
             reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
         else:

@@ -96,6 +96,10 @@ class Bolt(ABC):
     #: transactional state (which skips on replay) demands it of every component above it.
     deterministic: bool = False
 
+    #: True lets the commit of a small batch run on the driver, which saves a Spark job, when it is true of every component
+    #: of the commit phase. For code that is bounded in time and memory: a driver's thread cannot be cancelled.
+    commits_on_driver: bool = False
+
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: Any) -> None:
         """Called in the task, once per batch, before the first tuple."""
 
