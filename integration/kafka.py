@@ -71,7 +71,7 @@ class KafkaBroker(ServerProcess):
         logging = self.java_logging()
         if not (data / "meta.properties").exists():
             self._format([java, "-Xmx128m", logging, "-cp", classpath], config)
-        return [java, HEAP, "-XX:+UseSerialGC", logging, "-cp", classpath, "kafka.Kafka", str(config)]
+        return [java, HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", logging, "-cp", classpath, "kafka.Kafka", str(config)]
 
     def _format(self, java: list[str], config: Path) -> None:
         """Give the empty data folder a cluster id."""

@@ -32,10 +32,10 @@ _CONSUMER = {
 }
 #: Defaults that the user may override: large fetches, and a full local queue looked at again soon.
 _CONSUMER_DEFAULTS = {
-    "queued.min.messages": 200_000,
+    "queued.min.messages": 50000,
     "queued.max.messages.kbytes": 131_072,
     "fetch.queue.backoff.ms": 5,
-    "max.partition.fetch.bytes": 8 << 20,
+    "max.partition.fetch.bytes": 2 << 20,
     # Under a trickle, a fetch per record would cost the broker more than the records: wait a little for more.
     "fetch.min.bytes": 65_536,
     "fetch.wait.max.ms": 10,

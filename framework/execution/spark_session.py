@@ -36,6 +36,9 @@ _DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
 }
+#: With a local master the JVM only schedules and copies. The optimising compiler would spend the first minutes of a run
+#: competing with the batches for its cores, and four batches a second would not pay it back.
+_LOCAL_DEFAULTS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 #: What the protocol depends on (C10); the configuration refuses these from the user.
 _FIXED = {
     "spark.task.maxFailures": "1",
@@ -56,13 +59,15 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         return _checked(active)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # The loopback address of a laptop or container need not resolve by its host name.
-    if settings.get("spark.master", _DEFAULTS["spark.master"]).startswith("local"):
+    chosen = {**_DEFAULTS, **settings}
+    if chosen["spark.master"].startswith("local"):
+        chosen = {**_LOCAL_DEFAULTS, **chosen}
+        # The host name of a laptop or container need not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     pools = Path(tempfile.mkdtemp(prefix="ratchet-spark-")) / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
     conf = SparkConf().setAppName(app_name)
-    for key, value in {**_DEFAULTS, **settings, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
+    for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
     try:
         context = SparkContext(conf=conf)

@@ -2,5 +2,6 @@
 
 from framework.observe.journal import Journal, TransactionEvent
 from framework.observe.logs import configure_logging
+from framework.observe.progress import ProgressLines
 
-__all__ = ["Journal", "TransactionEvent", "configure_logging"]
+__all__ = ["Journal", "ProgressLines", "TransactionEvent", "configure_logging"]

