@@ -126,7 +126,8 @@ def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
     totals = context.Queue()
     halves = [range(0, PARTITIONS, 2), range(1, PARTITIONS, 2)]
     workers = [
-        context.Process(target=_count, args=(bootstrap_servers, topic, list(half), ready, go, totals)) for half in halves
+        context.Process(target=_count, args=(bootstrap_servers, topic, list(half), ready, go, totals))
+        for half in halves
     ]
     for worker in workers:
         worker.start()

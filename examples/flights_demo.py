@@ -25,7 +25,9 @@ def main(config: Config, *, json_lines: bool = False) -> int:
         with stop_on_signal() as stopped:
             servers = EmbeddedServers(folder / "servers", progress=lambda line: console.print(line, highlight=False))
             with servers:
-                console.print(f"Kafka at {servers.bootstrap_servers}, ZooKeeper at {servers.zookeeper}, logs in {folder}")
+                console.print(
+                    f"Kafka at {servers.bootstrap_servers}, ZooKeeper at {servers.zookeeper}, logs in {folder}"
+                )
                 sent = flights_data.load(servers.bootstrap_servers, TOPIC)
                 state = f"sent {sent:,} flights to" if sent else f"all {flights_data.FLIGHTS:,} flights are in"
                 console.print(f"{state} the Kafka topic {TOPIC!r}")

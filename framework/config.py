@@ -44,7 +44,9 @@ class Config(BaseModel):
     )
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(5, alias="topology.max.attempts")
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(100, alias="topology.spout.idle.poll.max.ms")
-    collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(20_000, alias="topology.collapse.records.max")
+    collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
+        20_000, alias="topology.collapse.records.max"
+    )
     zookeeper_servers: tuple[str, ...] = Field((), alias="transactional.zookeeper.servers")
     zookeeper_port: Annotated[int, Field(ge=1, le=65_535)] = Field(2181, alias="transactional.zookeeper.port")
     zookeeper_root: str = Field("/ratchet", alias="transactional.zookeeper.root")

@@ -31,7 +31,7 @@ class TopologyError(RatchetError):
     """The topology cannot be built or run as it is written."""
 
 
-class FailedException(RatchetError):  # noqa: N818 - Storm's name, which users know
+class FailedException(RatchetError):
     """Fails the batch that is being processed, and only that: it is replayed, the process goes on.
 
     Source: ``org.apache.storm.topology.FailedException``.
@@ -42,7 +42,7 @@ class RetryableError(RatchetError):
     """Something outside did not answer. Trying again later is safe and is what the driver does."""
 
 
-class CommitOutcomeUnknown(RetryableError):  # noqa: N818 - the name in the public interface
+class CommitOutcomeUnknown(RetryableError):
     """A store took a commit and its answer was lost. Read the stamps to learn what happened; never guess."""
 
 
@@ -77,5 +77,5 @@ class BadRecordError(RatchetError):
     """A record of the source cannot be decoded."""
 
 
-class InvariantViolation(RatchetError):  # noqa: N818 - says what it is
+class InvariantViolation(RatchetError):
     """A numbered invariant does not hold. Always a bug, never the user's fault."""

@@ -130,7 +130,9 @@ def _resolve(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"{name}: there is no module {error.name!r} here or among the installed packages") from None
+            raise ConfigError(
+                f"{name}: there is no module {error.name!r} here or among the installed packages"
+            ) from None
         raise
     found = getattr(module, attribute, None)
     if found is None:

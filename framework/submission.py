@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 Executor = Union[BatchExecutor, str, None]
 
 
-class TopologyFailed(RatchetError):  # noqa: N818 - says what happened
+class TopologyFailed(RatchetError):
     """A run ended because its topology failed; the message is the failure's."""
 
     def __init__(self, failure: TaskFailure) -> None:

@@ -24,7 +24,7 @@ def main(command: list[str]) -> int:
     parent = os.getpid()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the parent decides; closing our input is the word
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _child(parent))  # noqa: PLW1509
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _child(parent))
     threading.Thread(target=_end_with_parent, args=(process,), daemon=True).start()
     return process.wait()
 

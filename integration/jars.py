@@ -85,7 +85,9 @@ def _fetch(target: Path, expected: dict[str, str], say: Progress) -> None:
             )
         jars.rename(target)
     except OSError as error:
-        raise ServerError(f"{target.parent}: {error.strerror or error}; make room there, or set RATCHET_CACHE") from error
+        raise ServerError(
+            f"{target.parent}: {error.strerror or error}; make room there, or set RATCHET_CACHE"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -107,7 +109,13 @@ def _run_ivy(command: list[str], jars: int, say: Progress) -> list[str]:
 
 def _reason(tail: list[str]) -> str:
     """Ivy's own word about it, if there is one."""
-    signs = ("Server access error", "No space left", "UnknownHostException", "Connection refused", "unresolved dependency")
+    signs = (
+        "Server access error",
+        "No space left",
+        "UnknownHostException",
+        "Connection refused",
+        "unresolved dependency",
+    )
     line = next((line for line in tail if any(sign in line for sign in signs)), "")
     return f"Ivy says: {line[:200]}." if line else ""
 
@@ -137,7 +145,9 @@ def _one_at_a_time(target: Path) -> Iterator[None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8")  # noqa: SIM115 - closed below, after unlocking
     except OSError as error:
-        raise ServerError(f"{target.parent}: {error.strerror or error}; make it writable, or set RATCHET_CACHE") from error
+        raise ServerError(
+            f"{target.parent}: {error.strerror or error}; make it writable, or set RATCHET_CACHE"
+        ) from error
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -71,14 +71,33 @@ class KafkaBroker(ServerProcess):
         logging = self.java_logging()
         if not (data / "meta.properties").exists():
             self._format([java, "-Xmx128m", logging, "-cp", classpath], config)
-        return [java, HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", logging, "-cp", classpath, "kafka.Kafka", str(config)]
+        return [
+            java,
+            HEAP,
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            logging,
+            "-cp",
+            classpath,
+            "kafka.Kafka",
+            str(config),
+        ]
 
     def _format(self, java: list[str], config: Path) -> None:
         """Give the empty data folder a cluster id."""
         cluster_id = "-"
         while cluster_id.startswith("-"):  # the tool would take it for an option
             cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config), "--ignore-formatted"]
+        command = [
+            *java,
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster_id,
+            "-c",
+            str(config),
+            "--ignore-formatted",
+        ]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if answer.returncode != 0:
             lines = (answer.stdout + answer.stderr).strip().splitlines() or ["it said nothing"]

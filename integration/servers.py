@@ -92,11 +92,15 @@ class EmbeddedServers:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise ServerError(f"servers already run in {self.folder}: use them, stop them, or give another folder") from None
+            raise ServerError(
+                f"servers already run in {self.folder}: use them, stop them, or give another folder"
+            ) from None
         running = read_state(self.folder)
         if running is not None:
             lock.close()
-            raise ServerError(f"servers already run in {self.folder} (python -m integration down --dir {self.folder} ends them)")
+            raise ServerError(
+                f"servers already run in {self.folder} (python -m integration down --dir {self.folder} ends them)"
+            )
         self._lock = lock
 
 
@@ -114,7 +118,9 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state if any(_is_ours(pid, folder) for pid in state["pids"].values()) else None
 
 
-def up(folder: Path, *, kafka_port: int | None, zookeeper_port: int | None, progress: Progress | None) -> dict[str, Any]:
+def up(
+    folder: Path, *, kafka_port: int | None, zookeeper_port: int | None, progress: Progress | None
+) -> dict[str, Any]:
     """Start servers that run until ``down``; returns their addresses. Already running ones are only reported."""
     folder = folder.absolute()
     running = read_state(folder)

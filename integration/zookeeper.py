@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from integration.errors import ServerError
 from integration.jars import spark_jars
@@ -12,7 +11,16 @@ from integration.process import ServerProcess
 
 #: Sessions of 1 to 60 s: short ones let a test, or a restarted driver, go on quickly.
 TICK_MS = 500
-_JARS = ("zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*", "jackson-*")
+_JARS = (
+    "zookeeper-*",
+    "netty-*",
+    "slf4j-api-*",
+    "log4j-*",
+    "metrics-core-*",
+    "snappy-java-*",
+    "commons-*",
+    "jackson-*",
+)
 
 
 class ZooKeeperServer(ServerProcess):

@@ -54,7 +54,9 @@ class StateCommitter(ArrowBolt, Committer):
             raise TopologyError('StateCommitter needs at least one aggregate, such as {"count": Count()}')
         for name, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
-                raise TopologyError(f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...), Min or Max")
+                raise TopologyError(
+                    f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...), Min or Max"
+                )
             if name in key:
                 raise TopologyError(f"{name!r} is both a key field and an aggregate: rename the aggregate")
         self.state = state
@@ -115,7 +117,11 @@ class StateCommitter(ArrowBolt, Committer):
     # --- in tasks --------------------------------------------------------------------------------------------
 
     def prepare(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
     ) -> None:
         self._collector = collector
         self._attempt = batch_id

@@ -394,7 +394,10 @@ class SqliteBackend(MapBackend):
         value, previous = row[keys : keys + values], row[keys + values : keys + 2 * values]
         txid, epoch, attempt, writer, deleted, prev_exists = row[-len(STAMP_COLUMNS) :]
         return Row(
-            None if deleted else self._typed(value), Stamp(txid, epoch, attempt), self._typed(previous) if prev_exists else None, writer
+            None if deleted else self._typed(value),
+            Stamp(txid, epoch, attempt),
+            self._typed(previous) if prev_exists else None,
+            writer,
         )
 
     def _typed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -409,7 +412,9 @@ class SqliteBackend(MapBackend):
         value = row.value if row.value is not None else nothing
         for name, item in zip(self.shape.value, value, strict=True):
             if isinstance(item, float) and item != item:
-                raise BadRecordError(f"{self.location}: {name!r} is NaN, which SQLite stores as NULL; filter it out upstream")
+                raise BadRecordError(
+                    f"{self.location}: {name!r} is NaN, which SQLite stores as NULL; filter it out upstream"
+                )
         stamp = row.stamp
         return (
             *value,
@@ -425,5 +430,7 @@ def _quoted(name: str) -> str:
 def _python_rows(table: pa.Table, location: str) -> Iterator[tuple[Any, ...]]:
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
-            raise BadRecordError(f"{location}: {field.name!r} is NaN, which SQLite stores as NULL; filter it out upstream")
+            raise BadRecordError(
+                f"{location}: {field.name!r} is NaN, which SQLite stores as NULL; filter it out upstream"
+            )
     return zip(*(column.to_pylist() for column in table.columns), strict=True)

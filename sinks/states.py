@@ -13,7 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import InvariantViolation, StaleWriterError
-from framework.topology import CommitFence, FencedState, Fields, Header, OpenCommit, Stamp, TransactionAttempt, ValueType
+from framework.topology import (
+    CommitFence,
+    FencedState,
+    Fields,
+    Header,
+    OpenCommit,
+    Stamp,
+    TransactionAttempt,
+    ValueType,
+)
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.values import OpaqueValue, TransactionalValue
@@ -78,9 +87,7 @@ class MapState(FencedState):
         the new values."""
         return [value for _, value in self.multi_update_with_previous(keys, updaters)]
 
-    def multi_update_with_previous(
-        self, keys: Sequence[Any], updaters: Sequence[Updater]
-    ) -> list[tuple[Any, Any]]:
+    def multi_update_with_previous(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[tuple[Any, Any]]:
         """As ``multi_update``; returns (value before this transaction, new value), also for a key whose update is
         skipped because this transaction has made it before (C6)."""
         commit = self._begun()
@@ -331,7 +338,9 @@ def _key(key: Any) -> Key:
 
 def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:
     if row.stamp > commit.stamp:
-        raise StaleWriterError(f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch)
+        raise StaleWriterError(
+            f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch
+        )
     if row.stamp == commit.stamp and row.writer not in (commit.writer, "sweep"):
         raise InvariantViolation(
             f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "

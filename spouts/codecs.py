@@ -158,7 +158,8 @@ class JsonCodec(Codec):
 
 
 def _is_plain(declared: pa.DataType) -> bool:
-    return pa.types.is_integer(declared) or pa.types.is_floating(declared) or pa.types.is_boolean(declared)
+    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    return any(check(declared) for check in checks)
 
 
 def _first_invalid_utf8(values: Values) -> UndecodableValueError:

@@ -213,7 +213,9 @@ class KafkaPlanner(PartitionPlanner):
             described = (
                 client.describe_topics(TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S) if names else {}
             )
-            topic_ids, led, leaderless = {}, [], []
+            topic_ids: dict[str, str] = {}
+            led: list[str] = []
+            leaderless: list[str] = []
             for name, future in described.items():
                 topic = future.result()
                 topic_ids[name] = str(topic.topic_id)

@@ -81,7 +81,9 @@ class KafkaSession:
         if sum(end - first for first, end in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
             records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
             if records:
-                yield sorted(records, key=lambda each: (each.topic(), each.partition()))  # stable: offsets stay in order
+                yield sorted(
+                    records, key=lambda each: (each.topic(), each.partition())
+                )  # stable: offsets stay in order
         else:
             for where, each in wanted.items():
                 self._unassign([other for other in self._assigned if other != where])
@@ -102,9 +104,10 @@ class KafkaSession:
         little for full chunks, which cost less per record."""
         try:
             if at_once:
-                heard = self._consumer.consume(most, 0)
-                return heard if heard else self._consumer.consume(1, _POLL_S)
-            return self._consumer.consume(min(most, CHUNK_RECORDS), _POLL_S)
+                heard: list[Message] = self._consumer.consume(most, 0) or self._consumer.consume(1, _POLL_S)
+            else:
+                heard = self._consumer.consume(min(most, CHUNK_RECORDS), _POLL_S)
+            return heard
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
 
@@ -287,6 +290,9 @@ def _metadata_column(name: str, messages: list[Message]) -> list[Any]:
         stamps = (message.timestamp() for message in messages)
         return [None if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in stamps]
     return [
-        [{"key": key, "value": value.encode() if isinstance(value, str) else value} for key, value in message.headers() or ()]
+        [
+            {"key": key, "value": value.encode() if isinstance(value, str) else value}
+            for key, value in message.headers() or ()
+        ]
         for message in messages
     ]

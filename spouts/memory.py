@@ -143,7 +143,10 @@ class _MemoryReader(PartitionReader):
             raise DataLossError(f"memory partition {partition} no longer holds rows {meta['first']} to {meta['next']}")
         if rows:
             columns = zip(*rows, strict=True)
-            arrays = [pa.array(list(column), type=self._fields.type_of(name)) for name, column in zip(self._fields, columns, strict=True)]
+            arrays = [
+                pa.array(list(column), type=self._fields.type_of(name))
+                for name, column in zip(self._fields, columns, strict=True)
+            ]
             yield pa.RecordBatch.from_arrays(arrays, names=list(self._fields))
 
 

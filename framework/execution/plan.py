@@ -159,7 +159,14 @@ def plan_execution(topology: Topology) -> ExecutionPlan:
             fused = source_segment is not None and source_segment == segments[(phase, component.id)]
             edges.append(
                 Edge(
-                    len(edges), sub.component_id, sub.stream, component.id, sub.grouping, component.parallelism, phase, fused
+                    len(edges),
+                    sub.component_id,
+                    sub.stream,
+                    component.id,
+                    sub.grouping,
+                    component.parallelism,
+                    phase,
+                    fused,
                 )
             )
     return ExecutionPlan(

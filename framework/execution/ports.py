@@ -60,7 +60,8 @@ def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
     tasks = plan.components[plan.spout_id].parallelism
     ordered = sorted(job.ranges)
     return [
-        Seed(job.header, {partition: job.ranges[partition] for partition in ordered[task::tasks]}) for task in range(tasks)
+        Seed(job.header, {partition: job.ranges[partition] for partition in ordered[task::tasks]})
+        for task in range(tasks)
     ]
 
 
@@ -74,13 +75,13 @@ def summarise(plan: ExecutionPlan, phase: Phase, reports: Iterable[TaskReport], 
             sent[edge] += rows
         for edge, rows in report.received.items():
             received[edge] += rows
-    rows = {
+    by_label = {
         plan.edges[edge].label: (sent.get(edge, 0), received.get(edge, 0)) for edge in sorted({*sent, *received})
     }
     failure = _worst([report.failure for report in collected if report.failure is not None])
     if failure is None:
         failure = _incomplete(plan, phase, collected, sent, received, expected_tasks)
-    return PhaseResult(failure, rows, sum(report.source_rows for report in collected), len(collected))
+    return PhaseResult(failure, by_label, sum(report.source_rows for report in collected), len(collected))
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

@@ -115,7 +115,7 @@ class Piece(NamedTuple):
     source_task: int
     sequence: int
     rows: int
-    payload: Union[bytes, pa.RecordBatch]
+    payload: bytes | pa.RecordBatch
 
 
 class CommitterState(NamedTuple):

@@ -27,7 +27,17 @@ from framework.errors import InvariantViolation
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summarise
-from framework.execution.records import AttemptHeader, FailureKind, Record, Seed, TaskFailure, TaskReport
+from framework.execution.records import (
+    AttemptHeader,
+    CommitterState,
+    Control,
+    FailureKind,
+    Piece,
+    Record,
+    Seed,
+    TaskFailure,
+    TaskReport,
+)
 from framework.execution.spark_session import COMMIT_POOL, PROCESSING_POOL, start_context
 from framework.execution.tasks import PlannedTopology, run_level
 
@@ -42,13 +52,13 @@ WARM_UP_JOBS = 12
 Reports = list[tuple[str, TaskReport]]
 
 
-class _ReportsParam(AccumulatorParam[Reports]):
+class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
     """Gathers reports by concatenation. On the driver, additions come from Spark's own thread."""
 
     def zero(self, value: Reports) -> Reports:
         return []
 
-    def addInPlace(self, value1: Reports, value2: Reports) -> Reports:  # noqa: N802 - PySpark's name
+    def addInPlace(self, value1: Reports, value2: Reports) -> Reports:
         value1.extend(value2)
         return value1
 
@@ -105,7 +115,7 @@ class _LevelFunction:
         inputs: list[Record] = []
         for _, record in records:
             inputs.append(record)
-            if hasattr(record, "header"):
+            if isinstance(record, (Seed, Control)):
                 key = str(record.header)
         yield from run_level(
             self.payload.topology(),
@@ -156,8 +166,10 @@ class _WarmUp:
 
 
 def _size(record: Record) -> int:
-    payload = getattr(record, "payload", None) or getattr(record, "pickled", b"")
-    return len(payload)
+    """Bytes of what a record carries out of its process."""
+    if isinstance(record, Piece) and isinstance(record.payload, bytes):
+        return len(record.payload)
+    return len(record.pickled) if isinstance(record, CommitterState) else 0
 
 
 def _by_partition(key: int) -> int:
@@ -289,9 +301,7 @@ class SparkExecutor:
         return summarise(self._plan, Phase.COMMIT, reports, expected)
 
     def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport]) -> PhaseResult:
-        summary = summarise(
-            self._plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING)
-        )
+        summary = summarise(self._plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
         with self._lock:
             wanted = summary.failure is None and header not in self._cancelled
             if wanted:
@@ -327,13 +337,13 @@ class SparkExecutor:
                 if header in self._cancelled:
                     raise RuntimeError("cancelled before it started")
             context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
-            context.setLocalProperty(
-                "spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL
-            )
+            context.setLocalProperty("spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL)
             result: PhaseResult = run()
         except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
             if header in self._cancelled:
-                return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "spark", 0, f"{phase.value} of {header} cancelled"))
+                return PhaseResult(
+                    TaskFailure(FailureKind.RETRYABLE, "spark", 0, f"{phase.value} of {header} cancelled")
+                )
             lines = _python_part(error) or [type(error).__name__]
             return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
         return result

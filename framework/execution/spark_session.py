@@ -62,6 +62,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     chosen = {**_DEFAULTS, **settings}
     if chosen["spark.master"].startswith("local"):
         chosen = {**_LOCAL_DEFAULTS, **chosen}
+        os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
         # The host name of a laptop or container need not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     pools = Path(tempfile.mkdtemp(prefix="ratchet-spark-")) / "pools.xml"
@@ -78,6 +79,15 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         ) from error
     context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
     return context
+
+
+def _import_path() -> list[str]:
+    """Where workers on this host must look for the user's modules: where this process looks, installed packages apart."""
+    own = [entry for entry in (os.getcwd(), *sys.path) if entry and Path(entry).is_dir() and "-packages" not in entry]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return list(
+        dict.fromkeys([*filter(None, given), *(entry for entry in own if not entry.startswith(sys.base_prefix))])
+    )
 
 
 def _checked(context: SparkContext) -> SparkContext:

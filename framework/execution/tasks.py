@@ -182,7 +182,7 @@ class _Runner:
         self.collector.sink = None
         try:
             pickled = cloudpickle.dumps((self.bolt, self.collector))
-        except Exception as error:  # noqa: BLE001 - pickling runs arbitrary user code
+        except Exception as error:
             advice = TopologyError(
                 f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
                 "and generators out of its attributes; open them in finish_batch()"
@@ -253,7 +253,9 @@ class _LevelTask:
         self.report = TaskReport(level, partition)
         self.outbox = _Outbox(self)
         self.runners: dict[str, _Runner] = {}
-        self._fields_of = {edge.index: topology.plan.components[edge.source].streams[edge.stream] for edge in topology.plan.edges}
+        self._fields_of = {
+            edge.index: topology.plan.components[edge.source].streams[edge.stream] for edge in topology.plan.edges
+        }
 
     def next_partition(self, piece: Piece) -> tuple[int, bool]:
         """Where a record goes next, and whether that is where it is used."""
@@ -328,8 +330,8 @@ def run_level(
 ) -> Iterator[Addressed]:
     """Run one task and yield (partition of the next level, record).
 
-    ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the first level of the commit phase, whose records carry
-    none. After the last level of the processing phase, what is yielded (committer states, pieces for the commit phase)
+    ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the
+    first level of the commit phase, whose records carry none. After the last level of the processing phase, what is yielded (committer states, pieces for the commit phase)
     is the result of the phase and stays in its partition. ``encode``: pieces leave the process.
     """
     controls: list[Control] = []

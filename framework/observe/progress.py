@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 
 class Observed(Protocol):
     """A status as ``Run.status`` gives it."""
 
-    phase: str
-    committed_txid: int
-    in_flight: Any
-    lag: int | None
-    committed_rows: int
-    rows_per_second: float
-    attempts_failed: int
-    waiting_for: str | None
+    @property
+    def phase(self) -> str: ...
+    @property
+    def committed_txid(self) -> int: ...
+    @property
+    def in_flight(self) -> Mapping[int, str]: ...
+    @property
+    def lag(self) -> int | None: ...
+    @property
+    def committed_rows(self) -> int: ...
+    @property
+    def attempts_failed(self) -> int: ...
+    @property
+    def waiting_for(self) -> str | None: ...
 
 
 class ProgressLines:

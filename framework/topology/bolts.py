@@ -204,4 +204,3 @@ class ArrowBolt(Bolt):
     def finish_batch(self) -> Iterable[pa.RecordBatch] | None:
         """Called once, after the last record batch of the transaction for this task."""
         return None
-

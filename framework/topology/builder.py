@@ -206,9 +206,7 @@ class TransactionalTopologyBuilder:
         """Add a batch bolt whose ``finish_batch`` belongs to the commit phase, whether or not it is a ``Committer``."""
         return self._add(bolt_id, bolt, parallelism, committer=True)
 
-    def _add(
-        self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int, *, committer: bool
-    ) -> BoltDeclarer:
+    def _add(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int, *, committer: bool) -> BoltDeclarer:
         valid_id("bolt", bolt_id)
         if bolt_id == self._spout.id or bolt_id in self._bolts:
             raise TopologyError(f"component id {bolt_id!r} is used twice: every spout and bolt needs an id of its own")
@@ -218,7 +216,9 @@ class TransactionalTopologyBuilder:
             factory = bolt
             instance = bolt()
         if not isinstance(instance, Bolt):
-            raise TopologyError(f"bolt {bolt_id!r} is a {type(instance).__name__}: give a bolt or a function that makes one")
+            raise TopologyError(
+                f"bolt {bolt_id!r} is a {type(instance).__name__}: give a bolt or a function that makes one"
+            )
         marked = committer or isinstance(instance, Committer)
         if marked and not hasattr(instance, "finish_batch"):
             raise TopologyError(
@@ -267,7 +267,9 @@ def _topological(components: Mapping[str, Component]) -> list[Component]:
     """Spout first, each bolt after what it subscribes to."""
     for component in components.values():
         if isinstance(component.instance, Bolt) and not component.subscriptions:
-            raise TopologyError(f"bolt {component.id!r} subscribes to nothing: add a grouping, such as shuffle_grouping(...)")
+            raise TopologyError(
+                f"bolt {component.id!r} subscribes to nothing: add a grouping, such as shuffle_grouping(...)"
+            )
         for sub in component.subscriptions:
             if sub.component_id not in components:
                 known = ", ".join(sorted(components))
@@ -277,11 +279,11 @@ def _topological(components: Mapping[str, Component]) -> list[Component]:
     done: dict[str, Component] = {}
     waiting = dict(components)
     while waiting:
-        ready = [
-            each for each in waiting.values() if all(sub.component_id in done for sub in each.subscriptions)
-        ]
+        ready = [each for each in waiting.values() if all(sub.component_id in done for sub in each.subscriptions)]
         if not ready:
-            raise TopologyError(f"the topology has a cycle through {', '.join(sorted(waiting))}: batches would never end")
+            raise TopologyError(
+                f"the topology has a cycle through {', '.join(sorted(waiting))}: batches would never end"
+            )
         for each in ready:
             done[each.id] = waiting.pop(each.id)
     return list(done.values())
@@ -381,5 +383,3 @@ def _check_guarantee(topology: Topology, component: Component, state: FencedStat
 
 def _below_committer(topology: Topology, component: Component) -> bool:
     return any(each.committer for each in upstream_of(topology, component.id))
-
-

@@ -114,5 +114,7 @@ def _arrow_type(name: str, declared: FieldType) -> pa.DataType | None:
     found = _ARROW_OF_PYTHON.get(declared)
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in _ARROW_OF_PYTHON))
-        raise TopologyError(f"field {name!r}: no Arrow type is known for {declared!r}; use one of {known} or a pyarrow type")
+        raise TopologyError(
+            f"field {name!r}: no Arrow type is known for {declared!r}; use one of {known} or a pyarrow type"
+        )
     return found

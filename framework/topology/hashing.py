@@ -97,7 +97,11 @@ def _canonical(value: Any) -> bytes:
         if value == value.to_integral_value():
             return b"i%d" % int(value)
         as_float = float(value)
-        return _canonical_float(as_float) if decimal.Decimal(as_float) == value else b"d%s" % str(value.normalize()).encode()
+        return (
+            _canonical_float(as_float)
+            if decimal.Decimal(as_float) == value
+            else b"d%s" % str(value.normalize()).encode()
+        )
     if isinstance(value, datetime.datetime):
         zoned = value.tzinfo is not None
         since = (value if zoned else value.replace(tzinfo=datetime.UTC)) - _EPOCH

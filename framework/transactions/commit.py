@@ -82,7 +82,9 @@ class CommitPhase:
     def _raise(self, index: int, attempt: AttemptHeader) -> None:
         current = self._current(index)
         if current.done > attempt.txid:
-            raise InvariantViolation(f"{self._states[index].location} is done with {current.done}, {attempt} would follow")
+            raise InvariantViolation(
+                f"{self._states[index].location} is done with {current.done}, {attempt} would follow"
+            )
         new = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, attempt.plan_digest))
         self._replace(index, current, new)
 

@@ -350,7 +350,9 @@ class Coordinator:
         if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:
             return self._stop_now(failure)
         repeats = self._failures[txid] - 1
-        self._not_before_ms = now_ms + (min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0)
+        self._not_before_ms = now_ms + (
+            min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0
+        )
         self._generation += 1
         self._planning = None
         commands: list[Command] = []

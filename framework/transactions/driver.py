@@ -179,7 +179,9 @@ class Driver:
             if leadership is None and not announced:
                 announced = True
                 self._update(phase="standby")
-                _log.info("driver.standby", topology=self._topology.id, reason="another driver leads, or its session lasts")
+                _log.info(
+                    "driver.standby", topology=self._topology.id, reason="another driver leads, or its session lasts"
+                )
         term = _Term(self, leadership)
         self._term = term
         try:
@@ -212,7 +214,9 @@ class _Term:
         self._commit: CommitPhase | None = None
         self._rows: dict[tuple[int, int], int] = {}
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
-        self._processing_pool = ThreadPoolExecutor(driver._settings.max_pending + 2, thread_name_prefix="ratchet-process")
+        self._processing_pool = ThreadPoolExecutor(
+            driver._settings.max_pending + 2, thread_name_prefix="ratchet-process"
+        )
         self._commit_pool = ThreadPoolExecutor(1, thread_name_prefix="ratchet-commit")
 
     def run(self) -> None:
@@ -335,7 +339,11 @@ class _Term:
                 self._driver.journal.note("committed", command.txid, command.attempt_id, rows=rows)
                 self._end(command.txid, command.attempt_id, self._executor.release)
                 _log.debug(
-                    "batch.committed", topology=self._topology.id, txid=command.txid, attempt=command.attempt_id, rows=rows
+                    "batch.committed",
+                    topology=self._topology.id,
+                    txid=command.txid,
+                    attempt=command.attempt_id,
+                    rows=rows,
                 )
             elif isinstance(command, Stop) and command.failure is not None:
                 self._driver.failure = command.failure

@@ -60,9 +60,6 @@ class TransactionalState:
     def delete(self, path: str) -> None:
         self.apply([Delete(path)])
 
-    def list(self, path: str) -> list[str]:
-        return self.children(path)
-
     def get(self, path: str) -> bytes | None:
         return self._access.get(self._full(path))
 

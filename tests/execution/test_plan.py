@@ -1,0 +1,80 @@
+"""How a topology is laid out: phases, segments, levels."""
+
+from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
+from framework.execution import Phase, plan_execution
+from spouts import MemoryTransactionalSpout
+from tests.bolts import BatchCount, Relay
+
+
+class Anything(BatchCount):
+    """Takes anything, emits ``count``."""
+
+
+def builder(parallelism: int = 2) -> TransactionalTopologyBuilder:
+    return TransactionalTopologyBuilder(
+        "t", "spout", MemoryTransactionalSpout({0: []}, Fields(word=str), 1), parallelism
+    )
+
+
+def test_plan_local_edges_are_fused_and_redistributions_are_not() -> None:
+    b = builder()
+    b.set_bolt("same", Relay(), 2).shuffle_grouping("spout")
+    b.set_bolt("wider", Relay(), 3).shuffle_grouping("same")
+    b.set_bolt("keyed", Relay(), 3).fields_grouping("wider", Fields("word"))
+    plan = plan_execution(b.build())
+    assert [[each.components for each in level.segments] for level in plan.processing] == [
+        [("spout", "same")],
+        [("wider",)],
+        [("keyed",)],
+    ]
+    assert [edge.fused for edge in plan.edges] == [True, False, False]
+
+
+def test_plan_single_tasks_fuse_whatever_the_grouping() -> None:
+    b = builder(1)
+    b.set_bolt("a", Relay()).fields_grouping("spout", Fields("word"))
+    b.set_bolt("b", Relay()).global_grouping("a")
+    assert plan_execution(b.build()).processing[0].segments[0].components == ("spout", "a", "b")
+
+
+def test_plan_of_the_a_b_c_d_example_splits_at_the_first_committer() -> None:
+    """Seed 000: A feeds B and C, B is a committer and feeds C, C feeds the committer D."""
+    b = builder(1)
+    b.set_bolt("A", BatchCount(), 2).shuffle_grouping("spout")
+    b.set_committer_bolt("B", Anything(), 2).shuffle_grouping("A")
+    b.set_bolt("C", Anything(), 3).shuffle_grouping("A").shuffle_grouping("B")
+    b.set_committer_bolt("D", Anything(), 1).global_grouping("C")
+    plan = plan_execution(b.build())
+    phase_of = {edge.label: edge.phase for edge in plan.edges}
+    assert plan.commit_roots == ("B",)
+    assert phase_of == {
+        "spout->A": Phase.PROCESSING,
+        "A->B": Phase.PROCESSING,
+        "A->C": Phase.COMMIT,
+        "B->C": Phase.COMMIT,
+        "C->D": Phase.COMMIT,
+    }
+    assert [[each.components for each in level.segments] for level in plan.commit] == [[("B",)], [("C",)], [("D",)]]
+
+
+def test_plan_diamond_is_one_chain_of_levels() -> None:
+    b = builder()
+    b.set_bolt("left", Relay(), 3).shuffle_grouping("spout")
+    b.set_bolt("right", Relay(), 4).shuffle_grouping("spout")
+    b.set_bolt("join", Anything(), 2).fields_grouping("left", Fields("word")).fields_grouping("right", Fields("word"))
+    plan = plan_execution(b.build())
+    assert [level.partitions for level in plan.processing] == [2, 7, 2]
+    assert isinstance(b.build()["left"].instance, BaseBasicBolt)
+
+
+def test_plan_every_partition_is_one_task_of_one_segment() -> None:
+    b = builder()
+    b.set_bolt("left", Relay(), 3).shuffle_grouping("spout")
+    b.set_bolt("right", Relay(), 4).shuffle_grouping("spout")
+    level = plan_execution(b.build()).processing[1]
+    slots = [level.slot(partition) for partition in range(level.partitions)]
+    assert [(segment.components[0], task) for segment, task in slots] == [
+        *(("left", task) for task in range(3)),
+        *(("right", task) for task in range(4)),
+    ]
+    assert [level.partition_of(segment, task) for segment, task in slots] == list(range(7))

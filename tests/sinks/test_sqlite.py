@@ -1,0 +1,182 @@
+"""What is SQLite's own: columns that any client reads, and clear words about a file that is not as it should be."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from framework import Fields, TransactionAttempt
+from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, TopologyError
+from sinks import Count, Max, OpaqueMapState, SqliteBackend, Sum
+from sinks import sqlite as sqlite_module
+
+KEY, VALUE = Fields(word=str), Fields(n=int)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "rows.db"
+
+
+def put(state: OpaqueMapState, txid: int, **values: object) -> None:
+    attempt = TransactionAttempt(txid, 1)
+    state.begin_commit(attempt)
+    state.multi_put(list(values), list(values.values()))
+    state.commit(attempt)
+
+
+def test_rows_are_real_columns_with_stamp_and_previous_value(path: Path) -> None:
+    state = OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE))
+    put(state, 1, dog=2)
+    put(state, 2, dog=5)
+    with sqlite3.connect(path) as connection:
+        connection.row_factory = sqlite3.Row
+        row = dict(connection.execute("SELECT * FROM rows WHERE word = 'dog'").fetchone())
+    assert row == {
+        "word": "dog",
+        "n": 5,
+        "_prev_n": 2,
+        "_txid": 2,
+        "_epoch": 0,
+        "_attempt": 1,
+        "_writer": "standalone",
+        "_deleted": 0,
+        "_prev_exists": 1,
+    }
+
+
+def test_every_supported_type_comes_back_as_it_went_in(path: Path) -> None:
+    key = Fields(text=str, number=int)
+    value = Fields(i=int, f=float, s=str, y=bytes, b=bool)
+    state = OpaqueMapState(SqliteBackend(path, "rows", key, value))
+    attempt = TransactionAttempt(1, 1)
+    rows = {
+        ("a", 1): (2**63 - 1, 1.5e300, "ß\0x", b"\0\xff", True),
+        ("", -(2**63)): (-(2**63), -0.0, "", b"", False),
+        ("null", 0): (None, None, None, None, None),
+    }
+    state.begin_commit(attempt)
+    state.multi_put(list(rows), list(rows.values()))
+    state.commit(attempt)
+    assert [state.get(each) for each in rows] == list(rows.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (Fields("n"), "'n' needs a declared type"),
+        (Fields(n=pa.uint64()), "no unsigned 64-bit"),
+        (Fields(n=pa.list_(pa.int64())), "cannot hold list"),
+        (Fields(_n=int), "'_n' is not usable in SQL"),
+        (Fields(word=str), "both a key and a value"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused_at_once(path: Path, fields: Fields, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        SqliteBackend(path, "rows", KEY, fields)
+
+
+@pytest.mark.parametrize("table", ["drop table x", 'x"', "", "_headers", "1x"])
+def test_table_names_are_allow_listed(path: Path, table: str) -> None:
+    with pytest.raises(TopologyError, match="not usable in SQL"):
+        SqliteBackend(path, table, KEY, VALUE)
+
+
+def test_a_table_with_other_columns_is_refused_with_the_ddl(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE rows (word TEXT, n TEXT)")
+    with pytest.raises(ConfigError, match=r"missing: .*n INTEGER.*CREATE TABLE \"rows\" .*PRIMARY KEY"):
+        SqliteBackend(path, "rows", KEY, VALUE).prepare("topology")
+
+
+def test_a_table_that_vanished_is_not_started_afresh(path: Path) -> None:
+    backend = SqliteBackend(path, "rows", KEY, VALUE)
+    put(OpaqueMapState(backend), 1, dog=1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE rows")
+    with pytest.raises(CorruptStateError, match="is gone, but its header says .* up to 1"):
+        backend.prepare("standalone")
+
+
+def test_a_header_that_vanished_is_not_started_afresh(path: Path) -> None:
+    backend = SqliteBackend(path, "rows", KEY, VALUE)
+    put(OpaqueMapState(backend), 1, dog=1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM _ratchet_headers")
+    with pytest.raises(ConfigError, match="has rows and no header"):
+        backend.prepare("standalone")
+
+
+def test_a_file_that_is_no_database_is_named(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"not a database, " * 1000)
+    with pytest.raises(CorruptStateError, match=r"rows\.db"):
+        SqliteBackend(path, "rows", KEY, VALUE).prepare("topology")
+
+
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="file"):
+        SqliteBackend(tmp_path / "file" / "rows.db", "rows", KEY, VALUE).prepare("topology")
+
+
+def test_a_locked_database_is_retried_not_fatal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_module, "BUSY_TIMEOUT_MS", 50)
+    backend = SqliteBackend(path, "rows", KEY, VALUE)
+    header = backend.prepare("topology")
+    rival = sqlite3.connect(path, isolation_level=None)
+    rival.execute("BEGIN IMMEDIATE")
+    try:
+        with pytest.raises(RetryableError, match="locked"):
+            backend.raise_header(header, header.finished(1))
+    finally:
+        rival.execute("ROLLBACK")
+        rival.close()
+    backend.raise_header(header, header.finished(1))
+    assert backend.read_header().done == 1
+
+
+def test_an_integer_sum_beyond_64_bits_is_an_error_not_a_float(path: Path) -> None:
+    backend = SqliteBackend(path, "rows", KEY, VALUE)
+    state = OpaqueMapState(backend)
+    state.prepare("standalone")
+    deltas = pa.table({"word": ["dog"], "n": [2**62]})
+    aggregates = {"n": Sum("n")}
+    state.apply(TransactionAttempt(1, 1), deltas, aggregates, want_values=False)
+    with pytest.raises(BadRecordError, match="64 bits"):
+        state.apply(TransactionAttempt(2, 1), deltas, aggregates, want_values=False)
+    assert state.get("dog") == 2**62
+
+
+def test_nan_is_refused_because_it_would_be_stored_as_null(path: Path) -> None:
+    backend = SqliteBackend(path, "rows", KEY, Fields(f=float))
+    state = OpaqueMapState(backend)
+    state.prepare("standalone")
+    deltas = pa.table({"word": ["dog"], "f": [float("nan")]})
+    with pytest.raises(BadRecordError, match="'f' is NaN"):
+        state.apply(TransactionAttempt(1, 1), deltas, {"f": Max("f")}, want_values=False)
+    with pytest.raises(BadRecordError, match="'f' is NaN"):
+        put(state, 1, dog=float("nan"))
+
+
+def test_an_old_sqlite_is_refused_in_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_module.sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(ConfigError, match="too old"):
+        SqliteBackend(path, "rows", KEY, VALUE)
+
+
+def test_aggregates_of_a_batch_are_one_statement(path: Path) -> None:
+    backend = SqliteBackend(path, "rows", KEY, VALUE)
+    state = OpaqueMapState(backend)
+    state.prepare("standalone")
+    statements: list[str] = []
+    connection = sqlite_module._File.at(str(path)).connected()
+    connection.set_trace_callback(statements.append)
+    deltas = pa.table({"word": [f"w{number}" for number in range(1000)], "n": [1] * 1000})
+    state.apply(TransactionAttempt(1, 1), deltas, {"n": Count()}, want_values=False)
+    connection.set_trace_callback(None)
+    assert sum('INSERT INTO "rows"' in statement for statement in statements) == 1

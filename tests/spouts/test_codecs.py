@@ -1,0 +1,129 @@
+"""Codecs: what decodes, what does not, and which value it was."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework import Fields
+from framework.errors import TopologyError
+from spouts import BytesCodec, JsonCodec, TextCodec, UndecodableValueError
+
+CODEC = JsonCodec(Fields(word=str, amount=int, share=float, ok=bool))
+GOOD = b'{"word":"a","amount":1,"share":0.5,"ok":true}'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b" ",
+        b"1",
+        b"null",
+        b"[1]",
+        b'"text"',
+        b"{}{}",
+        b'{"word":"a"',
+        b'{"word":"}',
+        b'{"word":1}',
+        b'{"word":"\xff"}',
+        b'{"word":"a\nb"}',
+        b'{"word":"a","word":"b"}',
+        b'{"amount":"7"}',
+        b'{"amount":1.5}',
+        b'{"amount":true}',
+        b'{"amount":9223372036854775808}',
+        b'{"share":NaN}',
+        b'{"share":Infinity}',
+        b'{"share":1e400}',
+        b'{"ok":1}',
+    ],
+)
+def test_json_bad_value_is_named_by_its_index(bad: bytes) -> None:
+    with pytest.raises(UndecodableValueError) as error:
+        CODEC.decode([GOOD, GOOD, bad, GOOD])
+    assert error.value.index == 2
+    assert error.value.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "row"),
+    [
+        (b"{}", (None, None, None, None)),
+        (None, (None, None, None, None)),
+        (b' {"amount":\n 3}\r\n', (None, 3, None, None)),
+        (b'{"amount":-9223372036854775808,"share":3}', (None, -(2**63), 3.0, None)),
+        (b'{"word":"\\u0000\\ud83d\\ude00","ok":null}', ("\0\U0001f600", None, None, None)),
+        (b'{"extra":[{"deep":[1]}],"word":""}', ("", None, None, None)),
+        (b'{"word":"' + b"x" * 10_000_000 + b'"}', ("x" * 10_000_000, None, None, None)),
+        (b'{"extra":' + b"[" * 10_000 + b"]" * 10_000 + b"}", (None, None, None, None)),
+    ],
+)
+def test_json_unusual_but_right_values_decode(value: bytes | None, row: tuple[object, ...]) -> None:
+    decoded = CODEC.decode([GOOD, value, GOOD])
+    assert tuple(decoded.to_pylist()[1].values()) == row
+    assert decoded.num_rows == 3
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.none(),
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "word": st.one_of(st.none(), st.text()),
+                    "amount": st.integers(-(2**63), 2**63 - 1),
+                    "share": st.floats(allow_nan=False, allow_infinity=False),
+                    "ok": st.booleans(),
+                    "other": st.recursive(st.none() | st.text(), lambda inner: st.lists(inner, max_size=3)),
+                },
+            ),
+        ),
+        max_size=20,
+    )
+)
+def test_json_decodes_what_pythons_own_encoder_writes(rows: list[dict[str, object] | None]) -> None:
+    values = [
+        None if row is None else json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") for row in rows
+    ]
+    try:
+        for value in values:
+            (value or b"").decode("utf-8")
+    except UnicodeDecodeError:
+        return  # a lone surrogate: not UTF-8
+    decoded = CODEC.decode(values).to_pylist()
+    expected = [{name: (row or {}).get(name) for name in CODEC.fields} for row in rows]
+    assert decoded == expected
+
+
+def test_json_needs_types_that_arrow_reads() -> None:
+    with pytest.raises(TopologyError, match="needs a type for every field"):
+        JsonCodec(Fields("word"))
+    with pytest.raises(TopologyError, match="cannot decode into"):
+        JsonCodec(pa.schema([("at", pa.duration("s")), ("pairs", pa.map_(pa.string(), pa.month_day_nano_interval()))]))
+
+
+def test_json_timestamps_and_nested_values() -> None:
+    codec = JsonCodec(pa.schema([("at", pa.timestamp("ms")), ("tags", pa.list_(pa.string()))]))
+    row = codec.decode([b'{"at":"2026-01-02 03:04:05","tags":["a","b"]}']).to_pylist()[0]
+    assert row == {"at": datetime.datetime(2026, 1, 2, 3, 4, 5), "tags": ["a", "b"]}
+
+
+def test_json_no_values_make_an_empty_batch() -> None:
+    assert CODEC.decode([]).num_rows == 0
+
+
+def test_text_invalid_utf8_is_named_by_its_index() -> None:
+    with pytest.raises(UndecodableValueError, match="value 1: invalid UTF-8 at byte 1"):
+        TextCodec().decode([b"a", b"b\xff", b"c"])
+
+
+def test_bytes_and_text_keep_null_and_empty_apart() -> None:
+    assert BytesCodec().decode([b"", None]).column(0).to_pylist() == [b"", None]
+    assert TextCodec().decode([b"", None]).column(0).to_pylist() == ["", None]

@@ -1,0 +1,312 @@
+"""The coordinator, event by event. Test names quote the invariants of its module."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from framework.errors import InvariantViolation
+from framework.execution import FailureKind, TaskFailure
+from framework.transactions.coordinator import (
+    AskPlan,
+    Cancel,
+    Command,
+    Commit,
+    Committed,
+    Coordinator,
+    Persist,
+    Plan,
+    Planned,
+    Process,
+    Processed,
+    Recovered,
+    Release,
+    SpoutKind,
+    Started,
+    Stop,
+    StopRequested,
+    Tick,
+)
+
+FAILED = TaskFailure(FailureKind.FAILED, "bolt", 0, "as asked")
+ERROR = TaskFailure(FailureKind.ERROR, "bolt", 0, "boom")
+
+
+def plan(first: int, end: int) -> Plan:
+    return {"p": {"first": first, "next": end}}
+
+
+class Script:
+    """Drives a coordinator by hand and remembers what it asked for."""
+
+    def __init__(self, kind: SpoutKind = SpoutKind.TRANSACTIONAL, recovered: Recovered | None = None, **options: Any):
+        self.now = 0
+        self.coordinator = Coordinator(kind, recovered or Recovered(), **options)
+        self.asked: AskPlan | None = None
+        self.log: list[Command] = []
+        self.do(Started())
+
+    def do(self, event: Any, after_ms: int = 0) -> list[Command]:
+        self.now += after_ms
+        commands = self.coordinator.handle(event, self.now)
+        for command in commands:
+            if isinstance(command, AskPlan):
+                self.asked = command
+        self.log += commands
+        return commands
+
+    def planned(self, end: int) -> list[Command]:
+        assert self.asked is not None
+        first = self.asked.previous["p"]["next"] if self.asked.previous else 0
+        return self.do(Planned(self.asked.generation, self.asked.txid, plan(first, end)))
+
+    def of(self, kind: type, commands: list[Command] | None = None) -> list[Any]:
+        return [each for each in (self.log if commands is None else commands) if isinstance(each, kind)]
+
+
+def test_first_transaction_is_1_and_each_follows_by_1() -> None:
+    script = Script()
+    for txid in (1, 2, 3):
+        script.planned(txid * 10)
+        script.do(Processed(txid, 1))
+        script.do(Committed(txid, 1))
+    assert [each.txid for each in script.of(Process)] == [1, 2, 3]
+    assert script.coordinator.currtx == 4
+
+
+def test_invariant_3_attempt_is_persisted_before_the_batch_is_emitted() -> None:
+    script = Script()
+    commands = script.planned(10)
+    assert [type(each) for each in commands[:2]] == [Persist, Process]
+    assert commands[0] == Persist({1: 1}, {1: (1, plan(0, 10))})
+
+
+def test_max_pending_bounds_what_is_in_flight() -> None:
+    script = Script(max_pending=2)
+    script.planned(10)
+    script.planned(20)
+    assert script.of(AskPlan)[-1].txid == 2
+    script.do(Processed(1, 1))
+    assert script.of(AskPlan)[-1].txid == 2
+    script.do(Committed(1, 1))
+    assert script.of(AskPlan)[-1].txid == 3
+
+
+def test_invariant_1_commits_wait_for_their_turn() -> None:
+    script = Script(max_pending=3)
+    for end in (10, 20, 30):
+        script.planned(end)
+    assert script.of(Commit, script.do(Processed(3, 1))) == []
+    assert script.of(Commit, script.do(Processed(2, 1))) == []
+    assert [each.txid for each in script.of(Commit, script.do(Processed(1, 1)))] == [1]
+    assert [each.txid for each in script.of(Commit, script.do(Committed(1, 1)))] == [2]
+    assert [each.txid for each in script.of(Commit, script.do(Committed(2, 1)))] == [3]
+
+
+def test_commit_closes_with_one_write_then_releases() -> None:
+    script = Script()
+    script.planned(10)
+    script.do(Processed(1, 1))
+    commands = script.do(Committed(1, 1))
+    assert commands[0] == Persist({}, currtx=2)
+    assert commands[1] == Release(1, 1)
+
+
+def test_invariant_2_a_failure_fails_every_later_transaction_too() -> None:
+    script = Script(max_pending=3)
+    for end in (10, 20, 30):
+        script.planned(end)
+    commands = script.do(Processed(2, 1, FAILED))
+    assert [(each.txid, each.attempt_id) for each in script.of(Cancel, commands)] == [(2, 1), (3, 1)]
+    assert [(each.txid, each.attempt_id) for each in script.of(Process, commands)] == [(2, 2), (3, 2)]
+    script.do(Processed(1, 1))
+    assert [each.txid for each in script.of(Commit)] == [1]
+
+
+def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
+    script = Script()
+    script.planned(10)
+    commands = script.do(Processed(1, 1, FAILED))
+    assert script.of(Process, commands) == [Process(1, 2, plan(0, 10))]
+    assert script.of(AskPlan, commands) == []
+
+
+def test_opaque_example_of_the_seed_skips_nothing() -> None:
+    """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
+    script = Script(SpoutKind.OPAQUE, max_pending=2)
+    script.planned(50)
+    script.planned(100)
+    script.do(Processed(1, 1, FAILED))
+    script.planned(40)
+    script.planned(90)
+    assert [each.plan for each in script.of(Process)[-2:]] == [plan(0, 40), plan(40, 90)]
+    for txid in (1, 2):
+        script.do(Processed(txid, 2))
+    script.do(Committed(1, 2))
+    script.do(Committed(2, 2))
+    assert script.of(AskPlan)[-1].previous == plan(40, 90)
+
+
+def test_invariant_4_an_opaque_plan_is_binding_once_its_commit_has_opened() -> None:
+    script = Script(SpoutKind.OPAQUE)
+    script.planned(50)
+    assert script.of(Commit, script.do(Processed(1, 1)))[0].replay is False
+    commands = script.do(Committed(1, 1, FAILED))
+    assert script.of(Process, commands) == [Process(1, 2, plan(0, 50))]
+    assert script.of(Commit, script.do(Processed(1, 2)))[0].replay is True
+
+
+def test_invariant_7_late_answers_change_nothing() -> None:
+    script = Script(max_pending=2)
+    script.planned(10)
+    script.planned(20)
+    script.do(Processed(1, 1, FAILED))
+    for late in (
+        Processed(1, 1),
+        Processed(2, 1),
+        Processed(1, 1, FAILED),
+        Committed(1, 1),
+        Planned(0, 1, plan(0, 99)),
+    ):
+        assert script.do(late) == []
+    assert script.coordinator.in_flight()[1][0] == 2
+
+
+def test_repeated_failures_wait_longer_each_time() -> None:
+    script = Script()
+    script.planned(10)
+    assert script.of(Process, script.do(Processed(1, 1, FAILED))) != []
+    assert script.of(Process, script.do(Processed(1, 2, FAILED))) == []
+    assert script.of(Process, script.do(Tick(), after_ms=50)) == []
+    assert script.of(Process, script.do(Tick(), after_ms=60)) == [Process(1, 3, plan(0, 10))]
+
+
+def test_failed_exceptions_are_replayed_without_limit() -> None:
+    script = Script(max_attempts=2)
+    script.planned(10)
+    for attempt in range(1, 50):
+        script.do(Processed(1, attempt, FAILED))
+        script.do(Tick(), after_ms=10_000)
+    assert not script.coordinator.stopped
+
+
+def test_other_errors_stop_the_topology_at_max_attempts() -> None:
+    script = Script(max_attempts=3)
+    script.planned(10)
+    for attempt in (1, 2, 3):
+        assert not script.coordinator.stopped
+        commands = script.do(Processed(1, attempt, ERROR))
+        script.do(Tick(), after_ms=10_000)
+    assert script.of(Stop, commands) == [Stop(ERROR)]
+
+
+def test_fatal_failures_stop_at_once() -> None:
+    script = Script()
+    script.planned(10)
+    fatal = TaskFailure(FailureKind.FATAL, "bolt", 0, "lost")
+    assert script.of(Stop, script.do(Processed(1, 1, fatal))) == [Stop(fatal)]
+
+
+@pytest.mark.parametrize("phase", ["processing", "commit"])
+def test_a_phase_that_lasts_too_long_fails_its_attempt(phase: str) -> None:
+    script = Script(timeout_ms=1_000)
+    script.planned(10)
+    if phase == "commit":
+        script.do(Processed(1, 1))
+    assert script.do(Tick(), after_ms=1_000) == []
+    commands = script.do(Tick(), after_ms=1)
+    assert f"{phase} phase of 1:1" in script.of(Cancel, commands)[0].reason
+    assert script.of(Process, commands) == [Process(1, 2, plan(0, 10))]
+
+
+def test_stop_finishes_the_commit_under_way_and_abandons_the_rest() -> None:
+    script = Script(max_pending=2)
+    script.planned(10)
+    script.planned(20)
+    script.do(Processed(1, 1))
+    assert script.of(Stop, script.do(StopRequested())) == []
+    commands = script.do(Committed(1, 1))
+    assert [type(each) for each in commands] == [Persist, Release, Cancel, Stop]
+    assert script.coordinator.stopped
+
+
+def test_invariant_3_attempts_rise_across_restarts() -> None:
+    recovered = Recovered(currtx=5, attempts={5: 3, 6: 1}, plans={4: plan(30, 40), 5: plan(40, 50), 6: plan(50, 60)})
+    script = Script(SpoutKind.TRANSACTIONAL, recovered, max_pending=2)
+    assert script.of(Process) == [Process(5, 4, plan(40, 50)), Process(6, 2, plan(50, 60))]
+
+
+def test_recovery_of_an_opaque_batch_that_was_not_opened_plans_afresh() -> None:
+    recovered = Recovered(currtx=5, attempts={5: 3}, plans={4: plan(30, 40), 5: plan(40, 50)})
+    script = Script(SpoutKind.OPAQUE, recovered)
+    assert script.of(AskPlan) == [AskPlan(0, 5, plan(30, 40))]
+    script.planned(45)
+    assert script.of(Process) == [Process(5, 4, plan(40, 45))]
+
+
+def test_recovery_of_an_opaque_batch_that_was_opened_replays_its_plan_and_sweeps() -> None:
+    recovered = Recovered(5, {5: 3}, {4: plan(30, 40), 5: plan(40, 50)}, opened=True)
+    script = Script(SpoutKind.OPAQUE, recovered)
+    assert script.of(Process) == [Process(5, 4, plan(40, 50))]
+    assert script.of(Commit, script.do(Processed(5, 4))) == [Commit(5, 4, plan(40, 50), replay=True)]
+
+
+def test_invariant_1_is_checked_not_assumed() -> None:
+    script = Script()
+    script.planned(10)
+    script.do(Processed(1, 1))
+    script.coordinator.currtx = 2
+    with pytest.raises(InvariantViolation, match="invariant 1"):
+        script.do(Committed(1, 1))
+
+
+@pytest.mark.parametrize("kind", list(SpoutKind))
+@pytest.mark.parametrize("seed", range(40))
+def test_random_failures_commit_every_row_once_and_in_order(kind: SpoutKind, seed: int) -> None:
+    """Random answers, failures, timeouts and restarts, against a store that keeps what was persisted."""
+    chance = random.Random(seed)
+    rows, durable = 200, {"currtx": 1, "attempts": {}, "plans": {}}
+    committed: list[tuple[int, int]] = []
+    used_attempts: set[tuple[int, int]] = set()
+    opened: dict[int, Plan] = {}
+    while not committed or committed[-1][1] < rows:
+        recovered = Recovered(
+            durable["currtx"], dict(durable["attempts"]), dict(durable["plans"]), durable["currtx"] in opened
+        )
+        coordinator = Coordinator(
+            kind, recovered, max_pending=chance.randint(1, 4), timeout_ms=1_000, max_attempts=10**6
+        )
+        running: list[Any] = []
+        now, pending = 0, [Started()]
+        for _ in range(chance.randint(5, 120)):
+            event = pending.pop(chance.randrange(len(pending))) if pending else Tick()
+            now += chance.choice([0, 10, 300])
+            for command in coordinator.handle(event, now):
+                if isinstance(command, Persist):
+                    durable["attempts"] = dict(command.attempts)
+                    durable["plans"].update({txid: each[1] for txid, each in command.plans.items()})
+                    if command.currtx is not None:
+                        durable["currtx"] = command.currtx
+                        done = durable["plans"][command.currtx - 1]["p"]
+                        committed.append((done["first"], done["next"]))
+                        durable["plans"] = {t: p for t, p in durable["plans"].items() if t >= command.currtx - 1}
+                elif isinstance(command, AskPlan):
+                    first = command.previous["p"]["next"] if command.previous else 0
+                    end = min(first + chance.randint(1, 15), rows)
+                    if end > first:
+                        pending.append(Planned(command.generation, command.txid, plan(first, end)))
+                elif isinstance(command, Process):
+                    assert (command.txid, command.attempt_id) not in used_attempts
+                    used_attempts.add((command.txid, command.attempt_id))
+                    running.append((Processed, command))
+                elif isinstance(command, Commit):
+                    assert opened.setdefault(command.txid, command.plan) == command.plan
+                    running.append((Committed, command))
+            if running and chance.random() < 0.8:
+                answer, command = running.pop(chance.randrange(len(running)))
+                failure = FAILED if chance.random() < 0.15 else None
+                pending.append(answer(command.txid, command.attempt_id, failure))
+    assert committed[0][0] == 0
+    assert all(before[1] == after[0] for before, after in zip(committed, committed[1:], strict=False))
