@@ -1,0 +1,96 @@
+"""Fixtures: one pair of real servers and one Spark context for the whole test run, fresh names for each test."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import structlog
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from integration import EmbeddedServers
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """Warnings only: what fails shows them, what passes is quiet."""
+    import logging
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
+    """Kafka and ZooKeeper that no test stops or kills."""
+    with EmbeddedServers(tmp_path_factory.mktemp("servers")) as running:
+        yield running
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return f"t-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[str]:
+    """A Spark context that every run of the test session shares; the value is its master."""
+    from framework.execution.spark_session import start_context
+
+    context = start_context("ratchet tests", {"spark.master": "local[2]"})
+    yield "local[2]"
+    context.stop()
+
+
+class Topics:
+    """Creates and fills topics."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> str:
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self.admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(30)
+        return topic
+
+    def producer(self, **settings: Any) -> Producer:
+        return Producer(
+            {"bootstrap.servers": self.bootstrap_servers, **{key.replace("_", "."): each for key, each in settings.items()}}
+        )
+
+    def send(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
+        producer = self.producer()
+        for value in values:
+            producer.produce(topic, value, partition=partition)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def send_in_kafka_txn(
+        self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
+    ) -> Producer:
+        """Values inside a kafka_txn; ``end`` None leaves it open."""
+        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=partition)
+        producer.flush(30)
+        if end is not None:
+            end(producer)
+        return producer
+
+
+@pytest.fixture
+def topics(servers: EmbeddedServers) -> Topics:
+    return Topics(servers.bootstrap_servers)
