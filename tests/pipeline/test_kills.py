@@ -1,0 +1,103 @@
+"""The flights, with the driver, the broker and ZooKeeper killed under way: exact all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples import flights_data
+from examples.flights import TOPIC
+from integration import EmbeddedServers
+from tests.pipeline.flights import FlightsRun
+
+KILLS = 20
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
+    """Servers of this module's own, since tests here kill them, with every flight in the topic."""
+    with EmbeddedServers(tmp_path_factory.mktemp("flights")) as servers:
+        flights_data.load(servers.bootstrap_servers, TOPIC)
+        yield servers
+
+
+@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+def test_driver_killed_20_times_ends_exact(flights: EmbeddedServers, tmp_path: Path, spout: str) -> None:
+    seed = int(os.environ.get("RATCHET_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"seed {seed} (repeat with RATCHET_SEED={seed})")
+    chance = random.Random(seed)
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 2_500, "/driver")
+    killed, moments = 0, []
+    try:
+        while killed < KILLS:
+            before = run.committed_txid()
+            run.start()
+            if chance.random() < 0.1:  # now and then while it starts
+                _pause(run, chance.uniform(0.5, 4.0))
+            else:
+                run.wait_for(lambda: run.said("driver.leads"))
+                _pause(run, chance.uniform(0.0, 1.6))
+            if not run.kill():
+                break
+            killed += 1
+            moments.append(run.committed_txid() - before)
+        assert killed == KILLS, f"the run ended after {killed} kills: make batches smaller"
+        run.start()
+        assert run.finish() == 0, run.tail()
+        print(f"{killed} kills; transactions committed in each life: {moments}")
+        assert sum(moments) > 0
+        run.check_exact()
+    finally:
+        run.end()
+
+
+def _pause(run: FlightsRun, seconds: float) -> None:
+    """A random moment is the point here, so this waits for nothing but time."""
+    assert run.process is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(seconds)
+
+
+@pytest.mark.parametrize("server", ["kafka", "zookeeper"])
+@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
+    flights: EmbeddedServers, tmp_path: Path, server: str, spout: str
+) -> None:
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 4_000, f"/{server}")
+    victim = flights.kafka if server == "kafka" else flights.zookeeper_server
+    try:
+        run.start()
+        for txid in (5, 25):
+            assert run.wait_for(lambda txid=txid: run.committed_txid() >= txid), run.tail()  # type: ignore[misc]
+            victim.kill()
+            victim.start()
+        assert run.finish() == 0, run.tail()
+        run.check_exact()
+    finally:
+        run.end()
+
+
+def test_sigterm_stops_cleanly_and_a_second_run_resumes(flights: EmbeddedServers, tmp_path: Path) -> None:
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, "opaque", 4_000, "/sigterm")
+    try:
+        run.start()
+        assert run.wait_for(lambda: run.committed_txid() >= 3), run.tail()
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish(60) == 0, run.tail()
+        stopped_at = run.committed_txid()
+        assert 3 <= stopped_at < 85
+        run.start()
+        assert run.finish() == 0, run.tail()
+        run.check_exact()
+    finally:
+        run.end()

@@ -1,0 +1,270 @@
+"""The Kafka spouts against a real broker: exactly the planned range, whatever lies in the log."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework import Fields, TopologyContext, TransactionAttempt
+from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
+from integration.process import free_port
+from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+from spouts.kafka_planner import KafkaLimits, fair_shares
+from spouts.kafka_settings import KafkaSettings
+from tests.conftest import Topics
+
+CONTEXT = TopologyContext("t", "spout", 0, 1)
+Plan = Mapping[str, Mapping[str, Any]]
+
+
+def spout(topics: Topics, topic: str, opaque: bool = True, **options: Any) -> Any:
+    spout_class = OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout
+    options.setdefault("codec", TextCodec())
+    if "pattern" not in options:
+        options["topics"] = [topic]
+    return spout_class(bootstrap_servers=topics.bootstrap_servers, **options)
+
+
+def plan(source: Any, previous: Plan | None = None) -> Plan:
+    planner = source.planner({}, CONTEXT)
+    made = planner.plan(previous or {})
+    planner.close()
+    assert made is not None
+    result: Plan = made
+    return result
+
+
+def read(source: Any, ranges: Plan) -> list[Any]:
+    reader = source.reader({}, CONTEXT)
+    batches = list(reader.read_all(TransactionAttempt(1, 1), ranges))
+    reader.close()
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def values(source: Any, ranges: Plan) -> list[str]:
+    return [row[0] for row in read(source, ranges)]
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000)), st.integers(1, 500), st.integers(1, 300))
+def test_shares_are_fair_and_within_limits(available: dict[str, int], batch: int, each: int) -> None:
+    shares = fair_shares(available, KafkaLimits(batch, each))
+    assert shares.keys() == available.keys()
+    assert sum(shares.values()) == min(batch, sum(min(held, each) for held in available.values()))
+    for partition, share in shares.items():
+        assert 0 <= share <= min(available[partition], each)
+        if share < min(available[partition], each):  # who is cut short has at least as much as anyone, give or take one
+            assert share >= max(shares.values()) - 1
+
+
+# --- settings: bad input gets one clear line -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"settings": {"enable.auto.commit": True}}, "'enable.auto.commit' cannot be True: positions are kept"),
+        ({"settings": {"auto.offset.reset": "latest"}}, "'auto.offset.reset' cannot be 'latest'"),
+        ({"settings": {"isolation.level": "read_uncommitted"}}, "'isolation.level' cannot be 'read_uncommitted'"),
+        ({"settings": {"group.id": "mine"}}, "'group.id' cannot be 'mine'"),
+        ({"bootstrap_servers": " "}, "bootstrap_servers is missing"),
+        ({"topics": []}, "needs topics=.* or pattern="),
+        ({"pattern": "x"}, "needs topics=.* or pattern=.*one of them"),
+        ({"topics": ["a/b"]}, "'a/b' is not a Kafka topic name"),
+        ({"topics": [], "pattern": "("}, "is not a regular expression"),
+        ({"start": "yesterday"}, "start must be"),
+        ({"start": -1}, "start must be"),
+        ({"start": True}, "start must be"),
+        ({"batch_records_max": 0}, "batch_records_max must be 1 or more"),
+        ({"partition_records_max": "many"}, "partition_records_max must be 1 or more"),
+        ({"metadata": ["offset", "shoe size"]}, "metadata field 'shoe size' is not known"),
+        ({"codec": BytesCodec("key"), "metadata": ["key"]}, "'key' is both"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KafkaTransactionalSpout(**{"topics": ["words"], "bootstrap_servers": "127.0.0.1:1", **options})
+
+
+def test_settings_never_show_secrets() -> None:
+    shown = repr(KafkaSettings("h:1", {"sasl.password": "canary", "ssl.key.password": "canary", "client.id": "me"}))
+    assert "canary" not in shown
+    assert "me" in shown
+
+
+def test_a_broker_that_is_away_is_waited_for_and_named() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    source = KafkaTransactionalSpout(["words"], bootstrap_servers=address)
+    with pytest.raises(RetryableError, match=f"Kafka at {address}"):
+        source.planner({}, CONTEXT).plan({})
+
+
+# --- planning ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+class TestPlanning:
+    def test_a_missing_topic_is_named(self, topics: Topics, name: str) -> None:
+        with pytest.raises(RetryableError, match=f"topic '{name}' does not exist"):
+            plan(spout(topics, name))
+
+    def test_batches_tile_the_offsets(self, topics: Topics, name: str) -> None:
+        topics.create(name, 2)
+        topics.send(name, [b"x"] * 25, 0)
+        topics.send(name, [b"x"] * 3, 1)
+        source = spout(topics, name, batch_records_max=10)
+        planner = source.planner({}, CONTEXT)
+        previous: Plan = {}
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        while (made := planner.plan(previous)) is not None:
+            assert planner.record_count(made) <= 10
+            for partition, meta in made.items():
+                ranges.setdefault(partition, []).append((meta["first_offset"], meta["next_offset"]))
+            previous = made
+        for partition, end in ((f"{name}/0", 25), (f"{name}/1", 3)):
+            assert ranges[partition][0][0] == 0
+            assert ranges[partition][-1][1] == end
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges[partition]))
+        assert planner.lag(previous) == 0
+
+    def test_start_latest_and_timestamp_count_for_the_first_batch_only(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        topics.send(name, [b"old"] * 5)
+        first = plan(spout(topics, name, start="latest"))
+        assert first == {f"{name}/0": {"first_offset": 5, "next_offset": 5}}
+        topics.send(name, [b"new"])
+        assert plan(spout(topics, name, start="latest"), first)[f"{name}/0"] == {"first_offset": 5, "next_offset": 6}
+        assert plan(spout(topics, name, start=0))[f"{name}/0"]["first_offset"] == 0
+        assert plan(spout(topics, name, start=4_000_000_000_000))[f"{name}/0"]["first_offset"] == 6
+
+    def test_new_partitions_start_at_their_beginning(self, topics: Topics, name: str) -> None:
+        from confluent_kafka.admin import NewPartitions
+
+        topics.create(name, 1)
+        topics.send(name, [b"a"] * 3)
+        first = plan(spout(topics, name, start="latest"))
+        topics.admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
+        topics.send(name, [b"b"] * 4, 1)
+        second = plan(spout(topics, name, start="latest"), first)
+        assert second[f"{name}/1"] == {"first_offset": 0, "next_offset": 4}
+
+    def test_a_pattern_finds_topics_and_leaves_others(self, topics: Topics, name: str) -> None:
+        for topic in (f"{name}-a", f"{name}-b", f"x{name}-c"):
+            topics.create(topic)
+            topics.send(topic, [b"x"])
+        assert set(plan(spout(topics, name, pattern=f"{name}-.*"))) == {f"{name}-a/0", f"{name}-b/0"}
+
+    def test_every_partition_ever_planned_is_in_every_plan(self, topics: Topics, name: str) -> None:
+        """C15: also one that metadata does not show."""
+        topics.create(name, 1)
+        topics.send(name, [b"x"])
+        before = {f"{name}-gone/0": {"first_offset": 3, "next_offset": 7}}
+        assert plan(spout(topics, name), before)[f"{name}-gone/0"] == {"first_offset": 7, "next_offset": 7}
+
+    def test_a_log_that_ends_before_what_was_read_is_data_loss(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        topics.send(name, [b"x"])
+        with pytest.raises(DataLossError, match=rf"{name}/0 ends at offset 1, and offsets up to 9"):
+            plan(spout(topics, name), {f"{name}/0": {"first_offset": 0, "next_offset": 9}})
+
+    def test_an_open_kafka_txn_bounds_the_plan(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        topics.send(name, [b"a", b"b"])
+        producer = topics.send_in_kafka_txn(name, [b"open"], end=None)
+        topics.send(name, [b"c"])
+        bounded = plan(spout(topics, name))
+        assert bounded[f"{name}/0"]["next_offset"] == 2
+        producer.commit_transaction(30)
+        assert plan(spout(topics, name), bounded)[f"{name}/0"]["next_offset"] == 5
+
+    def test_identity_names_cluster_and_topic_ids(self, topics: Topics, name: str) -> None:
+        topics.create(name)
+        identity = spout(topics, name).planner({}, CONTEXT).source_identity()
+        assert identity["cluster"]
+        assert list(identity["topics"]) == [name]
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+class TestReading:
+    @pytest.mark.parametrize("count", [100, 30_000])
+    def test_exactly_the_range_in_order_and_again_the_same(self, topics: Topics, name: str, count: int) -> None:
+        topics.create(name, 2)
+        topics.send(name, [b"%d" % number for number in range(count)], 0)
+        topics.send(name, [b"other"] * 10, 1)
+        source = spout(topics, name)
+        middle = {f"{name}/0": {"first_offset": 7, "next_offset": count - 9}, f"{name}/1": {"first_offset": 2, "next_offset": 4}}
+        expected = sorted([*map(str, range(7, count - 9)), "other", "other"])
+        for _ in range(2):
+            found = values(source, middle)
+            assert sorted(found) == expected
+            assert [value for value in found if value != "other"] == [str(number) for number in range(7, count - 9)]
+
+    def test_ranges_back_and_forth_with_a_kept_consumer(self, topics: Topics, name: str) -> None:
+        """The consumer stays positioned between reads, and what it has ahead is never lost or doubled."""
+        topics.create(name, 1)
+        topics.send(name, [b"%d" % number for number in range(1_000)])
+        source = spout(topics, name)
+        for first, end in [(0, 10), (10, 20), (20, 500), (510, 520), (100, 101), (101, 101), (101, 300), (990, 1000), (0, 3)]:
+            found = values(source, {f"{name}/0": {"first_offset": first, "next_offset": end}})
+            assert found == [str(number) for number in range(first, end)]
+
+    def test_aborted_records_and_markers_are_gaps_also_at_the_end(self, topics: Topics, name: str) -> None:
+        """2.5 and C16: markers at the end of a range must not hang it."""
+        topics.create(name, 1)
+        topics.send(name, [b"a"])
+        topics.send_in_kafka_txn(name, [b"kept"], end=lambda producer: producer.commit_transaction(30))
+        topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(30))
+        source = spout(topics, name)
+        whole = plan(source)
+        assert whole[f"{name}/0"] == {"first_offset": 0, "next_offset": 7}
+        assert values(source, whole) == ["a", "kept"]
+        topics.send(name, [b"b"])
+        assert values(source, plan(source, whole)) == ["b"]
+        assert values(source, whole) == ["a", "kept"]
+
+    def test_a_range_of_nothing_but_gaps_is_empty(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(30))
+        source = spout(topics, name)
+        assert values(source, plan(source)) == []
+
+    def test_offsets_that_retention_removed_are_data_loss(self, topics: Topics, name: str) -> None:
+        from confluent_kafka import TopicPartition
+
+        topics.create(name, 1)
+        topics.send(name, [b"%d" % number for number in range(10)])
+        topics.admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(30)
+        with pytest.raises(DataLossError, match=rf"{name}/0 no longer holds offset 2"):
+            values(spout(topics, name), {f"{name}/0": {"first_offset": 2, "next_offset": 8}})
+        assert values(spout(topics, name), {f"{name}/0": {"first_offset": 5, "next_offset": 7}}) == ["5", "6"]
+
+    def test_a_bad_record_is_named_by_topic_partition_and_offset(self, topics: Topics, name: str) -> None:
+        topics.create(name, 2)
+        topics.send(name, [b'{"n":1}', b'{"n":2}', b'{"n":"three"}', b'{"n":4}'], 1)
+        source = spout(topics, name, codec=JsonCodec(Fields(n=int)))
+        with pytest.raises(BadRecordError, match=f"topic '{name}', partition 1, offset 2: .*number to string"):
+            values(source, plan(source))
+
+    def test_metadata_fields_come_after_the_codecs(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        producer = topics.producer()
+        producer.produce(name, b"v", key=b"k", timestamp=1_700_000_000_123, headers=[("h", b"x"), ("h", None)])
+        producer.produce(name, None, key=None)
+        producer.flush(30)
+        names = ["topic", "partition", "offset", "timestamp_ms", "key", "headers"]
+        source = spout(topics, name, metadata=names)
+        assert source.output_fields().names == ("value", *names)
+        first, second = read(source, plan(source))
+        headers = [{"key": "h", "value": b"x"}, {"key": "h", "value": None}]
+        assert first == ("v", name, 0, 0, 1_700_000_000_123, b"k", headers)
+        assert (second[0], second[3], second[5], second[6]) == (None, 1, None, [])
