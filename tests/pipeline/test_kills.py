@@ -35,7 +35,7 @@ def test_driver_killed_20_times_ends_exact(flights: EmbeddedServers, tmp_path: P
     seed = int(os.environ.get("RATCHET_SEED", random.SystemRandom().randrange(10**6)))
     print(f"seed {seed} (repeat with RATCHET_SEED={seed})")
     chance = random.Random(seed)
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 2_500, "/driver")
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
     killed, moments = 0, []
     try:
         while killed < KILLS:

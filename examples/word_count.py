@@ -1,0 +1,103 @@
+"""The words of a text file, through Kafka, counted exactly once per word.
+
+Each line becomes a record of the topic ``lines``. ``SplitLine`` is a basic bolt: one tuple in, any number out. The ready
+``StateCommitter`` keeps a row per word in SQLite.
+
+    python -m examples.word_count [FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sqlite3
+import tempfile
+import uuid
+from collections import Counter
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from framework import (
+    BaseBasicBolt,
+    Fields,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    Topology,
+    TransactionalTopologyBuilder,
+    Tuple,
+    submit,
+)
+from framework.observe import configure_logging
+from integration import EmbeddedServers
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+
+TEXT = Path(__file__).with_name("rain.txt")
+PARTITIONS = 3
+
+
+def words_of(line: str) -> list[str]:
+    return re.findall(r"[a-z']+", line.lower())
+
+
+class SplitLine(BaseBasicBolt):
+    """A line into its words."""
+
+    deterministic = True
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        for word in words_of(tup["line"]):
+            collector.emit([word])
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def topology(bootstrap_servers: str, topic: str, database: Path) -> Topology:
+    spout = OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=bootstrap_servers, codec=TextCodec("line"))
+    builder = TransactionalTopologyBuilder(f"word-count-{topic}", "lines", spout, 2)
+    builder.set_bolt("split", SplitLine(), 2).shuffle_grouping("lines")
+    state = OpaqueMapState(SqliteBackend(database, "words"))
+    counts = StateCommitter(state, key=["word"], aggregates={"count": Count()})
+    builder.set_bolt("count", counts, 2).fields_grouping("split", Fields("word"))
+    return builder.build()
+
+
+def send_lines(bootstrap_servers: str, topic: str, text: Path) -> None:
+    """One record per line, over all partitions in turn."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for number, line in enumerate(text.read_text(encoding="utf-8").splitlines()):
+        producer.produce(topic, line.encode(), partition=number % PARTITIONS)
+    producer.flush(60)
+
+
+def count_words(servers: EmbeddedServers, text: Path, database: Path, executor: str = "spark") -> dict[str, int]:
+    """Send the file, run until all of it is counted, and return the table."""
+    topic = f"lines-{uuid.uuid4().hex[:8]}"
+    send_lines(servers.bootstrap_servers, topic, text)
+    config = {"transactional.zookeeper.servers": servers.zookeeper}
+    with submit(topology(servers.bootstrap_servers, topic, database), config, executor=executor) as run:
+        run.wait_until_caught_up(120)
+    with sqlite3.connect(database) as connection:
+        return dict(connection.execute("SELECT word, count FROM words WHERE _deleted = 0"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.word_count")
+    parser.add_argument("file", type=Path, nargs="?", default=TEXT, help="a text file")
+    arguments = parser.parse_args()
+    configure_logging(level="warning")
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServers(Path(folder) / "servers") as servers:
+        counts = count_words(servers, arguments.file, Path(folder) / "words.db")
+    for word, times in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:10]:
+        print(f"{times:6,}  {word}")
+    expected = Counter(word for line in arguments.file.read_text(encoding="utf-8").splitlines() for word in words_of(line))
+    print(f"{len(counts):,} words; " + ("the same as counted here" if counts == expected else "NOT the same as counted here"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""What a run finds when it starts: goes on where it left off, or stops with one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import Fields, Run, Topology, TransactionalTopologyBuilder, submit
+from framework.errors import ConfigError, CorruptStateError, TopologyError
+from framework.execution.local import LocalExecutor
+from framework.execution.plan import plan_execution
+from framework.execution.ports import PhaseResult
+from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.submission import TopologyFailed
+from framework.topology import OpenCommit
+from framework.transactions import Delete, MemoryStore, Put
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+
+WORDS = [[f"w{number % 5}"] for number in range(40)]
+
+
+class Setup:
+    """A topology, its store and its database, to be started as often as one likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "words.db"
+        self.store = MemoryStore()
+        self.spout = OpaqueMemoryTransactionalSpout({0: WORDS, 1: WORDS[:10]}, Fields(word=str), 10)
+        self.backend = SqliteBackend(self.path, "words")
+        self.wrap: Callable[[LocalExecutor], Any] = lambda executor: executor
+
+    def topology(self, parallelism: int = 2) -> Topology:
+        builder = TransactionalTopologyBuilder("words", "spout", self.spout, 2)
+        committer = StateCommitter(OpaqueMapState(self.backend), ["word"], {"n": Count()})
+        builder.set_bolt("count", committer, parallelism).fields_grouping("spout", Fields("word"))
+        return builder.build()
+
+    def start(self, topology: Topology | None = None, **config: Any) -> Run:
+        built = topology or self.topology()
+        executor = self.wrap(LocalExecutor(plan_execution(built), {}))
+        return submit(built, {"topology.max.spout.pending": 2, **config}, store=self.store, executor=executor)
+
+    def run_all(self) -> None:
+        with self.start() as run:
+            run.wait_until_caught_up(30)
+
+    def counts(self) -> dict[str, int]:
+        with sqlite3.connect(self.path) as connection:
+            return dict(connection.execute("SELECT word, n FROM words WHERE _deleted = 0"))
+
+    def put(self, path: str, value: Any) -> None:
+        raw = value if isinstance(value, bytes) else json.dumps({"format": 1, "value": value}).encode()
+        self.store.apply([Put(f"words/{path}", raw)])
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
+
+
+EXACT = {f"w{number}": 10 for number in range(5)}
+
+
+def test_txids_rise_over_restarts_and_nothing_is_counted_twice(setup: Setup) -> None:
+    setup.run_all()
+    assert setup.counts() == EXACT
+    setup.spout.append(1, [["w0"]])
+    with setup.start() as run:
+        run.wait_until_caught_up(30)
+        assert run.status().committed_txid == 5
+        assert run.status().epoch == 2
+    assert setup.counts() == {**EXACT, "w0": 11}
+
+
+def test_two_topologies_in_one_store_do_not_see_each_other(setup: Setup, tmp_path: Path) -> None:
+    setup.run_all()
+    other = Setup(tmp_path / "other")
+    other.store = setup.store
+    builder = TransactionalTopologyBuilder("others", "spout", other.spout, 1)
+    builder.set_bolt("count", StateCommitter(OpaqueMapState(other.backend), ["word"], {"n": Count()})).global_grouping("spout")
+    with other.start(builder.build()) as run:
+        run.wait_until_caught_up(30)
+        assert run.status().committed_txid == 4
+    assert other.counts() == EXACT
+
+
+def test_an_empty_source_makes_no_transactions(setup: Setup) -> None:
+    setup.run_all()
+    with setup.start() as run:
+        run.wait_until_caught_up(30)
+        assert run.status().committed_txid == 4
+        assert run.events() == []
+
+
+class Crash:
+    """An executor whose commits go wrong around the real one: before it, or after it did its work."""
+
+    def __init__(self, inner: LocalExecutor, when: str, times: int) -> None:
+        self.inner, self.when, self.left = inner, when, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        if self.left and self.when == "before":
+            self.left -= 1
+            return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "test", 0, "lost before"))
+        result = self.inner.commit(header)
+        if self.left:
+            self.left -= 1
+            return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "test", 0, "answer lost"))
+        return result
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_commits_whose_answer_is_lost_are_redone_exactly_once(setup: Setup, when: str) -> None:
+    setup.wrap = lambda executor: Crash(executor, when, 3)
+    setup.run_all()
+    assert setup.counts() == EXACT
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_opaque_batch_is_planned_afresh_unless_its_commit_had_opened(setup: Setup, opened: bool) -> None:
+    """A driver that dies after it emitted txid 2, before or after it raised the header of the state."""
+    hold = threading.Event()
+
+    class Hold(Crash):
+        def commit(self, header: AttemptHeader) -> PhaseResult:
+            if header.txid == 2:
+                hold.set()
+                return PhaseResult(TaskFailure(FailureKind.FATAL, "test", 0, "dies here"))
+            return self.inner.commit(header)
+
+        def process(self, job: Any) -> PhaseResult:
+            if job.header.txid == 2 and not opened:
+                hold.set()
+                return PhaseResult(TaskFailure(FailureKind.FATAL, "test", 0, "dies here"))
+            return self.inner.process(job)
+
+    setup.wrap = lambda executor: Hold(executor, "", 0)
+    run = setup.start(**{"topology.max.spout.pending": 1})
+    assert hold.wait(20)
+    with pytest.raises(TopologyFailed, match="dies here"):
+        run.join(20)
+    planned = json.loads(setup.store.get("words/user/spout/2") or b"")["value"]["plan"]
+    setup.wrap = lambda executor: executor
+    setup.spout._take = 15
+    setup.run_all()
+    assert setup.counts() == EXACT
+    assert planned["0"] == {"first": 10, "next": 20}
+    done = setup.backend.read_header().done
+    assert done == (4 if opened else 3)  # afresh: 10, then 15 and 15; as pinned: 10, 10, then 15 and 5
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def refused(setup: Setup, kind: type[Exception], message: str, topology: Topology | None = None) -> None:
+    before = setup.counts()
+    run = setup.start(topology)
+    with pytest.raises(kind, match=message):
+        run.wait_until_caught_up(20)
+    assert run.status().phase == "failed"
+    run.stop()
+    assert setup.counts() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("coordinator/currtx", b"garbage", "words/coordinator/currtx: .*not JSON"),
+        ("coordinator/currtx", "five", "words/coordinator/currtx: 'five' is not a txid"),
+        ("coordinator/attempts", [1], "words/coordinator/attempts: not a map"),
+        ("user/spout/4", b"\x00", "user/spout/4: .*not JSON"),
+        ("user/spout/4", {"plan": {"0": {"first": 0, "next": 1}}, "digest": "x"}, "user/spout/4: .*does not match its digest"),
+        ("user/spout/latest", {}, "user/spout/latest: the name is not a txid"),
+        ("meta", [], "words/meta: not a meta document"),
+        ("coordinator/currtx", b'{"format":9,"value":5}', "currtx: format version 9"),
+    ],
+)
+def test_corrupt_state_stops_the_start_and_is_named(setup: Setup, path: str, value: Any, message: str) -> None:
+    setup.run_all()
+    setup.put(path, value)
+    refused(setup, CorruptStateError, message)
+
+
+def test_a_missing_plan_of_the_last_transaction_is_named(setup: Setup) -> None:
+    setup.run_all()
+    setup.store.apply([Delete("words/user/spout/4")])
+    refused(setup, CorruptStateError, "currtx is 5, and the plan of txid 4.*is missing")
+
+
+def test_a_wiped_store_under_a_live_sink_stops(setup: Setup) -> None:
+    """Fault 13: never txid 1 over rows that hold more."""
+    setup.run_all()
+    setup.store = MemoryStore()
+    refused(setup, ConfigError, "holds transactions up to 4, and ZooKeeper says that 1 is next: the sink is ahead")
+
+
+def test_a_sink_restored_from_a_backup_stops(setup: Setup) -> None:
+    setup.run_all()
+    header = setup.backend.read_header()
+    setup.backend.raise_header(header, header.finished(2))
+    refused(setup, ConfigError, "holds transactions up to 2, .*the sink is behind")
+
+
+def test_a_sink_opened_with_another_plan_stops(setup: Setup) -> None:
+    setup.run_all()
+    header = setup.backend.read_header()
+    setup.backend.raise_header(header, header.opened(1, OpenCommit(5, 1, "other")))
+    refused(setup, ConfigError, "was opened for txid 5 with plan other, and ZooKeeper holds plan None")
+
+
+def test_a_sink_of_a_later_epoch_stops(setup: Setup) -> None:
+    setup.run_all()
+    header = setup.backend.read_header()
+    assert header.open is not None
+    setup.backend.raise_header(header, header.opened(99, header.open))
+    refused(setup, ConfigError, "was written by epoch 99, and ZooKeeper is at epoch 2")
+
+
+def test_a_changed_topology_on_old_state_is_refused_with_the_difference(setup: Setup) -> None:
+    setup.run_all()
+    refused(setup, ConfigError, "'count': parallelism was 2, is 3", setup.topology(3))
+
+
+def test_a_table_of_another_topology_is_refused(setup: Setup) -> None:
+    setup.run_all()
+    builder = TransactionalTopologyBuilder("thief", "spout", setup.spout, 1)
+    builder.set_bolt("count", StateCommitter(OpaqueMapState(setup.backend), ["word"], {"n": Count()})).global_grouping("spout")
+    refused(setup, ConfigError, "belongs to topology 'words', not 'thief'", builder.build())
+
+
+def test_submit_takes_a_topology_and_known_executors_only(setup: Setup) -> None:
+    with pytest.raises(TopologyError, match="takes what builder.build"):
+        submit("words", executor="local")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="executor 'flink' is not known"):
+        submit(setup.topology(), executor="flink")
+
+
+# --- leadership ----------------------------------------------------------------------------------------------------
+
+
+def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
+    """Fault 11: the session ends under way; the run goes on by itself, under a new epoch, and is exact."""
+    with setup.start(**{"topology.max.spout.pending": 1}) as run:
+        run.wait_for_commit(1, 20)
+        setup.store.depose("words")
+        setup.spout.append(0, [["w0"]] * 30)
+        run.wait_until_caught_up(30)
+        assert run.status().epoch == 2
+    assert setup.counts() == {**EXACT, "w0": 40}
+
+
+def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None:
+    """Fault 4."""
+    first = setup.start()
+    first.wait_until_caught_up(20)
+    second = setup.start()
+    with pytest.raises(TimeoutError, match="standby"):
+        second.wait_for_commit(99, 0.5)
+    setup.spout.append(0, [["w1"]])
+    first.wait_until_caught_up(20)
+    first.stop()
+    setup.spout.append(0, [["w2"]])
+    second.wait_until_caught_up(20)
+    assert second.status().epoch == 2
+    second.stop()
+    assert setup.counts() == {**EXACT, "w1": 11, "w2": 11}

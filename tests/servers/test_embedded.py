@@ -1,0 +1,251 @@
+"""The embedded servers: what a person sees when something is missing, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
+from integration.java import find_java
+from integration.jars import kafka_jars
+from integration.process import free_port, port_taken
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def script(folder: Path, text: str) -> str:
+    """An executable that stands in for java."""
+    file = folder / "bin" / "java"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(folder)
+
+
+# --- Java ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="Java 17 or newer is needed, and there is no java on the PATH"):
+        find_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ServerError, match=f"JAVA_HOME is {tmp_path}, and there is no bin/java"):
+        find_java()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ('echo \'openjdk version "11.0.2" 2019\' >&2', "is Java 11, and Java 17 or newer is needed"),
+        ('echo \'java version "1.8.0_292"\' >&2', "is Java 1, and Java 17"),
+        ("echo nothing", "says nothing about its version"),
+    ],
+)
+def test_too_old_a_java_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str, message: str
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", script(tmp_path, answer))
+    with pytest.raises(ServerError, match=message):
+        find_java()
+
+
+# --- jars ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A lock file of one jar, and a cache of the test's own."""
+    lock = tmp_path / "kafka-jars.sha256"
+    lock.write_text(f"{hashlib.sha256(b'right').hexdigest()}  one-1.0.jar\n")
+    monkeypatch.setattr(jars, "LOCK_FILE", lock)
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def fake_ivy(folder: Path, content: str) -> str:
+    """A java that retrieves one jar with that content."""
+    return script(
+        folder,
+        textwrap.dedent(f"""
+        if [ "$1" = -version ]; then echo 'openjdk version "17.0.1"' >&2; exit 0; fi
+        for word in "$@"; do case "$word" in */jars/*) target=$(dirname "$word");; esac; done
+        echo "[SUCCESSFUL ] one#one;1.0!one.jar (1ms)"
+        {content}
+        """),
+    )
+
+
+def test_jars_are_fetched_once_with_progress(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_ivy(small_lock / "java", 'mkdir -p "$target"; printf right > "$target/one-1.0.jar"')
+    monkeypatch.setenv("JAVA_HOME", home)
+    lines: list[str] = []
+    folder = kafka_jars(lines.append)
+    assert [path.name for path in folder.iterdir()] == ["one-1.0.jar"]
+    assert lines[-1] == "fetched 1 of 1 jars"
+    assert kafka_jars(lines.append) == folder
+    assert len(lines) == 2
+
+
+def test_a_corrupt_download_is_refused_and_leaves_nothing(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_ivy(small_lock / "java", 'mkdir -p "$target"; printf wrong > "$target/one-1.0.jar"')
+    monkeypatch.setenv("JAVA_HOME", home)
+    with pytest.raises(ServerError, match=r"one-1\.0\.jar does not match its SHA-256"):
+        kafka_jars(lambda line: None)
+    assert [path.name for path in (small_lock / "cache").iterdir()] == ["kafka-4.3.0.lock"]
+
+
+def test_a_damaged_cache_is_fetched_again(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_ivy(small_lock / "java", 'mkdir -p "$target"; printf right > "$target/one-1.0.jar"')
+    monkeypatch.setenv("JAVA_HOME", home)
+    folder = kafka_jars(lambda line: None)
+    (folder / "one-1.0.jar").write_bytes(b"rotten")
+    lines: list[str] = []
+    kafka_jars(lines.append)
+    assert "damaged" in lines[0]
+    assert (folder / "one-1.0.jar").read_bytes() == b"right"
+
+
+def test_no_network_on_a_first_run_is_one_clear_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", fake_ivy(small_lock / "java", "echo 'Server access error at url x'; exit 1"))
+    with pytest.raises(ServerError, match=r"nothing arrived. Ivy says: Server access error.*Check the network"):
+        kafka_jars(lambda line: None)
+
+
+def test_a_full_disk_is_one_clear_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_ivy(small_lock / "java", "echo 'java.io.IOException: No space left on device'; exit 1")
+    monkeypatch.setenv("JAVA_HOME", home)
+    with pytest.raises(ServerError, match="No space left on device"):
+        kafka_jars(lambda line: None)
+
+
+def test_the_lock_file_names_kafka_and_nothing_twice() -> None:
+    names = [line.split()[1] for line in jars.LOCK_FILE.read_text().splitlines()]
+    assert "kafka_2.13-4.3.0.jar" in names
+    assert len(names) == len(set(names))
+
+
+# --- servers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} is taken"):
+            ZooKeeperServer(tmp_path, port).start()
+
+
+@pytest.mark.integration
+def test_a_server_that_cannot_write_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServerError, match="file"):
+        ZooKeeperServer(tmp_path / "file" / "zookeeper").start()
+
+
+@pytest.mark.integration
+def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path) -> None:
+    server = ZooKeeperServer(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "myid").write_text("not a number")
+    (tmp_path / "data" / "version-2").write_text("a file where a folder should be")
+    with pytest.raises(ServerError, match=r"zookeeper ended while starting: .*its log is .*zookeeper\.log"):
+        server.start()
+
+
+@pytest.mark.integration
+def test_two_instances_side_by_side_and_data_that_stays(tmp_path: Path) -> None:
+    first = EmbeddedServers(tmp_path / "a")
+    with first:
+        with pytest.raises(ServerError, match="servers already run in"):
+            EmbeddedServers(tmp_path / "a").start()
+        with EmbeddedServers(tmp_path / "b") as second:
+            assert second.bootstrap_servers != first.bootstrap_servers
+            assert second.zookeeper != first.zookeeper
+        cluster_id = _cluster_id(first)
+    with EmbeddedServers(tmp_path / "a") as again:
+        assert _cluster_id(again) == cluster_id
+
+
+def _cluster_id(servers: EmbeddedServers) -> str:
+    from confluent_kafka.admin import AdminClient
+
+    return str(AdminClient({"bootstrap.servers": servers.bootstrap_servers}).list_topics(timeout=10).cluster_id)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_orphans_when_the_parent_is_killed(tmp_path: Path, how: signal.Signals) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from integration import ZooKeeperServer\n"
+        "server = ZooKeeperServer(Path(sys.argv[1])); server.start(); print(server.pid, server.port, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    pid, port = map(int, parent.stdout.readline().split())
+    assert port_taken(port)
+    parent.send_signal(how)
+    parent.wait(10)
+    _wait_for(lambda: not _runs(pid))
+    assert not port_taken(port)
+
+
+@pytest.mark.integration
+def test_no_orphan_when_the_guardian_is_killed(tmp_path: Path) -> None:
+    server = ZooKeeperServer(tmp_path)
+    server.start()
+    pid = server.pid
+    assert pid is not None and server._process is not None
+    os.kill(server._process.pid, signal.SIGKILL)
+    _wait_for(lambda: not _runs(pid))
+
+
+@pytest.mark.integration
+def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "integration", *words, "--dir", str(tmp_path / "w")]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+
+    assert call("status").returncode == 1
+    up = call("up", "--json")
+    assert up.returncode == 0, up.stderr
+    state = json.loads(up.stdout)
+    try:
+        assert json.loads(call("up", "--json").stdout) == state
+        assert json.loads(call("status", "--json").stdout) == state
+        assert all(port_taken(int(state[name].split(":")[1])) for name in ("kafka", "zookeeper"))
+        taken = call("up", "--kafka-port", str(free_port()))
+        assert taken.returncode == 0
+    finally:
+        assert call("down").stdout.strip() == "stopped"
+    assert not any(_runs(pid) for pid in state["pids"].values())
+    assert call("down").stdout.startswith("nothing runs in")
+    assert call("status").returncode == 1
+
+
+def _runs(pid: int) -> bool:
+    """Whether it runs: a process that has ended and that nobody has asked about yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for(condition: object, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)

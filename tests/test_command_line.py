@@ -1,0 +1,55 @@
+"""The command line: one clear line for each mistake, and the exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def call(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "framework.run", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("flights",), "'flights': write MODULE:TOPOLOGY"),
+        (("nowhere:topology",), "there is no module 'nowhere'"),
+        (("examples.nowhere:topology",), "there is no module 'examples.nowhere'"),
+        (("examples.flights:nothing",), "module 'examples.flights' has no 'nothing'"),
+        (("examples.flights:TOPIC",), "examples.flights:TOPIC is a str: name a Topology"),
+        (("examples.flights:topology", "--set", "topology.max.spout.pendign=2"), "did you mean 'topology.max.spout.pending'"),
+        (("examples.flights:topology", "--set", "nothing"), "write KEY=VALUE"),
+        (("examples.flights:topology", "--config", "missing.toml"), "missing.toml: no such configuration file"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
+    answer = call(*words)
+    assert answer.returncode == 2
+    assert [line for line in answer.stderr.splitlines() if message in line and line.startswith("error: ")], answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_users_module_in_the_current_folder_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("topology = 7\n")
+    assert "mine:topology is a int" in call("mine:topology", cwd=tmp_path).stderr
+
+
+def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from framework import *\nfrom spouts import *\n"
+        "b = TransactionalTopologyBuilder('t', 's', MemoryTransactionalSpout({0: []}, Fields(word=str), 1))\n"
+        "topology = b.build()\n"
+    )
+    from integration.process import free_port
+
+    answer = call("mine:topology", "--set", f"transactional.zookeeper.servers=127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert "error: no ZooKeeper server at 127.0.0.1" in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,38 @@
+"""What the packages export, and that importing them stays light."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+PUBLIC = {
+    "framework": {
+        *("Fields", "Tuple", "TransactionAttempt", "FailedException", "BaseBasicBolt", "BaseBatchBolt"),
+        *("BaseTransactionalBolt", "Committer", "ArrowBolt", "TransactionalTopologyBuilder", "submit", "Config"),
+        *("PartitionedTransactionalSpout", "OpaquePartitionedTransactionalSpout", "PartitionPlanner", "PartitionReader"),
+    },
+    "framework.transactions": {"TransactionalState", "RotatingTransactionalState", "MemoryStore", "ZooKeeperStore"},
+    "spouts": {
+        *("MemoryTransactionalSpout", "OpaqueMemoryTransactionalSpout"),
+        *("KafkaTransactionalSpout", "OpaqueKafkaTransactionalSpout", "JsonCodec", "TextCodec", "BytesCodec"),
+    },
+    "sinks": {
+        *("NonTransactionalMapState", "TransactionalMapState", "OpaqueMapState", "MemoryBackend", "SqliteBackend"),
+        *("TransactionalValue", "OpaqueValue", "Count", "Sum", "Min", "Max", "StateCommitter"),
+    },
+    "integration": {"EmbeddedServers", "KafkaBroker", "ZooKeeperServer", "ServerError"},
+}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_public_names_are_exported_and_all_of_them_exist(package: str) -> None:
+    module = importlib.import_module(package)
+    assert PUBLIC[package] <= set(module.__all__)
+    assert list(module.__all__) == sorted(module.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_importing_the_framework_does_not_load_spark() -> None:
+    code = "import sys, framework, spouts, sinks; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
