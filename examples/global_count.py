@@ -47,7 +47,9 @@ class BatchCount(BaseBatchBolt):
 
     deterministic = True
 
-    def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: Any) -> None:
+    def prepare(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: Any
+    ) -> None:
         self.collector = collector
         self.count = 0
 

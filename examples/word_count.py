@@ -95,8 +95,13 @@ def main() -> None:
         counts = count_words(servers, arguments.file, Path(folder) / "words.db")
     for word, times in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:10]:
         print(f"{times:6,}  {word}")
-    expected = Counter(word for line in arguments.file.read_text(encoding="utf-8").splitlines() for word in words_of(line))
-    print(f"{len(counts):,} words; " + ("the same as counted here" if counts == expected else "NOT the same as counted here"))
+    expected = Counter(
+        word for line in arguments.file.read_text(encoding="utf-8").splitlines() for word in words_of(line)
+    )
+    print(
+        f"{len(counts):,} words; "
+        + ("the same as counted here" if counts == expected else "NOT the same as counted here")
+    )
 
 
 if __name__ == "__main__":

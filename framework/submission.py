@@ -38,7 +38,8 @@ class RunStatus:
     """A snapshot of a run.
 
     ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records in the source that
-    are not committed yet, None when unknown. ``committed_rows``: source rows committed by this process.
+    are not committed yet, None when unknown. ``read_rows`` and ``committed_rows``: source rows that this process has
+    processed (a replayed batch counts again) and committed.
     """
 
     topology_id: str
@@ -48,6 +49,7 @@ class RunStatus:
     in_flight: Mapping[int, str]
     in_flight_rows: int | None
     lag: int | None
+    read_rows: int
     committed_rows: int
     rows_per_second: float
     attempts_failed: int
@@ -99,8 +101,9 @@ class Run:
             status.epoch,
             status.committed_txid,
             status.in_flight,
-            None,
+            status.in_flight_rows,
             status.lag,
+            journal.read_rows,
             journal.committed_rows,
             journal.committed_rows / elapsed,
             journal.attempts_failed,

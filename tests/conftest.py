@@ -66,7 +66,10 @@ class Topics:
 
     def producer(self, **settings: Any) -> Producer:
         return Producer(
-            {"bootstrap.servers": self.bootstrap_servers, **{key.replace("_", "."): each for key, each in settings.items()}}
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                **{key.replace("_", "."): each for key, each in settings.items()},
+            }
         )
 
     def send(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:

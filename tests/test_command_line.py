@@ -24,7 +24,10 @@ def call(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         (("examples.nowhere:topology",), "there is no module 'examples.nowhere'"),
         (("examples.flights:nothing",), "module 'examples.flights' has no 'nothing'"),
         (("examples.flights:TOPIC",), "examples.flights:TOPIC is a str: name a Topology"),
-        (("examples.flights:topology", "--set", "topology.max.spout.pendign=2"), "did you mean 'topology.max.spout.pending'"),
+        (
+            ("examples.flights:topology", "--set", "topology.max.spout.pendign=2"),
+            "did you mean 'topology.max.spout.pending'",
+        ),
         (("examples.flights:topology", "--set", "nothing"), "write KEY=VALUE"),
         (("examples.flights:topology", "--config", "missing.toml"), "missing.toml: no such configuration file"),
     ],
@@ -32,7 +35,9 @@ def call(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
     answer = call(*words)
     assert answer.returncode == 2
-    assert [line for line in answer.stderr.splitlines() if message in line and line.startswith("error: ")], answer.stderr
+    assert [line for line in answer.stderr.splitlines() if message in line and line.startswith("error: ")], (
+        answer.stderr
+    )
     assert "Traceback" not in answer.stderr
 
 

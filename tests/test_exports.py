@@ -10,7 +10,12 @@ PUBLIC = {
     "framework": {
         *("Fields", "Tuple", "TransactionAttempt", "FailedException", "BaseBasicBolt", "BaseBatchBolt"),
         *("BaseTransactionalBolt", "Committer", "ArrowBolt", "TransactionalTopologyBuilder", "submit", "Config"),
-        *("PartitionedTransactionalSpout", "OpaquePartitionedTransactionalSpout", "PartitionPlanner", "PartitionReader"),
+        *(
+            "PartitionedTransactionalSpout",
+            "OpaquePartitionedTransactionalSpout",
+            "PartitionPlanner",
+            "PartitionReader",
+        ),
     },
     "framework.transactions": {"TransactionalState", "RotatingTransactionalState", "MemoryStore", "ZooKeeperStore"},
     "spouts": {
@@ -29,7 +34,9 @@ PUBLIC = {
 def test_public_names_are_exported_and_all_of_them_exist(package: str) -> None:
     module = importlib.import_module(package)
     assert PUBLIC[package] <= set(module.__all__)
-    assert list(module.__all__) == sorted(module.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    assert list(module.__all__) == sorted(
+        module.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name)
+    )
     assert all(hasattr(module, name) for name in module.__all__)
 
 

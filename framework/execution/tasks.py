@@ -331,8 +331,9 @@ def run_level(
     """Run one task and yield (partition of the next level, record).
 
     ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the
-    first level of the commit phase, whose records carry none. After the last level of the processing phase, what is yielded (committer states, pieces for the commit phase)
-    is the result of the phase and stays in its partition. ``encode``: pieces leave the process.
+    first level of the commit phase, whose records carry none. What is yielded after the last level of the processing
+    phase (committer states, pieces for the commit phase) is the result of the phase and stays in its partition.
+    ``encode``: pieces leave the process.
     """
     controls: list[Control] = []
     pieces: list[Piece] = []

@@ -33,6 +33,7 @@ class Journal:
         self._lock = threading.Lock()
         self.committed = 0
         self.committed_rows = 0
+        self.read_rows = 0
         self.attempts_failed = 0
 
     def note(self, kind: str, txid: int, attempt_id: int, detail: str = "", rows: int = 0) -> None:
@@ -41,6 +42,8 @@ class Journal:
             if kind == "committed":
                 self.committed += 1
                 self.committed_rows += rows
+            elif kind == "processed":
+                self.read_rows += rows
             elif kind == "failed":
                 self.attempts_failed += 1
 

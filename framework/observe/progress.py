@@ -22,6 +22,10 @@ class Observed(Protocol):
     @property
     def lag(self) -> int | None: ...
     @property
+    def in_flight_rows(self) -> int | None: ...
+    @property
+    def read_rows(self) -> int: ...
+    @property
     def committed_rows(self) -> int: ...
     @property
     def attempts_failed(self) -> int: ...
@@ -60,11 +64,13 @@ class ProgressLines:
 
     def _line(self, status: Observed) -> str:
         rate = self._rate()
+        in_flight = "unknown" if status.in_flight_rows is None else f"{status.in_flight_rows:,}"
         lag = "unknown" if status.lag is None else f"{status.lag:,}"
         parts = [
             f"{status.phase}",
-            f"committed {status.committed_rows:,} rows (txid {status.committed_txid})",
-            f"in flight {len(status.in_flight)}",
+            f"read {status.read_rows:,}",
+            f"in flight {in_flight}",
+            f"committed {status.committed_rows:,} (txid {status.committed_txid})",
             f"lag {lag}",
             f"{rate:,.0f} rows/s",
         ]

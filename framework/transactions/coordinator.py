@@ -257,6 +257,10 @@ class Coordinator:
         """The plan of the last transaction in flight, or of the last committed one."""
         return self._active[max(self._active)].plan if self._active else self._committed_plan
 
+    def plans_in_flight(self) -> list[Plan]:
+        """The plans of what is not committed yet."""
+        return [each.plan for each in self._active.values()]
+
     def in_flight(self) -> dict[int, tuple[int, TransactionPhase]]:
         """txid -> (attempt id, phase), ascending."""
         return {txid: (each.attempt_id, each.phase) for txid, each in sorted(self._active.items())}

@@ -90,6 +90,7 @@ class DriverStatus:
     epoch: int = 0
     committed_txid: int = 0
     in_flight: dict[int, str] = field(default_factory=dict)
+    in_flight_rows: int | None = None
     lag: int | None = None
     last_error: str | None = None
     waiting_for: str | None = None
@@ -403,7 +404,8 @@ class _Term:
                 if (message.txid, message.attempt_id) in self._headers:
                     self._log_failure(message.failure, f"{message.txid}:{message.attempt_id}")
             elif isinstance(message, Processed):
-                self._driver.journal.note("processed", message.txid, message.attempt_id)
+                rows = self._rows.get((message.txid, message.attempt_id), 0)
+                self._driver.journal.note("processed", message.txid, message.attempt_id, rows=rows)
 
     def _log_failure(self, failure: TaskFailure, attempt: str = "") -> None:
         event = "attempt.failed" if attempt else "topology.failed"
@@ -421,8 +423,10 @@ class _Term:
     def _publish(self, coordinator: Coordinator) -> None:
         planner = self._planner
         lag = planner.lag(coordinator.committed_plan or {}) if planner is not None else None
+        counts = [planner.record_count(plan) for plan in coordinator.plans_in_flight()] if planner is not None else []
         self._driver._update(
             in_flight={txid: f"{attempt} {phase.value}" for txid, (attempt, phase) in coordinator.in_flight().items()},
+            in_flight_rows=sum(count or 0 for count in counts) if None not in counts else None,
             lag=lag,
             waiting_for=self.planning.waiting_for if self.planning is not None else None,
         )

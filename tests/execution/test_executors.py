@@ -39,7 +39,9 @@ def runner(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return "spark", {"topology.collapse.records.max": 0 if request.param == "spread" else 10_000}
 
 
-def start(topology: Topology, runner: tuple[str, dict[str, Any]], store: MemoryStore | None = None, **config: Any) -> Run:
+def start(
+    topology: Topology, runner: tuple[str, dict[str, Any]], store: MemoryStore | None = None, **config: Any
+) -> Run:
     executor, settings = runner
     return submit(topology, {**settings, **config}, store=store or MemoryStore(), executor=executor)
 

@@ -42,7 +42,12 @@ class FlightsRun:
         with open(self.log, "ab") as log:
             self._from = log.tell()
             self.process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def said(self, words: str) -> bool:

@@ -84,7 +84,9 @@ def test_two_topologies_in_one_store_do_not_see_each_other(setup: Setup, tmp_pat
     other = Setup(tmp_path / "other")
     other.store = setup.store
     builder = TransactionalTopologyBuilder("others", "spout", other.spout, 1)
-    builder.set_bolt("count", StateCommitter(OpaqueMapState(other.backend), ["word"], {"n": Count()})).global_grouping("spout")
+    builder.set_bolt("count", StateCommitter(OpaqueMapState(other.backend), ["word"], {"n": Count()})).global_grouping(
+        "spout"
+    )
     with other.start(builder.build()) as run:
         run.wait_until_caught_up(30)
         assert run.status().committed_txid == 4
@@ -179,7 +181,11 @@ def refused(setup: Setup, kind: type[Exception], message: str, topology: Topolog
         ("coordinator/currtx", "five", "words/coordinator/currtx: 'five' is not a txid"),
         ("coordinator/attempts", [1], "words/coordinator/attempts: not a map"),
         ("user/spout/4", b"\x00", "user/spout/4: .*not JSON"),
-        ("user/spout/4", {"plan": {"0": {"first": 0, "next": 1}}, "digest": "x"}, "user/spout/4: .*does not match its digest"),
+        (
+            "user/spout/4",
+            {"plan": {"0": {"first": 0, "next": 1}}, "digest": "x"},
+            "user/spout/4: .*does not match its digest",
+        ),
         ("user/spout/latest", {}, "user/spout/latest: the name is not a txid"),
         ("meta", [], "words/meta: not a meta document"),
         ("coordinator/currtx", b'{"format":9,"value":5}', "currtx: format version 9"),
@@ -234,7 +240,9 @@ def test_a_changed_topology_on_old_state_is_refused_with_the_difference(setup: S
 def test_a_table_of_another_topology_is_refused(setup: Setup) -> None:
     setup.run_all()
     builder = TransactionalTopologyBuilder("thief", "spout", setup.spout, 1)
-    builder.set_bolt("count", StateCommitter(OpaqueMapState(setup.backend), ["word"], {"n": Count()})).global_grouping("spout")
+    builder.set_bolt("count", StateCommitter(OpaqueMapState(setup.backend), ["word"], {"n": Count()})).global_grouping(
+        "spout"
+    )
     refused(setup, ConfigError, "belongs to topology 'words', not 'thief'", builder.build())
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
-from integration.java import find_java
 from integration.jars import kafka_jars
+from integration.java import find_java
 from integration.process import free_port, port_taken
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,8 +48,8 @@ def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ('echo \'openjdk version "11.0.2" 2019\' >&2', "is Java 11, and Java 17 or newer is needed"),
-        ('echo \'java version "1.8.0_292"\' >&2', "is Java 1, and Java 17"),
+        ("echo 'openjdk version \"11.0.2\" 2019' >&2", "is Java 11, and Java 17 or newer is needed"),
+        ("echo 'java version \"1.8.0_292\"' >&2", "is Java 1, and Java 17"),
         ("echo nothing", "says nothing about its version"),
     ],
 )

@@ -202,7 +202,10 @@ class TestReading:
         topics.send(name, [b"%d" % number for number in range(count)], 0)
         topics.send(name, [b"other"] * 10, 1)
         source = spout(topics, name)
-        middle = {f"{name}/0": {"first_offset": 7, "next_offset": count - 9}, f"{name}/1": {"first_offset": 2, "next_offset": 4}}
+        middle = {
+            f"{name}/0": {"first_offset": 7, "next_offset": count - 9},
+            f"{name}/1": {"first_offset": 2, "next_offset": 4},
+        }
         expected = sorted([*map(str, range(7, count - 9)), "other", "other"])
         for _ in range(2):
             found = values(source, middle)
@@ -214,7 +217,17 @@ class TestReading:
         topics.create(name, 1)
         topics.send(name, [b"%d" % number for number in range(1_000)])
         source = spout(topics, name)
-        for first, end in [(0, 10), (10, 20), (20, 500), (510, 520), (100, 101), (101, 101), (101, 300), (990, 1000), (0, 3)]:
+        for first, end in [
+            (0, 10),
+            (10, 20),
+            (20, 500),
+            (510, 520),
+            (100, 101),
+            (101, 101),
+            (101, 300),
+            (990, 1000),
+            (0, 3),
+        ]:
             found = values(source, {f"{name}/0": {"first_offset": first, "next_offset": end}})
             assert found == [str(number) for number in range(first, end)]
 

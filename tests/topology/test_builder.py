@@ -159,7 +159,7 @@ def test_build_committers_by_marker_and_by_declaration() -> None:
     b.set_bolt("plain", BatchCount()).shuffle_grouping("spout")
     topology = b.build()
     assert {each.id for each in topology.components if each.committer} == {"marked", "declared"}
-    assert [each.id for each in topology.components][0] == "spout"
+    assert next(each.id for each in topology.components) == "spout"
 
 
 def test_build_fields_grouping_on_part_of_the_key_is_enough() -> None:

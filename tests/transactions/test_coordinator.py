@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -309,4 +310,4 @@ def test_random_failures_commit_every_row_once_and_in_order(kind: SpoutKind, see
                 failure = FAILED if chance.random() < 0.15 else None
                 pending.append(answer(command.txid, command.attempt_id, failure))
     assert committed[0][0] == 0
-    assert all(before[1] == after[0] for before, after in zip(committed, committed[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(committed))

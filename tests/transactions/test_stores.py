@@ -124,7 +124,9 @@ class TestZooKeeperStore(StoreContract):
         leadership.apply([Put(f"{name}/x", b"2")])
         assert store.get(f"{name}/x") == b"2"
 
-    def test_a_lost_session_ends_the_leadership(self, stores: list[CoordinationStore], name: str, servers: EmbeddedServers) -> None:
+    def test_a_lost_session_ends_the_leadership(
+        self, stores: list[CoordinationStore], name: str, servers: EmbeddedServers
+    ) -> None:
         store = ZooKeeperStore(servers.zookeeper, "/stores", session_timeout_s=2)
         leadership = elected(store, name)
         session, password = store._client.client_id
