@@ -70,7 +70,7 @@ def _one_throughput(
     topology, _ = workload.word_count(
         f"w1-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=exactly_once, **limits
     )
-    run = submit(topology, _config(servers, arguments))
+    run = submit(topology, _config(servers, arguments.pending or 2))
     try:
         run.wait_until_caught_up(300)
         events = run.events()
@@ -89,7 +89,7 @@ def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
     topology, spout = workload.word_count(
         f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=True
     )
-    run = submit(topology, _config(servers, arguments))
+    run = submit(topology, _config(servers, arguments.pending or 1))
     try:
         _wait_for_table(database)
         visible, done = _watch(database)
@@ -173,10 +173,10 @@ def _wait_for(condition: Any, timeout_s: float = 60) -> None:
         time.sleep(0.01)
 
 
-def _config(servers: EmbeddedServers, arguments: argparse.Namespace) -> dict[str, Any]:
+def _config(servers: EmbeddedServers, pending: int) -> dict[str, Any]:
     return {
         "transactional.zookeeper.servers": servers.zookeeper,
-        "topology.max.spout.pending": arguments.pending,
+        "topology.max.spout.pending": pending,
         "spark.master": "local[2]",
     }
 
@@ -189,7 +189,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
-    parser.add_argument("--pending", type=int, default=2, help="topology.max.spout.pending")
+    parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 2 for W1, 1 for W2")
     return parser.parse_args()
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from framework import Fields, Run, Topology, TransactionalTopologyBuilder, submit
+from framework import BaseBasicBolt, Fields, Run, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, TopologyError
+from framework.execution import collapsed
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.execution.records import AttemptHeader, FailureKind, Piece, TaskFailure
 from framework.submission import TopologyFailed
 from framework.topology import OpenCommit
 from framework.transactions import Delete, MemoryStore, Put
@@ -282,3 +283,54 @@ def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None
     assert second.status().epoch == 2
     second.stop()
     assert setup.counts() == {**EXACT, "w1": 11, "w2": 11}
+
+
+# --- what a failed attempt leaves behind ---------------------------------------------------------------------------
+
+
+class Moody(BaseBasicBolt):
+    """Gives other rows on every attempt, as a look at a clock would."""
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        collector.emit([f"attempt{tup.attempt.attempt_id}"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def test_rows_of_a_dead_attempt_are_swept_when_its_replay_does_not_touch_them(setup: Setup) -> None:
+    """C5: the commit of 1:1 did its work and its answer was lost; 1:2 writes other keys."""
+    setup.wrap = lambda executor: Crash(executor, "after", 1)
+    builder = TransactionalTopologyBuilder("words", "spout", setup.spout, 2)
+    builder.set_bolt("moody", Moody(), 2).shuffle_grouping("spout")
+    committer = StateCommitter(OpaqueMapState(setup.backend), ["word"], {"n": Count()})
+    builder.set_bolt("count", committer, 2).fields_grouping("moody", Fields("word"))
+    with setup.start(builder.build(), **{"topology.max.spout.pending": 1}) as run:
+        run.wait_until_caught_up(30)
+    assert setup.counts() == {"attempt1": 30, "attempt2": 20}
+
+
+@pytest.mark.parametrize("fault", ["lost", "doubled"])
+def test_rows_that_get_lost_between_tasks_fail_the_attempt(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """1.11: sent = received per edge, or the attempt fails and is replayed."""
+    real = collapsed.run_level
+    faults: list[int] = []
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        for target, record in real(*arguments, **options):
+            if isinstance(record, Piece) and not faults:
+                faults.append(target)
+                if fault == "lost":
+                    continue
+                yield target, record
+            yield target, record
+
+    monkeypatch.setattr(collapsed, "run_level", faulty)
+    with setup.start() as run:
+        run.wait_until_caught_up(30)
+        assert run.status().attempts_failed == 1
+        failure = next(event.detail for event in run.events() if event.kind == "failed")
+    assert "expected rows per edge" in failure
+    assert setup.counts() == EXACT
