@@ -50,6 +50,8 @@ COLLAPSED_RESULT_BYTES_MAX = 4 << 20
 WARM_UP_JOBS = 12
 
 Reports = list[tuple[str, TaskReport]]
+#: Spark adds reports from a thread of its own, while phases take theirs out.
+_reports_lock = threading.Lock()
 
 
 class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
@@ -59,7 +61,8 @@ class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
         return []
 
     def addInPlace(self, value1: Reports, value2: Reports) -> Reports:
-        value1.extend(value2)
+        with _reports_lock:
+            value1.extend(value2)
         return value1
 
 
@@ -263,6 +266,7 @@ class SparkExecutor:
         rdd = self._spread(job.header, start)
         rdd.persist()
         rdd.localCheckpoint()
+        rdd.is_checkpointed = True  # PySpark does not note it, and would compute past a result that was released
         rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
         return self._keep(
             job.header, _Result(rdd, (), rdd.getNumPartitions()), self._take_reports(job.header, Phase.PROCESSING)
@@ -323,7 +327,7 @@ class SparkExecutor:
             raise InvariantViolation("the executor is not started")
         key = f"{phase.value} {header}"
         gathered = self._reports.value
-        with self._lock:
+        with self._lock, _reports_lock:
             mine = [report for found, report in gathered if found == key]
             dead = {f"{each.value} {gone}" for gone in self._cancelled for each in Phase}
             gathered[:] = [entry for entry in gathered if entry[0] != key and entry[0] not in dead]

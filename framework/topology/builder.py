@@ -98,7 +98,9 @@ class Topology:
                     "parallelism": each.parallelism,
                     "committer": each.committer,
                     "streams": {name: repr(fields) for name, fields in sorted(each.streams.items())},
-                    "inputs": [f"{sub.component_id}/{sub.stream} by {sub.grouping!r}" for sub in each.subscriptions],
+                    "inputs": [
+                        f"{sub.component_id}/{sub.stream} by {sub.grouping.outline()}" for sub in each.subscriptions
+                    ],
                     "states": [state.location for state in each.states],
                 }
                 for each in self.components

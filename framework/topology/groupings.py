@@ -33,6 +33,11 @@ class Grouping(ABC):
         """The fields that decide the target, when fields do."""
         return None
 
+    def outline(self) -> str:
+        """What must stay the same while a topology's state lives, the same in every process."""
+        fields = self.key_fields()
+        return f"{type(self).__name__}({', '.join(fields.names) if fields is not None else ''})"
+
 
 @dataclass(frozen=True)
 class ShuffleGrouping(Grouping):
@@ -80,6 +85,9 @@ class PartialKeyGrouping(Grouping):
         second = (hashes >> np.uint64(32)) % tasks
         alternate = (np.arange(turn, turn + batch.num_rows) & 1).astype(bool)
         yield from split_by_target(batch, np.where(alternate, second, first).astype(np.int64), task_count)
+
+    def key_fields(self) -> Fields | None:
+        return self.fields
 
 
 @dataclass(frozen=True)

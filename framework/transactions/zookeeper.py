@@ -27,6 +27,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    LockTimeout,
     NoAuthError,
     NodeExistsError,
     NoNodeError,
@@ -144,9 +145,10 @@ class ZooKeeperStore(CoordinationStore):
                     break
             except _LOST_REPLY as error:
                 raise RetryableError(f"ZooKeeper at {self._hosts} went away during the election: {error}") from error
+            except LockTimeout:
+                pass
             except KazooException as error:
-                if type(error).__name__ != "LockTimeout":
-                    raise self._named(error, base) from error
+                raise self._named(error, base) from error
             if deadline is not None and time.monotonic() >= deadline:
                 return None
         with self._lock:

@@ -334,3 +334,22 @@ def test_rows_that_get_lost_between_tasks_fail_the_attempt(
         failure = next(event.detail for event in run.events() if event.kind == "failed")
     assert "expected rows per edge" in failure
     assert setup.counts() == EXACT
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"cluster": "B", "topics": {"t": "1"}}, "was read from Kafka cluster 'A', and the configured one is 'B'"),
+        ({"cluster": "A", "topics": {"t": "2"}}, "topic 't' is not the one .* its id was 1 and is 2"),
+    ],
+)
+def test_state_of_another_cluster_or_topic_is_refused(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, now: dict[str, Any], message: str
+) -> None:
+    identity: dict[str, Any] = {"cluster": "A", "topics": {"t": "1"}}
+    monkeypatch.setattr("spouts.memory._MemoryPlanner.source_identity", lambda planner: identity)
+    setup.run_all()
+    identity = {"cluster": "A", "topics": {"t": "1", "u": "5"}}
+    setup.run_all()
+    identity = now
+    refused(setup, ConfigError, message)

@@ -166,6 +166,14 @@ def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path) -> None
         server.start()
 
 
+def test_a_server_that_meets_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """if [ "$1" = -version ]; then echo 'openjdk version "17.0.1"' >&2; exit 0; fi
+        echo 'ERROR java.io.IOException: No space left on device'; exit 1"""
+    monkeypatch.setenv("JAVA_HOME", script(tmp_path / "java", text))
+    with pytest.raises(ServerError, match=r"zookeeper ended while starting: .*No space left on device; its log is"):
+        ZooKeeperServer(tmp_path / "zookeeper").start()
+
+
 @pytest.mark.integration
 def test_two_instances_side_by_side_and_data_that_stays(tmp_path: Path) -> None:
     first = EmbeddedServers(tmp_path / "a")

@@ -268,6 +268,15 @@ class TestReading:
         with pytest.raises(BadRecordError, match=f"topic '{name}', partition 1, offset 2: .*number to string"):
             values(source, plan(source))
 
+    def test_a_record_of_10_mb_is_read(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1, max_message_bytes="20000000")
+        producer = topics.producer(message_max_bytes=20_000_000)
+        for value in (b"small", b"x" * 10_000_000, b"", None):
+            producer.produce(name, value)
+        assert producer.flush(60) == 0
+        source = spout(topics, name)
+        assert values(source, plan(source)) == ["small", "x" * 10_000_000, "", None]
+
     def test_metadata_fields_come_after_the_codecs(self, topics: Topics, name: str) -> None:
         topics.create(name, 1)
         producer = topics.producer()

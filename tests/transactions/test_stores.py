@@ -159,3 +159,20 @@ def test_zookeeper_bad_root_is_refused(root: str) -> None:
 def test_zookeeper_that_does_not_answer_is_named() -> None:
     with pytest.raises(RetryableError, match="no ZooKeeper server at .* answered"):
         ZooKeeperStore(f"127.0.0.1:{free_port()}", "/x", connect_timeout_s=0.5)
+
+
+@pytest.mark.integration
+def test_zookeeper_acl_that_denies_is_named_and_credentials_protect_every_znode(
+    servers: EmbeddedServers, name: str
+) -> None:
+    mine = [("digest", "ratchet:canary")]
+    store = ZooKeeperStore(servers.zookeeper, f"/{name}", auth_data=mine, default_acl=ZooKeeperStore.creator_only())
+    leadership = elected(store, "topology")
+    leadership.apply([Put("topology/coordinator/currtx", b"1")])
+    for path in ("", "/topology", "/topology/epoch", "/topology/coordinator", "/topology/coordinator/currtx"):
+        acls, _ = store._client.get_acls(f"/{name}{path}")
+        assert all(acl.id.scheme == "digest" for acl in acls), path
+    with pytest.raises(ConfigError, match=f"ZooKeeper denies access to /{name}") as refused:
+        ZooKeeperStore(servers.zookeeper, f"/{name}").get("topology/coordinator/currtx")
+    assert "canary" not in str(refused.value)
+    store.close()

@@ -1,0 +1,121 @@
+"""What is Spark's own: results are materialised once, a lost one fails the attempt, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import Fields, TransactionalTopologyBuilder
+from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
+from framework.execution.spark import SparkExecutor, _refuse_repetition
+from spouts import MemoryTransactionalSpout
+from tests.bolts import BatchCount
+
+HEADER = AttemptHeader("t", 1, 1, 1, "digest")
+RANGES = {str(each): {"first": 0, "next": 5, "rows": [[f"w{number}"] for number in range(5)]} for each in range(3)}
+
+
+class Witness(BatchCount):
+    """Writes a line into a file each time it is prepared, and each time it finishes."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = str(file)
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        super().prepare(conf, context, collector, batch_id)
+        self.task = context.task_index
+        self.note("prepared")
+
+    def finish_batch(self) -> None:
+        super().finish_batch()
+        self.note("finished")
+
+    def note(self, what: str) -> None:
+        descriptor = os.open(self.file, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, f"{what} {self.task}\n".encode())
+        os.close(descriptor)
+
+
+@pytest.fixture(params=["collapsed", "spread"])
+def executor(request: pytest.FixtureRequest, spark: str, tmp_path: Path) -> Iterator[SparkExecutor]:
+    builder = TransactionalTopologyBuilder("t", "spout", MemoryTransactionalSpout({0: []}, Fields(word=str), 1), 2)
+    builder.set_bolt("before", Witness(tmp_path / "before"), 3).shuffle_grouping("spout")
+    builder.set_committer_bolt("committer", Witness(tmp_path / "committer"), 2).shuffle_grouping("before")
+    builder.set_bolt("after", Witness(tmp_path / "after"), 2).all_grouping("committer")
+    most = 1_000 if request.param == "collapsed" else 0
+    made = SparkExecutor(plan_execution(builder.build()), {}, {}, collapse_records_max=most)
+    made.start()
+    yield made
+    made.close()
+
+
+def lines(path: Path) -> list[str]:
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+def test_the_processing_phase_runs_once_also_across_the_commit_job(executor: SparkExecutor, tmp_path: Path) -> None:
+    result = executor.process(ProcessingJob(HEADER, RANGES, 15))
+    assert result.failure is None
+    assert result.rows["spout->before"] == (15, 15)
+    assert result.source_rows == 15
+    assert lines(tmp_path / "committer") == ["prepared 0", "prepared 1"]
+    committed = executor.commit(HEADER)
+    assert committed.failure is None
+    assert committed.rows["committer->after"] == (4, 4)
+    assert lines(tmp_path / "before") == sorted(
+        f"{what} {task}" for what in ("prepared", "finished") for task in range(3)
+    )
+    for name in ("committer", "after"):
+        assert lines(tmp_path / name) == ["finished 0", "finished 1", "prepared 0", "prepared 1"]
+
+
+def test_a_lost_result_fails_the_attempt_and_is_not_computed_again(executor: SparkExecutor, tmp_path: Path) -> None:
+    assert executor.process(ProcessingJob(HEADER, RANGES, 15)).failure is None
+    kept = executor._results[HEADER].spread
+    if kept is None:
+        executor.release(HEADER)
+    else:
+        kept.unpersist(blocking=True)
+    failure = executor.commit(HEADER).failure
+    assert failure is not None
+    assert failure.kind in (FailureKind.ERROR, FailureKind.RETRYABLE)
+    assert "finished 0" not in lines(tmp_path / "committer")
+    assert len(lines(tmp_path / "before")) == 6
+
+
+def test_released_and_cancelled_results_leave_no_block(executor: SparkExecutor) -> None:
+    context = executor._context
+    assert context is not None
+    for attempt in range(1, 4):
+        header = AttemptHeader("t", 1, attempt, 1, "digest")
+        assert executor.process(ProcessingJob(header, RANGES, 15)).failure is None
+        (executor.release if attempt % 2 else executor.cancel)(header)
+    assert executor._results == {}
+    assert context._jsc.getPersistentRDDs().size() == 0
+    assert executor._reports is not None
+    assert executor._reports.value == []
+
+
+def test_an_attempt_that_was_cancelled_does_not_start(executor: SparkExecutor, tmp_path: Path) -> None:
+    executor.cancel(HEADER)
+    failure = executor.process(ProcessingJob(HEADER, RANGES, 15)).failure
+    assert failure is not None
+    assert "cancelled" in failure.message
+    assert lines(tmp_path / "before") == []
+
+
+def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework.errors import InvariantViolation
+    from framework.execution import spark as spark_module
+
+    class Second:
+        def attemptNumber(self) -> int:
+            return 1
+
+    monkeypatch.setattr(spark_module.TaskContext, "get", staticmethod(Second))
+    with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
+        _refuse_repetition()
