@@ -16,7 +16,7 @@ from framework.config import Config
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, LocalExecutor, TaskFailure, plan_execution
 from framework.observe import TransactionEvent
-from framework.topology import Topology
+from framework.topology import Reach, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.driver import DriverSettings
 
@@ -202,6 +202,8 @@ def submit(
     checked = Config.of(config or {})
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
+    if executor is None or executor == "spark":
+        _check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     _check_pickles(topology)
     plan = plan_execution(topology)
     runner = _executor(executor, plan, checked)
@@ -264,6 +266,22 @@ def _check_pickles(topology: Topology) -> None:
                 f"component {component.id!r} cannot be sent to a task: {error}; keep connections, locks and open files "
                 "out of its attributes and open them in prepare(), or pass a factory instead of an instance"
             ) from error
+
+
+def _check_reach(topology: Topology, master: str) -> None:
+    """C23: a state must be reachable from where its commit tasks run."""
+    local = master.startswith("local") and not master.startswith("local-cluster")
+    for state in topology.states:
+        if state.reach is Reach.PROCESS:
+            raise ConfigError(
+                f"{state.location} lives in one process, and Spark's tasks run in others: use the executor 'local', or another "
+                "backend"
+            )
+        if state.reach is Reach.HOST and not local:
+            raise ConfigError(
+                f"{state.location} can be written from one host only, and spark.master is {master!r}: use a backend that all "
+                "executors reach, or a local master"
+            )
 
 
 def _remaining(deadline: float | None) -> float | None:

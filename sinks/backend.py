@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.topology import Fields, Header, Stamp, ValueType
+from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
 
 Key = tuple[Any, ...]
@@ -38,6 +38,9 @@ class MapBackend(ABC):
     Every method may raise ``RetryableError`` (no answer, nothing done), ``CommitOutcomeUnknown`` (the answer to a write
     was lost) and ``CorruptStateError`` (names the row).
     """
+
+    #: From where the rows can be written.
+    reach: Reach = Reach.NETWORK
 
     @property
     @abstractmethod

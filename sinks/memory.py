@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError
-from framework.topology import Fields, Header, Stamp
+from framework.topology import Fields, Header, Reach, Stamp
 from sinks.backend import Key, MapBackend, Row
 
 
@@ -33,6 +33,8 @@ class MemoryBackend(MapBackend):
     >>> backend.multi_get([("dog",)])
     [None]
     """
+
+    reach = Reach.PROCESS
 
     def __init__(self, name: str | None = None) -> None:
         self._id = f"memory:{name or uuid.uuid4().hex[:8]}:{uuid.uuid4().hex[:8]}"

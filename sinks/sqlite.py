@@ -28,7 +28,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import Fields, Header, OpenCommit, Stamp, ValueType
+from framework.topology import Fields, Header, OpenCommit, Reach, Stamp, ValueType
 from framework.topology.fencing import FORMAT
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, MapBackend, Row
@@ -91,6 +91,8 @@ class SqliteBackend(MapBackend):
     missing, checked otherwise. ``key`` and ``value``: the typed columns; a ``StateCommitter`` fills them in from its
     input when they are left out.
     """
+
+    reach = Reach.HOST
 
     def __init__(
         self, path: str | os.PathLike[str], table: str, key: Fields | None = None, value: Fields | None = None

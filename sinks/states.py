@@ -19,6 +19,7 @@ from framework.topology import (
     Fields,
     Header,
     OpenCommit,
+    Reach,
     Stamp,
     TransactionAttempt,
     ValueType,
@@ -163,6 +164,10 @@ class MapState(FencedState):
     @property
     def location(self) -> str:
         return self.backend.location
+
+    @property
+    def reach(self) -> Reach:
+        return self.backend.reach
 
     def bind(self, key: Fields, value: Fields) -> None:
         self.backend.bind(key, value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from examples.global_count import BatchCount
 from framework import (
     BaseBasicBolt,
-    BaseBatchBolt,
     BaseTransactionalBolt,
     Committer,
     FailedException,
@@ -14,6 +14,8 @@ from framework import (
     OutputFieldsDeclarer,
 )
 from sinks import MapState
+
+__all__ = ["BatchCount", "Relay", "Split", "UpdateGlobalCount"]
 
 
 class Split(BaseBasicBolt):
@@ -27,24 +29,6 @@ class Split(BaseBasicBolt):
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(Fields(word=str))
-
-
-class BatchCount(BaseBatchBolt):
-    """The number of tuples of its task."""
-
-    deterministic = True
-
-    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
-        self.collector, self.count = collector, 0
-
-    def execute(self, tup: Any) -> None:
-        self.count += 1
-
-    def finish_batch(self) -> None:
-        self.collector.emit([self.count])
-
-    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        declarer.declare(Fields(count=int))
 
 
 class UpdateGlobalCount(BaseTransactionalBolt, Committer):

@@ -25,6 +25,14 @@ class ValueType(Enum):
     OPAQUE = "opaque"
 
 
+class Reach(Enum):
+    """From where a state can be written (C23)."""
+
+    PROCESS = "process"
+    HOST = "host"
+    NETWORK = "network"
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Stamp:
     """Who wrote a row last. Ordered first by txid, then by the leader's epoch, then by the attempt."""
@@ -86,6 +94,11 @@ class FencedState(ABC):
     """
 
     value_type: ValueType
+
+    @property
+    @abstractmethod
+    def reach(self) -> Reach:
+        """From where the state can be written."""
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
-from framework.errors import TopologyError
+from framework.errors import ConfigError, TopologyError
 from sinks import (
     Count,
     MemoryBackend,
@@ -196,3 +196,21 @@ def test_outline_changes_with_the_topology() -> None:
     first.set_bolt("a", Relay()).shuffle_grouping("spout")
     second.set_bolt("a", Relay(), 2).shuffle_grouping("spout")
     assert first.build().digest() != second.build().digest()
+
+
+@pytest.mark.parametrize(
+    ("backend", "master", "message"),
+    [
+        ("memory", "local[2]", "lives in one process, and Spark's tasks run in others"),
+        ("sqlite", "spark://host:7077", "can be written from one host only, and spark.master is 'spark://host:7077'"),
+        ("sqlite", "local-cluster[2,1,1024]", "can be written from one host only"),
+    ],
+)
+def test_submit_states_that_tasks_cannot_reach_are_refused(
+    backend: str, master: str, message: str, tmp_path: Path
+) -> None:
+    made = MemoryBackend("here") if backend == "memory" else SqliteBackend(tmp_path / "x.db", "t")
+    b = builder()
+    b.set_bolt("a", committer(TransactionalMapState(made))).global_grouping("spout")
+    with pytest.raises(ConfigError, match=message):
+        submit(b.build(), {"spark.master": master})
