@@ -59,6 +59,8 @@ class ServerProcess(ABC):
         self._guarded = guarded
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port or 0
+        #: Open files that the guardian holds as long as it lives, such as the lock of the work folder.
+        self.held_files: tuple[int, ...] = ()
 
     @property
     def log_file(self) -> Path:
@@ -153,6 +155,7 @@ class ServerProcess(ABC):
                     stderr=subprocess.STDOUT,
                     cwd=self.folder,
                     env=environment,
+                    pass_fds=self.held_files if self._guarded else (),
                     start_new_session=not self._guarded,
                 )
         except OSError as error:

@@ -14,6 +14,7 @@ from typing import IO, Any
 from integration.errors import ServerError
 from integration.jars import Progress
 from integration.kafka import KafkaBroker
+from integration.process import STOP_TIMEOUT_S
 from integration.zookeeper import ZooKeeperServer
 
 STATE_FILE = "servers.json"
@@ -85,23 +86,42 @@ class EmbeddedServers:
         """Two instances do not share a folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / "lock", "w", encoding="utf-8")  # noqa: SIM115 - held as long as the servers run
+            lock = open(self.folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - held as long as the servers run
         except OSError as error:
             raise ServerError(f"{self.folder}: {error.strerror or error}; give another folder") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._wait_for_lock(lock)
+            running = read_state(self.folder)
+            if running is not None:
+                raise ServerError(
+                    f"servers already run in {self.folder} (python -m integration down --dir {self.folder} ends them)"
+                )
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        except BaseException:
             lock.close()
-            raise ServerError(
-                f"servers already run in {self.folder}: use them, stop them, or give another folder"
-            ) from None
-        running = read_state(self.folder)
-        if running is not None:
-            lock.close()
-            raise ServerError(
-                f"servers already run in {self.folder} (python -m integration down --dir {self.folder} ends them)"
-            )
+            raise
         self._lock = lock
+        self.kafka.held_files = self.zookeeper_server.held_files = (lock.fileno(),)
+
+    def _wait_for_lock(self, lock: IO[str]) -> None:
+        """A parent that was killed leaves servers that are still stopping, and their guardians hold the lock: wait for
+        them. While the parent lives there is nothing to wait for."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                lock.seek(0)
+                owner = lock.read().strip()
+                alive = not owner.isdigit() or Path(f"/proc/{owner}").exists()
+                if alive or time.monotonic() > deadline:
+                    raise ServerError(
+                        f"servers already run in {self.folder}: use them, stop them, or give another folder"
+                    ) from None
+                time.sleep(0.1)
 
 
 # --- servers that outlive the command that started them -----------------------------------------------------------

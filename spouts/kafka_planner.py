@@ -16,7 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from framework.errors import DataLossError, RetryableError
@@ -28,6 +35,8 @@ from spouts.kafka_settings import KafkaSettings, kafka_error
 REQUEST_TIMEOUT_S = 5.0
 #: How often topics and leaders are looked up again; new partitions are seen this late.
 METADATA_AGE_MAX_S = 5.0
+#: A broker that comes back may for a moment report less than it has; after this long, the log is truncated.
+TRUNCATED_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class KafkaPlanner(PartitionPlanner):
         self._client: AdminClient | None = None
         self._topics: _Topics | None = None
         self._ends: dict[str, int] = {}
+        self._short_since: dict[str, float] = {}
 
     # --- PartitionPlanner ------------------------------------------------------------------------------------
 
@@ -91,12 +101,14 @@ class KafkaPlanner(PartitionPlanner):
         firsts = self._first_offsets(previous, ends)
         available = {}
         for partition, end in ends.items():
-            if end < firsts[partition]:
+            if end < firsts[partition] and self._is_short(partition):
                 raise DataLossError(
                     f"partition {partition} ends at offset {end}, and offsets up to {firsts[partition]} were read before: the "
                     "log was truncated or the topic created again; give the topology another id to read it anew"
                 )
-            available[partition] = end - firsts[partition]
+            available[partition] = max(end - firsts[partition], 0)
+            if end >= firsts[partition]:
+                self._short_since.pop(partition, None)
         shares = fair_shares(available, self._limits)
         plan = {
             partition: _meta(first, first + shares.get(partition, 0)) for partition, first in sorted(firsts.items())
@@ -142,6 +154,11 @@ class KafkaPlanner(PartitionPlanner):
                 raise kafka_error(error, "Kafka settings") from error
         return self._client
 
+    def _is_short(self, partition: str) -> bool:
+        """Whether a log has ended too early for so long that its broker is not just coming back."""
+        now = time.monotonic()
+        return now - self._short_since.setdefault(partition, now) >= TRUNCATED_AFTER_S
+
     def _first_offsets(self, previous: Mapping[str, Meta | None], ends: Mapping[str, int]) -> dict[str, int]:
         """Where each partition goes on, or begins."""
         known = {each: int(meta["next_offset"]) for each, meta in previous.items() if meta is not None}
@@ -174,7 +191,10 @@ class KafkaPlanner(PartitionPlanner):
         problem: KafkaException | None = None
         for where, future in answers.items():
             try:
-                offsets[f"{where.topic}/{where.partition}"] = future.result().offset
+                offset = future.result().offset
+                if offset == OFFSET_INVALID:  # what librdkafka makes of a connection that broke at the wrong moment
+                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
+                offsets[f"{where.topic}/{where.partition}"] = offset
             except KafkaException as error:
                 problem = error
         if problem is not None:

@@ -38,6 +38,7 @@ SKIP_RECORDS_MAX = 5_000
 #: A partition that delivers nothing for this long fails the attempt; the replay waits in its turn.
 SILENCE_MAX_S = 20.0
 _POLL_S = 0.05
+CONNECT_TIMEOUT_S = 2.0
 
 _METADATA_TYPES = {
     "topic": pa.string(),
@@ -88,6 +89,13 @@ class KafkaSession:
             for where, each in wanted.items():
                 self._unassign([other for other in self._assigned if other != where])
                 yield from self._read({where: each}, at_once=False)
+
+    def connect(self) -> None:
+        """Open the connections that the first read would open."""
+        try:
+            self._consumer.list_topics(timeout=CONNECT_TIMEOUT_S)
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
 
     def close(self) -> None:
         self._consumer.close()
@@ -249,6 +257,10 @@ class KafkaReader(PartitionReader):
             return
         for messages in self._session().read(asked):
             yield self._decoded(messages)
+
+    def warm_up(self) -> None:
+        self._session().connect()
+        self._codec.decode([None])
 
     def _session(self) -> KafkaSession:
         key = (os.getpid(), f"{self._group}|{self._settings.bootstrap_servers}", self._slot)

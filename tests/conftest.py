@@ -11,8 +11,13 @@ import pytest
 import structlog
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from hypothesis import HealthCheck, settings
 
 from integration import EmbeddedServers
+
+# A shared machine may be slow at any moment; what is slow is not wrong.
+settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ratchet")
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ repeats nothing inside an attempt; a task that is a repetition fails itself (C10
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import structlog
 from pyspark import RDD, SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from framework.errors import InvariantViolation
+from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summarise
@@ -40,6 +41,7 @@ from framework.execution.records import (
 )
 from framework.execution.spark_session import COMMIT_POOL, PROCESSING_POOL, start_context
 from framework.execution.tasks import PlannedTopology, run_level
+from framework.topology.spouts import PartitionedSpout
 
 __all__ = ["SparkExecutor"]
 
@@ -164,7 +166,12 @@ class _WarmUp:
     def __call__(self, partition: int, items: Iterable[Any]) -> Iterator[int]:
         topology = self.payload.topology()
         for component in topology.plan.components.values():
-            topology.instance(component)
+            made = topology.instance(component)
+            for task in range(component.parallelism if isinstance(made, PartitionedSpout) else 0):
+                reader = made.reader(topology.conf, topology.context(component, task))
+                with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and say so
+                    reader.warm_up()
+                reader.close()
         yield sum(1 for _ in items)
 
 

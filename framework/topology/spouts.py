@@ -87,6 +87,9 @@ class PartitionReader(ABC):
         for partition, meta in ranges.items():
             yield from self.read(attempt, partition, meta)
 
+    def warm_up(self) -> None:
+        """Called in workers before the first batch: connect, load what decoding needs. May fail without consequence."""
+
     def close(self) -> None:
         """Called at the end of the attempt's read."""
 

@@ -212,6 +212,23 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path: Path, how: signal.Signal
 
 
 @pytest.mark.integration
+def test_a_second_run_right_after_a_kill_waits_for_the_first_ones_servers(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from integration import EmbeddedServers\n"
+        "servers = EmbeddedServers(Path(sys.argv[1])); servers.start(); print('up', flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "up\n"
+    with pytest.raises(ServerError, match="servers already run in"):
+        EmbeddedServers(tmp_path).start()
+    parent.kill()
+    parent.wait(10)
+    with EmbeddedServers(tmp_path) as again:
+        assert _cluster_id(again)
+
+
+@pytest.mark.integration
 def test_no_orphan_when_the_guardian_is_killed(tmp_path: Path) -> None:
     server = ZooKeeperServer(tmp_path)
     server.start()

@@ -168,9 +168,14 @@ class TestPlanning:
         before = {f"{name}-gone/0": {"first_offset": 3, "next_offset": 7}}
         assert plan(spout(topics, name), before)[f"{name}-gone/0"] == {"first_offset": 7, "next_offset": 7}
 
-    def test_a_log_that_ends_before_what_was_read_is_data_loss(self, topics: Topics, name: str) -> None:
+    def test_a_log_that_ends_before_what_was_read_is_data_loss(
+        self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         topics.create(name, 1)
         topics.send(name, [b"x"])
+        planner = spout(topics, name).planner({}, CONTEXT)
+        assert planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 9}}) is None  # perhaps it is coming back
+        monkeypatch.setattr("spouts.kafka_planner.TRUNCATED_AFTER_S", 0.0)
         with pytest.raises(DataLossError, match=rf"{name}/0 ends at offset 1, and offsets up to 9"):
             plan(spout(topics, name), {f"{name}/0": {"first_offset": 0, "next_offset": 9}})
 
@@ -183,6 +188,33 @@ class TestPlanning:
         assert bounded[f"{name}/0"]["next_offset"] == 2
         producer.commit_transaction(30)
         assert plan(spout(topics, name), bounded)[f"{name}/0"]["next_offset"] == 5
+
+    def test_an_offset_that_is_no_offset_is_asked_again(
+        self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """librdkafka answers -1001, without an error, when the broker dies under the request."""
+        from concurrent.futures import Future
+        from types import SimpleNamespace
+
+        topics.create(name, 1)
+        topics.send(name, [b"x"])
+        planner = spout(topics, name).planner({}, CONTEXT)
+        client = planner._admin()
+
+        class Broken:
+            def list_offsets(self, wanted: Any, **options: Any) -> Any:
+                answer: Future[Any] = Future()
+                answer.set_result(SimpleNamespace(offset=-1001))
+                return dict.fromkeys(wanted, answer)
+
+            def __getattr__(self, attribute: str) -> Any:
+                return getattr(client, attribute)
+
+        planner._client = Broken()
+        with pytest.raises(RetryableError, match="cut off"):
+            planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 1}})
+        planner._client = client
+        assert planner.plan({}) is not None
 
     def test_identity_names_cluster_and_topic_ids(self, topics: Topics, name: str) -> None:
         topics.create(name)
