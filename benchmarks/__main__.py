@@ -25,8 +25,11 @@ from integration import EmbeddedServers
 def main() -> int:
     arguments = _arguments()
     configure_logging(level="warning")
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-bench-"))
-    with EmbeddedServers(folder / "servers") as servers:
+    with (
+        tempfile.TemporaryDirectory(prefix="ratchet-bench-") as made,
+        EmbeddedServers(Path(made) / "servers") as servers,
+    ):
+        folder = Path(made)
         if "w1" in arguments.workloads:
             _print(_throughput(servers, folder, arguments))
         if "w2" in arguments.workloads:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -65,7 +67,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
         # The host name of a laptop or container need not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    pools = Path(tempfile.mkdtemp(prefix="ratchet-spark-")) / "pools.xml"
+    pools = _scratch_folder() / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
     conf = SparkConf().setAppName(app_name)
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
@@ -79,6 +81,13 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         ) from error
     context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
     return context
+
+
+def _scratch_folder() -> Path:
+    """A folder for this process's Spark settings, removed when the process ends in order."""
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _import_path() -> list[str]:
