@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from framework.errors import ConfigError, RetryableError
@@ -92,8 +92,6 @@ def _create(admin: AdminClient, topic: str) -> None:
 
 
 def _records(bootstrap_servers: str, topic: str) -> int:
-    from confluent_kafka import Consumer, TopicPartition
-
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "flights-loader"})
     try:
         ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=30) for each in range(PARTITIONS)]

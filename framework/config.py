@@ -67,10 +67,7 @@ class Config(BaseModel):
     @field_validator("zookeeper_root")
     @classmethod
     def _root(cls, value: str) -> str:
-        parts = [part for part in value.split("/") if part]
-        if not value.startswith("/") or not parts or any(part in (".", "..") or "\0" in part for part in parts):
-            raise ValueError("must be an absolute path such as /ratchet")
-        return value
+        return checked_zookeeper_root(value)
 
     @field_validator("zookeeper_auth")
     @classmethod
@@ -135,6 +132,18 @@ class Config(BaseModel):
             if field.alias and name != "zookeeper_auth"
         }
         return {**visible, **self.app}
+
+
+def checked_zookeeper_root(value: str) -> str:
+    """The path without empty components. Raises ``ValueError`` for one that is not absolute or could leave the root.
+
+    >>> checked_zookeeper_root("/a//b/")
+    '/a/b'
+    """
+    parts = [part for part in value.split("/") if part]
+    if not value.startswith("/") or not parts or any(part in (".", "..") or "\0" in part for part in parts):
+        raise ValueError("must be an absolute path such as /ratchet")
+    return "/" + "/".join(parts)
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

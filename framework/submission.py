@@ -132,18 +132,11 @@ class Run:
             try:
                 goal = asked.result(_remaining(deadline))
             except (RetryableError, CancelledError):
-                self._wait(lambda status: True, 0, "")
                 time.sleep(0.1)
                 continue
             if goal is None:
                 raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
-        self._wait(lambda status: self._covers(goal), _remaining(deadline), "the run to catch up")
-
-    def _covers(self, goal: Any) -> bool:
-        plan = self._driver.committed_plan()
-        term = self._driver._term
-        planner = term._planner if term is not None else None
-        return planner is not None and planner.covers(plan or {}, goal)
+        self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Finish the commit under way, abandon the rest, end the threads. Loses nothing; safe to call twice."""

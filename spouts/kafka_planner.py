@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from framework.errors import DataLossError, RetryableError
 from framework.topology import PartitionPlanner
 from framework.topology.spouts import Meta
+from spouts.kafka_partitions import partition_id, topic_and_number
 from spouts.kafka_settings import KafkaSettings, kafka_error
 
 #: How long a broker may take to answer before the planner says so and asks again.
@@ -180,7 +181,7 @@ class KafkaPlanner(PartitionPlanner):
         """Offsets of partitions; one whose leader does not answer is left out."""
         if not partitions:
             return {}
-        wanted = {_topic_partition(each): spec for each in partitions}
+        wanted = {TopicPartition(*topic_and_number(each)): spec for each in partitions}
         try:
             answers = self._admin().list_offsets(
                 wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
@@ -194,7 +195,7 @@ class KafkaPlanner(PartitionPlanner):
                 offset = future.result().offset
                 if offset == OFFSET_INVALID:  # what librdkafka makes of a connection that broke at the wrong moment
                     raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
-                offsets[f"{where.topic}/{where.partition}"] = offset
+                offsets[partition_id(where.topic, where.partition)] = offset
             except KafkaException as error:
                 problem = error
         if problem is not None:
@@ -241,7 +242,7 @@ class KafkaPlanner(PartitionPlanner):
                 topic_ids[name] = str(topic.topic_id)
                 for partition in topic.partitions:
                     (led if partition.leader is not None and partition.leader.id >= 0 else leaderless).append(
-                        f"{name}/{partition.id}"
+                        partition_id(name, partition.id)
                     )
         except KafkaException as error:
             raise self._failed(error) from error
@@ -267,8 +268,3 @@ def fair_shares(available: Mapping[str, int], limits: KafkaLimits) -> dict[str, 
 
 def _meta(first_offset: int, next_offset: int) -> Meta:
     return {"first_offset": first_offset, "next_offset": next_offset}
-
-
-def _topic_partition(partition: str) -> TopicPartition:
-    topic, _, number = partition.rpartition("/")
-    return TopicPartition(topic, int(number))

@@ -27,6 +27,7 @@ from framework.errors import BadRecordError, DataLossError, RetryableError
 from framework.topology import Fields, PartitionReader, TransactionAttempt
 from framework.topology.spouts import Meta
 from spouts.codecs import Codec, UndecodableValueError
+from spouts.kafka_partitions import partition_id, topic_and_number
 from spouts.kafka_settings import KafkaSettings, kafka_error
 
 #: Records per call of ``consume`` and per record batch.
@@ -142,10 +143,10 @@ class KafkaSession:
             if heard:
                 last_heard = time.monotonic()
             elif time.monotonic() - last_heard > SILENCE_MAX_S:
-                topic, partition = next(iter(open_ranges))
+                silent = next(iter(open_ranges))
                 raise RetryableError(
-                    f"partition {topic}/{partition} delivered nothing for {SILENCE_MAX_S:g} s, at offset "
-                    f"{position[(topic, partition)]} of a range to {open_ranges[(topic, partition)][1]}"
+                    f"partition {partition_id(*silent)} delivered nothing for {SILENCE_MAX_S:g} s, at offset "
+                    f"{position[silent]} of a range to {open_ranges[silent][1]}"
                 )
             records = self._sorted_out(heard, open_ranges, position)
             if records:
@@ -193,11 +194,11 @@ class KafkaSession:
             return
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise DataLossError(
-                f"partition {where[0]}/{where[1]} no longer holds offset {position.get(where)}: {error.str()}. Retention removed "
+                f"partition {partition_id(*where)} no longer holds offset {position.get(where)}: {error.str()}. Retention removed "
                 "it, or the topic was created again; give the topology another id to start from what is left"
             )
         if error.fatal() or not error.retriable():
-            raise kafka_error(error, f"partition {where[0]}/{where[1]}")
+            raise kafka_error(error, f"partition {partition_id(*where)}")
 
     def _position(self, where: Where, first: int) -> None:
         """Make sure that everything from ``first`` on is ahead or still to come."""
@@ -251,8 +252,7 @@ class KafkaReader(PartitionReader):
     def read_all(self, attempt: TransactionAttempt, ranges: Mapping[str, Meta]) -> Iterator[pa.RecordBatch]:
         asked: dict[Where, Range] = {}
         for partition, meta in ranges.items():
-            topic, _, number = partition.rpartition("/")
-            asked[(topic, int(number))] = (int(meta["first_offset"]), int(meta["next_offset"]))
+            asked[topic_and_number(partition)] = (int(meta["first_offset"]), int(meta["next_offset"]))
         if not any(first < end for first, end in asked.values()):
             return
         for messages in self._session().read(asked):

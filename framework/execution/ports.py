@@ -27,7 +27,6 @@ class PhaseResult:
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     source_rows: int = 0
-    tasks: int = 0
 
 
 class BatchExecutor(Protocol):
@@ -81,7 +80,7 @@ def summarise(plan: ExecutionPlan, phase: Phase, reports: Iterable[TaskReport], 
     failure = _worst([report.failure for report in collected if report.failure is not None])
     if failure is None:
         failure = _incomplete(plan, phase, collected, sent, received, expected_tasks)
-    return PhaseResult(failure, by_label, sum(report.source_rows for report in collected), len(collected))
+    return PhaseResult(failure, by_label, sum(report.source_rows for report in collected))
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

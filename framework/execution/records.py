@@ -27,6 +27,7 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
+from framework.execution.plan import Phase
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.fencing import CommitFence
 
@@ -133,8 +134,8 @@ Record = Union[Seed, Control, Piece, CommitterState]
 class TaskReport:
     """What one task tells the driver."""
 
-    level: int
-    partition: int
+    header: AttemptHeader
+    phase: Phase
     sent: dict[int, int] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
     committers: int = 0

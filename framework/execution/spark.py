@@ -31,7 +31,6 @@ from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summari
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
-    Control,
     FailureKind,
     Piece,
     Record,
@@ -51,7 +50,7 @@ COLLAPSED_RESULT_BYTES_MAX = 4 << 20
 #: Jobs run before the first batch: Spark's first dozens take twice as long as the later ones.
 WARM_UP_JOBS = 12
 
-Reports = list[tuple[str, TaskReport]]
+Reports = list[TaskReport]
 #: Spark adds reports from a thread of its own, while phases take theirs out.
 _reports_lock = threading.Lock()
 
@@ -115,26 +114,19 @@ class _LevelFunction:
 
     def __call__(self, partition: int, records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
         _refuse_repetition()
-        key = ""
-        mine: list[TaskReport] = []
-        inputs: list[Record] = []
-        for _, record in records:
-            inputs.append(record)
-            if isinstance(record, (Seed, Control)):
-                key = str(record.header)
+        mine: Reports = []
         yield from run_level(
             self.payload.topology(),
             self.phase,
             self.level,
             partition,
             self.width,
-            inputs,
+            (record for _, record in records),
             mine.append,
             encode=True,
             header=self.header,
         )
-        key = str(self.header) if self.header is not None else key
-        self.reports.add([(f"{self.phase.value} {key}", report) for report in mine])
+        self.reports.add(mine)
 
 
 class _CollapsedFunction:
@@ -158,12 +150,12 @@ class _CollapsedFunction:
 
 
 class _WarmUp:
-    """Load in a worker what batches will need."""
+    """Load in a worker what batches will need, and connect its readers."""
 
     def __init__(self, payload: _Payload) -> None:
         self.payload = payload
 
-    def __call__(self, partition: int, items: Iterable[Any]) -> Iterator[int]:
+    def __call__(self, items: Iterable[Any]) -> Iterator[int]:
         topology = self.payload.topology()
         for component in topology.plan.components.values():
             made = topology.instance(component)
@@ -182,6 +174,10 @@ def _size(record: Record) -> int:
     return len(record.pickled) if isinstance(record, CommitterState) else 0
 
 
+def _pass_on(items: Iterable[Any]) -> Iterator[Any]:
+    yield from items
+
+
 def _by_partition(key: int) -> int:
     return key
 
@@ -195,7 +191,7 @@ class _Result:
 
     spread: RDD[tuple[int, Record]] | None
     records: Sequence[Record]
-    reports: int
+    partitions: int
 
 
 class SparkExecutor:
@@ -304,11 +300,11 @@ class SparkExecutor:
             for number, level in enumerate(self._plan.commit):
                 if number:
                     rdd = rdd.partitionBy(level.partitions, _by_partition)
-                width = level.partitions if number else result.reports
+                width = level.partitions if number else result.partitions
                 rdd = rdd.mapPartitionsWithIndex(self._level(Phase.COMMIT, number, width, header))
             rdd._jrdd.count()
             reports = self._take_reports(header, Phase.COMMIT)
-        expected = expected_reports(self._topology, Phase.COMMIT, spread=result.reports)
+        expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
         return summarise(self._plan, Phase.COMMIT, reports, expected)
 
     def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport]) -> PhaseResult:
@@ -332,12 +328,14 @@ class SparkExecutor:
         """The reports of one phase of one attempt; those of dead attempts go with them."""
         if self._reports is None:
             raise InvariantViolation("the executor is not started")
-        key = f"{phase.value} {header}"
         gathered = self._reports.value
         with self._lock, _reports_lock:
-            mine = [report for found, report in gathered if found == key]
-            dead = {f"{each.value} {gone}" for gone in self._cancelled for each in Phase}
-            gathered[:] = [entry for entry in gathered if entry[0] != key and entry[0] not in dead]
+            mine = [each for each in gathered if each.header == header and each.phase is phase]
+            gathered[:] = [
+                each
+                for each in gathered
+                if (each.header, each.phase) != (header, phase) and each.header not in self._cancelled
+            ]
         return mine
 
     def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
@@ -368,11 +366,9 @@ class SparkExecutor:
         """Run small jobs of both shapes, so that the first batch meets compiled code and loaded workers."""
         context = self._started()
         width = max(level.partitions for level in self._plan.processing)
-        context.parallelize(range(width), width).mapPartitionsWithIndex(_WarmUp(self._payload)).collect()
+        context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
         for _ in range(WARM_UP_JOBS):
-            context.parallelize([(0, 0)], 1).partitionBy(2, _by_partition).mapPartitionsWithIndex(
-                _WarmUp(self._payload)
-            ).count()
+            context.parallelize([(0, 0)], 1).partitionBy(2, _by_partition).mapPartitions(_pass_on).count()
 
 
 def _group(header: AttemptHeader, phase: Phase) -> str:

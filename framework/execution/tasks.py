@@ -250,7 +250,7 @@ class _LevelTask:
         self.width = width
         self.header = header
         self.encode = encode
-        self.report = TaskReport(level, partition)
+        self.report = TaskReport(header, phase)
         self.outbox = _Outbox(self)
         self.runners: dict[str, _Runner] = {}
         self._fields_of = {

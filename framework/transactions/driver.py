@@ -142,9 +142,12 @@ class Driver:
         term = self._term
         return term.planning.call(function) if term is not None and term.planning is not None else None
 
-    def committed_plan(self) -> Plan | None:
+    def covers(self, goal: Plan) -> bool:
+        """Whether everything in ``goal`` (an answer of the planner's ``end``) is committed."""
         term = self._term
-        return term.coordinator.committed_plan if term is not None and term.coordinator is not None else None
+        if term is None or term.coordinator is None or term._planner is None:
+            return False
+        return term._planner.covers(term.coordinator.committed_plan or {}, goal)
 
     # --- the loop --------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
+from framework.config import checked_zookeeper_root
 from framework.errors import (
     ConfigError,
     CorruptStateError,
@@ -77,8 +78,10 @@ class ZooKeeperStore(CoordinationStore):
         default_acl: Sequence[Any] | None = None,
     ) -> None:
         self._hosts = hosts
-        self._root = _checked_root(root)
-        self._session_timeout_s = session_timeout_s
+        try:
+            self._root = checked_zookeeper_root(root)
+        except ValueError as error:
+            raise ConfigError(f"transactional.zookeeper.root {error}, not {root!r}") from None
         self._known: dict[str, set[str]] = {}
         self._lock = threading.RLock()
         self._client = KazooClient(
@@ -354,10 +357,3 @@ def _epoch_of(data: bytes, node: str) -> tuple[int, int]:
     if not isinstance(value, dict) or not all(isinstance(value.get(key), int) for key in ("epoch", "sequence")):
         raise CorruptStateError(f"{node}: not an epoch document; restore the node from a backup")
     return value["epoch"], value["sequence"]
-
-
-def _checked_root(root: str) -> str:
-    parts = [part for part in root.split("/") if part]
-    if not root.startswith("/") or not parts or any(part in (".", "..") or "\0" in part for part in parts):
-        raise ConfigError(f"transactional.zookeeper.root must be an absolute path such as /ratchet, not {root!r}")
-    return "/" + "/".join(parts)
