@@ -44,6 +44,10 @@ class Config(BaseModel):
     )
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(5, alias="topology.max.attempts")
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(100, alias="topology.spout.idle.poll.max.ms")
+    emit_empty_batches: bool = Field(False, alias="topology.spout.emit.empty.batches")
+    empty_batch_every_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
+        500, alias="topology.trident.batch.emit.interval.millis"
+    )
     collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
         20_000, alias="topology.collapse.records.max"
     )

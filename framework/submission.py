@@ -15,10 +15,10 @@ import structlog
 from framework.config import Config
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, LocalExecutor, TaskFailure, plan_execution
-from framework.observe import TransactionEvent
+from framework.observe import TransactionEvent, TransactionRecord
 from framework.topology import Reach, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
-from framework.transactions.driver import DriverSettings
+from framework.transactions.term import DriverSettings
 
 _log = structlog.get_logger()
 
@@ -61,7 +61,13 @@ class Run:
     """A topology that runs in threads of this process. Made by ``submit``."""
 
     def __init__(
-        self, topology: Topology, executor: BatchExecutor, store: CoordinationStore, owned: bool, config: Config
+        self,
+        topology: Topology,
+        executor: BatchExecutor,
+        store: CoordinationStore,
+        owned: bool,
+        config: Config,
+        accept_changed_topology: bool = False,
     ) -> None:
         self._topology = topology
         self._executor = executor
@@ -76,6 +82,8 @@ class Run:
                 int(config.message_timeout_secs * 1000),
                 config.max_attempts,
                 config.idle_poll_max_ms / 1000,
+                config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
+                accept_changed_topology,
                 config.for_components(),
             ),
         )
@@ -114,6 +122,12 @@ class Run:
     def events(self) -> list[TransactionEvent]:
         """The latest steps of transactions, oldest first; bounded."""
         return self._driver.journal.events()
+
+    def transactions(self) -> list[TransactionRecord]:
+        """A record for each of the last thousand transactions that this process closed, oldest first, then those in
+        flight: plan, attempts, time per phase, rows per edge, outcome. ``framework.transactions.read_history`` reads
+        what the store keeps of them, from any process."""
+        return self._driver.journal.records()
 
     def wait_for_commit(self, txid: int, timeout_s: float | None = None) -> None:
         """Wait until ``txid`` is committed. Raises ``TimeoutError``, or what the topology failed with."""
@@ -183,12 +197,16 @@ def submit(
     config: Mapping[str, Any] | Config | None = None,
     store: CoordinationStore | None = None,
     executor: Executor = None,
+    *,
+    accept_changed_topology: bool = False,
 ) -> Run:
     """Start a topology and return its run.
 
     ``config``: dotted keys, see ``framework.config``. ``store``: where transactional state is kept; by default
     ZooKeeper at ``transactional.zookeeper.servers``, and when none is configured a ``MemoryStore`` that ends with the
     process. ``executor``: by default Spark at ``spark.master``; ``"local"`` runs in this process.
+    ``accept_changed_topology``: go on from the state of a topology of the same id and another shape; the difference is
+    logged. A state that is new to the topology begins empty at the next txid.
 
     Raises ``ConfigError`` or ``TopologyError`` before anything has started.
     """
@@ -209,7 +227,7 @@ def submit(
         if owned:
             store.close()
         raise
-    return Run(topology, runner, store, owned, checked)
+    return Run(topology, runner, store, owned, checked, accept_changed_topology)
 
 
 def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:

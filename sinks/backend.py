@@ -84,6 +84,15 @@ class MapBackend(ABC):
         """Under ``header``: each row of its open txid with a lower (epoch, attempt) gets value = prev and the header's
         stamp; a row born in that txid becomes a tombstone. Returns how many."""
 
+    @abstractmethod
+    def purge(self, header: Header, before_txid: int) -> int:
+        """Under ``header``: remove tombstones whose txid is below ``before_txid``. Returns how many."""
+
+    @abstractmethod
+    def clear(self, topology_id: str) -> Header:
+        """Remove every row and begin a new incarnation in the same atomic step: nothing open, nothing done, the epoch as
+        it was. Returns the new header. Raises ``ConfigError`` for another owner."""
+
     def apply(
         self,
         header: Header,

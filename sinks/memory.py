@@ -120,6 +120,23 @@ class MemoryBackend(MapBackend):
                 shared.rows[key] = Row(row.prev, stamp, row.prev, "sweep")
             return len(stale)
 
+    def purge(self, header: Header, before_txid: int) -> int:
+        shared = self._rows()
+        with shared.lock:
+            self._check(header)
+            gone = [key for key, row in shared.rows.items() if row.value is None and row.stamp.txid < before_txid]
+            for key in gone:
+                del shared.rows[key]
+            return len(gone)
+
+    def clear(self, topology_id: str) -> Header:
+        shared = self._rows()
+        with shared.lock:
+            header = self.prepare(topology_id)
+            shared.rows.clear()
+            shared.header = Header(topology_id, uuid.uuid4().hex, header.epoch)
+            return shared.header
+
     def close(self) -> None:
         """Nothing to release."""
 

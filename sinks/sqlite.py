@@ -243,6 +243,25 @@ class SqliteBackend(MapBackend):
             stamp = (header.epoch, header.open.attempt_id)
             return connection.execute(self.shape.sweep(), (*stamp, header.open.txid, *stamp)).rowcount
 
+    def purge(self, header: Header, before_txid: int) -> int:
+        with self._writing() as connection:
+            self._check_header(connection, header)
+            query = f'DELETE FROM "{self._table}" WHERE _deleted = 1 AND _txid < ?'
+            return connection.execute(query, (before_txid,)).rowcount
+
+    def clear(self, topology_id: str) -> Header:
+        self.prepare(topology_id)
+        with self._writing() as connection:
+            found = self._found_header(connection)
+            header = Header(topology_id, uuid.uuid4().hex, found.epoch)
+            connection.execute(f'DELETE FROM "{self._table}"')
+            connection.execute(
+                f"UPDATE {HEADERS_TABLE} SET incarnation = ?, open_txid = NULL, open_attempt = NULL, open_digest = NULL, "
+                "done = 0 WHERE state = ?",
+                (header.incarnation, self._table),
+            )
+            return header
+
     def apply(
         self,
         header: Header,

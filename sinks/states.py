@@ -184,6 +184,12 @@ class MapState(FencedState):
     def sweep(self, header: Header) -> int:
         return self.backend.sweep(header)
 
+    def purge(self, header: Header, before_txid: int) -> int:
+        return self.backend.purge(header, before_txid)
+
+    def clear(self, topology_id: str) -> Header:
+        return self.backend.clear(topology_id)
+
     def close(self) -> None:
         self.backend.close()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import (
@@ -90,6 +90,20 @@ class KafkaPlanner(PartitionPlanner):
         return sorted([*topics.led, *topics.leaderless])
 
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        return self._plan(previous, self._limits)
+
+    def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
+        return self._plan(
+            previous, replace(self._limits, batch_records_max=max(self._limits.batch_records_max // divisor, 1))
+        )
+
+    def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        ends = [
+            (partition, int(meta["next_offset"])) for partition, meta in sorted(previous.items()) if meta is not None
+        ]
+        return {partition: _meta(end, end) for partition, end in ends} or None
+
+    def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
         topics = self._looked_up()
         if topics.leaderless and self._waits_for_leaders:
             self._topics = None
@@ -110,7 +124,7 @@ class KafkaPlanner(PartitionPlanner):
             available[partition] = max(end - firsts[partition], 0)
             if end >= firsts[partition]:
                 self._short_since.pop(partition, None)
-        shares = fair_shares(available, self._limits)
+        shares = fair_shares(available, limits)
         plan = {
             partition: _meta(first, first + shares.get(partition, 0)) for partition, first in sorted(firsts.items())
         }

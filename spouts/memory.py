@@ -1,14 +1,18 @@
-"""Spouts over rows in memory, for tests, examples and scripts. The source may grow while a topology runs."""
+"""Spouts over rows in memory, for tests, examples and scripts.
+
+The source may change while a topology runs, as a real one would: grow, gain partitions, lose one for a while, give
+shorter batches, forget old rows. Offsets count the rows of a partition from 0; ranges are half-open.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from framework.errors import DataLossError, TopologyError
+from framework.errors import DataLossError, RetryableError, TopologyError
 from framework.topology import (
     Fields,
     OpaquePartitionedTransactionalSpout,
@@ -21,14 +25,19 @@ from framework.topology import (
 from framework.topology.spouts import Meta
 
 Row = Sequence[Any]
+OnDataLoss = Literal["fail", "skip"]
 
 
 class _Source:
     """The partitions. Lives where the spout was made; copies in tasks get their rows with the plan."""
 
-    def __init__(self, data: Mapping[int, Sequence[Row]]) -> None:
+    def __init__(self, data: Mapping[int, Sequence[Row]], take: int) -> None:
         self.lock = threading.Lock()
         self.partitions: dict[str, list[Row]] = {str(each): list(rows) for each, rows in data.items()}
+        self.take = take
+        self.takes: dict[str, int] = {}
+        self.unavailable: set[str] = set()
+        self.earliest: dict[str, int] = {}
 
 
 class _MemorySpout:
@@ -38,8 +47,7 @@ class _MemorySpout:
         if not isinstance(take, int) or take < 1:
             raise TopologyError(f"take per partition must be 1 or more, not {take!r}")
         self._fields = fields
-        self._take = take
-        self._source: _Source | None = _Source(data)
+        self._source: _Source | None = _Source(data, take)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_source": None}
@@ -49,9 +57,7 @@ class _MemorySpout:
         added = [list(row) for row in rows] if rows and isinstance(rows[0], (list, tuple)) else [list(rows)]
         source = self._here()
         with source.lock:
-            if str(partition) not in source.partitions:
-                raise TopologyError(f"no partition {partition}: add_partition({partition}, rows) makes one")
-            source.partitions[str(partition)].extend(added)
+            source.partitions[self._known(source, partition)].extend(added)
 
     def add_partition(self, partition: int, rows: Sequence[Row]) -> None:
         """Add a partition with its first rows."""
@@ -61,14 +67,57 @@ class _MemorySpout:
                 raise TopologyError(f"partition {partition} exists already")
             source.partitions[str(partition)] = [list(row) for row in rows]
 
+    def set_take(self, take: int, partition: int | None = None) -> None:
+        """Take at most so many rows from now on: of every partition, or of one (then 0 is allowed). An opaque batch that
+        is replayed before its commit opened comes back shorter or longer."""
+        if not isinstance(take, int) or take < (1 if partition is None else 0):
+            raise TopologyError(f"take per partition must be {1 if partition is None else 0} or more, not {take!r}")
+        source = self._here()
+        with source.lock:
+            if partition is None:
+                source.take = take
+                source.takes.clear()
+            else:
+                source.takes[self._known(source, partition)] = take
+
+    def make_unavailable(self, partition: int) -> None:
+        """Let a partition be away, as one without a leader: an opaque spout goes on without it, a transactional one
+        waits for it, and so does whoever must replay a range of it."""
+        source = self._here()
+        with source.lock:
+            source.unavailable.add(self._known(source, partition))
+
+    def make_available(self, partition: int) -> None:
+        """Let a partition be back."""
+        source = self._here()
+        with source.lock:
+            source.unavailable.discard(self._known(source, partition))
+
+    def expire(self, partition: int, before: int) -> None:
+        """Forget the rows of a partition below offset ``before``, as retention does."""
+        source = self._here()
+        with source.lock:
+            name = self._known(source, partition)
+            if not 0 <= before <= len(source.partitions[name]):
+                raise TopologyError(
+                    f"partition {partition} has offsets up to {len(source.partitions[name])}, not {before}"
+                )
+            source.earliest[name] = max(before, source.earliest.get(name, 0))
+
     def output_fields(self) -> Fields:
         return self._fields
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
-        return _MemoryPlanner(self._here(), self._take)
+        return _MemoryPlanner(self._here(), opaque=False, skips_lost_data=False)
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
         return _MemoryReader(self._fields)
+
+    @staticmethod
+    def _known(source: _Source, partition: int) -> str:
+        if str(partition) not in source.partitions:
+            raise TopologyError(f"no partition {partition}: add_partition({partition}, rows) makes one")
+        return str(partition)
 
     def _here(self) -> _Source:
         if self._source is None:
@@ -87,31 +136,71 @@ class MemoryTransactionalSpout(_MemorySpout, PartitionedTransactionalSpout):
 
 
 class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactionalSpout):
-    """As ``MemoryTransactionalSpout``, with batches that may differ between attempts.
+    """As ``MemoryTransactionalSpout``, with batches that may differ between attempts. ``on_data_loss="skip"`` goes on after
+    rows that were forgotten before they were read, and counts them in the plan as ``skipped``.
 
     Source: ``org.apache.storm.testing.OpaqueMemoryTransactionalSpout``.
     """
 
+    def __init__(
+        self, data: Mapping[int, Sequence[Row]], fields: Fields, take: int, *, on_data_loss: OnDataLoss = "fail"
+    ) -> None:
+        super().__init__(data, fields, take)
+        if on_data_loss not in ("fail", "skip"):
+            raise TopologyError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
+        self._on_data_loss = on_data_loss
+
+    def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
+        return _MemoryPlanner(self._here(), opaque=True, skips_lost_data=self._on_data_loss == "skip")
+
 
 class _MemoryPlanner(PartitionPlanner):
-    def __init__(self, source: _Source, take: int) -> None:
+    def __init__(self, source: _Source, *, opaque: bool, skips_lost_data: bool) -> None:
         self._source = source
-        self._take = take
+        self._opaque = opaque
+        self._skips_lost_data = skips_lost_data
+
+    @property
+    def skips_lost_data(self) -> bool:
+        return self._skips_lost_data
 
     def partitions(self) -> list[str]:
         with self._source.lock:
             return sorted(self._source.partitions)
 
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        return self.plan_smaller(previous, 1)
+
+    def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
         plan: dict[str, Meta] = {}
+        source = self._source
+        with source.lock:
+            for partition in sorted({*source.partitions, *previous}):
+                plan[partition] = self._range(partition, _next(previous.get(partition)), divisor)
+        skipped = any("skipped" in meta for meta in plan.values())
+        return plan if self.record_count(plan) or skipped else None
+
+    def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta]:
         with self._source.lock:
-            for partition in {*self._source.partitions, *previous}:
-                first = _next(previous.get(partition))
-                held = len(self._source.partitions.get(partition, ()))
-                if held < first:
-                    raise DataLossError(f"memory partition {partition} holds {held} rows, and {first} were read before")
-                plan[partition] = {"first": first, "next": min(first + self._take, held)}
-        return plan if self.record_count(plan) else None
+            known = sorted({*self._source.partitions, *previous})
+        return {each: {"first": _next(previous.get(each)), "next": _next(previous.get(each))} for each in known}
+
+    def _range(self, partition: str, first: int, divisor: int) -> Meta:
+        """What one partition contributes after offset ``first``. Called with the source's lock held."""
+        source = self._source
+        held, earliest = len(source.partitions.get(partition, ())), source.earliest.get(partition, 0)
+        if partition in source.unavailable:
+            if not self._opaque:
+                raise RetryableError(f"memory partition {partition} is unavailable")
+            return {"first": first, "next": first}
+        if held < first:
+            raise DataLossError(f"memory partition {partition} holds {held} rows, and {first} were read before")
+        if first < earliest and not self._skips_lost_data:
+            raise DataLossError(f"memory partition {partition} has forgotten offsets {first} to {earliest} unread")
+        take = source.takes.get(partition, source.take)
+        begin = max(first, earliest)
+        meta = {"first": begin, "next": min(begin + (max(take // divisor, 1) if take else 0), held)}
+        return meta if begin == first else {**meta, "skipped": begin - first}
 
     def record_count(self, plan: Mapping[str, Meta]) -> int:
         return sum(int(meta["next"]) - int(meta["first"]) for meta in plan.values())
@@ -121,9 +210,16 @@ class _MemoryPlanner(PartitionPlanner):
             return sum(len(rows) - _next(previous.get(each)) for each, rows in self._source.partitions.items())
 
     def for_reading(self, partition: str, meta: Meta) -> Meta:
+        first, end = int(meta["first"]), int(meta["next"])
         with self._source.lock:
+            if first < end and partition in self._source.unavailable:
+                raise RetryableError(f"memory partition {partition} is unavailable")
+            if first < end and first < self._source.earliest.get(partition, 0):
+                raise DataLossError(
+                    f"memory partition {partition} has forgotten offsets {first} to {end}, which were planned"
+                )
             rows = self._source.partitions.get(partition, [])
-            return {**meta, "rows": rows[int(meta["first"]) : int(meta["next"])]}
+            return {**meta, "rows": rows[first:end]}
 
     def end(self) -> Mapping[str, Meta]:
         with self._source.lock:

@@ -315,3 +315,46 @@ class BackendContract:
             extremes = (sum(present), min(present), max(present)) if present else (None,) * 3
             folded[word] = (len(values), *extremes)
         return folded
+
+    # --- purge (C21) and reset -------------------------------------------------------------------------------
+
+    def test_purge_removes_tombstones_of_earlier_transactions_only(self, backend: MapBackend) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        transact(state, 1, 1, {"dog": 1, "cat": 2, "emu": 3})
+        for txid, key in ((2, "dog"), (3, "cat")):
+            granted = open_attempt(state, txid, 1)
+            state.begin_commit(granted)
+            state.delete([key])
+            state.commit(granted)
+            if txid == 2:
+                finish(state)
+        header = state.read_header()
+        assert state.purge(header, 3) == 1
+        dog, cat, emu = backend.multi_get([("dog",), ("cat",), ("emu",)])
+        assert dog is None
+        assert cat is not None and (cat.value, cat.prev) == (None, (2,))
+        assert emu is not None and emu.value == (3,)
+
+    def test_purge_under_another_header_is_refused(self, backend: MapBackend) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        transact(state, 1, 1, {"dog": 1})
+        stale = state.read_header()
+        open_attempt(state, 2, 1)
+        with pytest.raises(StaleWriterError):
+            state.purge(stale, 2)
+
+    def test_clear_begins_a_new_incarnation_and_keeps_the_epoch(self, backend: MapBackend) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        transact(state, 1, 1, {"dog": 1}, epoch=7)
+        before = state.read_header()
+        cleared = state.clear("topology")
+        assert cleared == state.read_header() == Header("topology", cleared.incarnation, 7)
+        assert cleared.incarnation != before.incarnation
+        assert state.get("dog") is None
+        with pytest.raises(StaleWriterError):
+            state.sweep(before)
+        with pytest.raises(ConfigError, match="belongs to topology 'topology'"):
+            state.clear("another")

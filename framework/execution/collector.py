@@ -30,6 +30,7 @@ class TaskCollector:
         self._rows: dict[str, list[Sequence[Any]]] = {}
         self.sink: Sink | None = None
         self.subscribers: frozenset[str] = frozenset()
+        self.emitted = 0
 
     def subscribed(self, stream: str = DEFAULT_STREAM) -> bool:
         """Whether any bolt listens: what nobody hears need not be computed."""
@@ -117,4 +118,5 @@ class TaskCollector:
         if self.sink is None:
             raise TopologyError(f"component {self._component_id!r} emitted outside prepare, execute and finish_batch")
         if batch.num_rows:
+            self.emitted += batch.num_rows
             self.sink(stream, batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summarise
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, seeds, summarise
 from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
 from framework.execution.tasks import PlannedTopology
 
@@ -19,6 +19,7 @@ class LocalExecutor:
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
         self._topology = PlannedTopology(plan, conf)
         self._results: dict[AttemptHeader, list[Record]] = {}
+        self._dead = DeadAttempts()
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -27,10 +28,12 @@ class LocalExecutor:
     def process(self, job: ProcessingJob) -> PhaseResult:
         reports: list[TaskReport] = []
         plan = self._topology.plan
-        records = run_processing(self._topology, seeds(plan, job), reports.append)
+        if job.header in self._dead:
+            return PhaseResult(DeadAttempts.failure(job.header, Phase.PROCESSING))
+        records = run_processing(self._topology, seeds(plan, job), reports.append, lambda: job.header in self._dead)
         result = summarise(plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
-        if result.failure is None:
-            with self._lock:
+        with self._lock:
+            if result.failure is None and job.header not in self._dead:
                 self._results[job.header] = records
         return result
 
@@ -40,11 +43,13 @@ class LocalExecutor:
         if records is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
-        run_commit(self._topology, header, records, reports.append)
+        run_commit(self._topology, header, records, reports.append, lambda: header in self._dead)
         plan = self._topology.plan
         return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT))
 
     def cancel(self, header: AttemptHeader) -> None:
+        """What runs sees it before its next record batch."""
+        self._dead.add(header)
         self.release(header)
 
     def release(self, header: AttemptHeader) -> None:

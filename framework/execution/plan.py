@@ -27,7 +27,7 @@ from framework.topology.bolts import Bolt, Input
 from framework.topology.builder import Component, Topology, upstream_of
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
-from framework.topology.spouts import PartitionedSpout
+from framework.topology.spouts import Spout
 
 
 class Phase(Enum):
@@ -60,7 +60,7 @@ class TaskComponent:
 
     id: str
     parallelism: int
-    template: PartitionedSpout | Bolt | None
+    template: Spout | Bolt | None
     factory: Callable[[], Bolt] | None
     streams: Mapping[str, Fields]
     inputs: tuple[Input, ...]

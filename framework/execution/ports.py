@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +10,21 @@ from typing import Any, Protocol
 
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.records import AttemptHeader, FailureKind, Seed, TaskFailure, TaskReport
+from framework.topology.spouts import TransactionalSpout
+
+#: The one partition in the plans of a general ``TransactionalSpout``: ``{"txid": .., "metadata": the user's own}``.
+GENERAL_PARTITION = "batch"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessingJob:
-    """The processing phase of one attempt. ``ranges`` are what the readers get, per partition of the source."""
+    """The processing phase of one attempt. ``ranges`` are what the readers get, per partition of the source.
+    ``committed_txid`` is the last one that is over, for emitters that clean up."""
 
     header: AttemptHeader
     ranges: Mapping[str, Mapping[str, Any]]
     record_count: int | None = None
+    committed_txid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,31 @@ class PhaseResult:
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     source_rows: int = 0
+
+
+class DeadAttempts:
+    """The attempts that an executor was told to cancel: nothing of theirs may start or be kept. Bounded: only those that
+    may still be running matter, and they are few."""
+
+    KEPT_MAX = 10_000
+
+    def __init__(self) -> None:
+        self._dead: dict[AttemptHeader, None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, header: AttemptHeader) -> None:
+        with self._lock:
+            self._dead[header] = None
+            if len(self._dead) > self.KEPT_MAX:
+                del self._dead[next(iter(self._dead))]
+
+    def __contains__(self, header: AttemptHeader) -> bool:
+        with self._lock:
+            return header in self._dead
+
+    @staticmethod
+    def failure(header: AttemptHeader, phase: Phase) -> TaskFailure:
+        return TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"{phase.value} of {header} cancelled")
 
 
 class BatchExecutor(Protocol):
@@ -55,11 +87,15 @@ class BatchExecutor(Protocol):
 
 
 def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
-    """One per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod parallelism``."""
-    tasks = plan.components[plan.spout_id].parallelism
+    """One per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod parallelism``. The metadata
+    of a general spout goes to every task (Storm's all grouping of its batch stream)."""
+    spout = plan.components[plan.spout_id]
+    tasks = spout.parallelism
+    if isinstance(spout.template, TransactionalSpout):
+        return [Seed(job.header, job.ranges, job.committed_txid)] * tasks
     ordered = sorted(job.ranges)
     return [
-        Seed(job.header, {partition: job.ranges[partition] for partition in ordered[task::tasks]})
+        Seed(job.header, {partition: job.ranges[partition] for partition in ordered[task::tasks]}, job.committed_txid)
         for task in range(tasks)
     ]
 
@@ -85,7 +121,14 @@ def summarise(plan: ExecutionPlan, phase: Phase, reports: Iterable[TaskReport], 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:
     """Of several failures, the one with the gravest consequence; the same failure is reported by all tasks below."""
-    gravity = [FailureKind.FATAL, FailureKind.STALE, FailureKind.ERROR, FailureKind.RETRYABLE, FailureKind.FAILED]
+    gravity = [
+        FailureKind.FATAL,
+        FailureKind.DATA_LOSS,
+        FailureKind.STALE,
+        FailureKind.ERROR,
+        FailureKind.RETRYABLE,
+        FailureKind.FAILED,
+    ]
     return min(failures, key=lambda each: gravity.index(each.kind), default=None)
 
 

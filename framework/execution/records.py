@@ -57,6 +57,9 @@ class FailureKind(Enum):
     FAILED = "failed"  # FailedException: replay, without limit
     RETRYABLE = "retryable"  # something outside: replay, without limit
     ERROR = "error"  # any other exception: replay up to topology.max.attempts
+    DATA_LOSS = (
+        "data loss"  # the source lost what was planned: plan afresh where the protocol allows it (C7), else stop
+    )
     STALE = "stale"  # refused by a fence: nothing to do for a dead attempt; step down for a higher epoch
     FATAL = "fatal"  # replaying cannot help: stop the topology
 
@@ -81,7 +84,9 @@ class TaskFailure:
             kind = FailureKind.RETRYABLE
         elif isinstance(error, StaleWriterError):
             kind = FailureKind.STALE
-        elif isinstance(error, (BadRecordError, DataLossError, CorruptStateError, ConfigError, InvariantViolation)):
+        elif isinstance(error, DataLossError):
+            kind = FailureKind.DATA_LOSS
+        elif isinstance(error, (BadRecordError, CorruptStateError, ConfigError, InvariantViolation)):
             kind = FailureKind.FATAL
         trace = "" if kind is not FailureKind.ERROR else "".join(traceback.format_exception(error))
         message = str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}"
@@ -96,6 +101,7 @@ class Seed(NamedTuple):
 
     header: AttemptHeader
     ranges: Mapping[str, Mapping[str, Any]]
+    committed_txid: int = 0
 
 
 class Control(NamedTuple):

@@ -27,7 +27,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import PhaseResult, ProcessingJob, seeds, summarise
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, seeds, summarise
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
@@ -215,7 +215,7 @@ class SparkExecutor:
         self._owns_context = False
         self._reports: Accumulator[Reports] | None = None
         self._results: dict[AttemptHeader, _Result] = {}
-        self._cancelled: set[AttemptHeader] = set()
+        self._dead = DeadAttempts()
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -232,10 +232,7 @@ class SparkExecutor:
         return self._guarded(header, Phase.COMMIT, lambda: self._commit(header))
 
     def cancel(self, header: AttemptHeader) -> None:
-        with self._lock:
-            self._cancelled.add(header)
-            if len(self._cancelled) > 10_000:  # only attempts still running matter; these are long dead
-                self._cancelled = {header}
+        self._dead.add(header)
         context = self._context
         if context is not None:
             for phase in Phase:
@@ -291,7 +288,7 @@ class SparkExecutor:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
         if result.spread is None and self._plan.commits_on_driver:
-            run_commit(self._topology, header, result.records, reports.append)
+            run_commit(self._topology, header, result.records, reports.append, lambda: header in self._dead)
         elif result.spread is None:
             function = _CollapsedFunction(self._payload)
             reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
@@ -310,7 +307,7 @@ class SparkExecutor:
     def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport]) -> PhaseResult:
         summary = summarise(self._plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
         with self._lock:
-            wanted = summary.failure is None and header not in self._cancelled
+            wanted = summary.failure is None and header not in self._dead
             if wanted:
                 self._results[header] = result
         if not wanted and result.spread is not None:
@@ -334,7 +331,7 @@ class SparkExecutor:
             gathered[:] = [
                 each
                 for each in gathered
-                if (each.header, each.phase) != (header, phase) and each.header not in self._cancelled
+                if (each.header, each.phase) != (header, phase) and each.header not in self._dead
             ]
         return mine
 
@@ -342,17 +339,14 @@ class SparkExecutor:
         """Run a phase in its job group and pool; whatever Spark raises is a failure of the attempt."""
         try:
             context = self._started()
-            with self._lock:
-                if header in self._cancelled:
-                    raise RuntimeError("cancelled before it started")
+            if header in self._dead:
+                return PhaseResult(DeadAttempts.failure(header, phase))
             context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
             context.setLocalProperty("spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL)
             result: PhaseResult = run()
         except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
-            if header in self._cancelled:
-                return PhaseResult(
-                    TaskFailure(FailureKind.RETRYABLE, "spark", 0, f"{phase.value} of {header} cancelled")
-                )
+            if header in self._dead:
+                return PhaseResult(DeadAttempts.failure(header, phase))
             lines = _python_part(error) or [type(error).__name__]
             return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
         return result

@@ -16,6 +16,7 @@ import pyarrow as pa
 from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
+from framework.execution.ports import DeadAttempts
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
@@ -32,7 +33,7 @@ from framework.execution.records import (
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.spouts import PartitionedSpout
+from framework.topology.spouts import PartitionedSpout, TransactionalSpout
 from framework.topology.tuples import Tuple, rows_of
 
 Addressed = tuple[int, Record]
@@ -58,7 +59,10 @@ class PlannedTopology:
         return cloudpickle.loads(pickled)
 
     def context(self, component: TaskComponent, task: int) -> TopologyContext:
-        return TopologyContext(self.plan.topology_id, component.id, task, component.parallelism, self.conf)
+        parallelisms = {each.id: each.parallelism for each in self.plan.components.values()}
+        return TopologyContext(
+            self.plan.topology_id, component.id, task, component.parallelism, self.conf, parallelisms
+        )
 
 
 class _UserCodeFailed(Exception):
@@ -128,21 +132,38 @@ class _Runner:
     def guarded(self) -> _Guard:
         return _Guard(self.component.id, self.index)
 
-    def read(self, ranges: Mapping[str, Mapping[str, Any]]) -> None:
-        """Spouts: read what was planned for this task."""
+    def read(self, seed: Seed) -> None:
+        """Spouts: read or emit what was planned for this task."""
         spout = self.bolt
-        if not isinstance(spout, PartitionedSpout):
-            raise InvariantViolation(f"{self.component.id} got a seed and is not a spout")
         with self.guarded():
-            reader = spout.reader(self.task.topology.conf, self.context)
-            try:
-                for batch in reader.read_all(self.attempt, ranges):
-                    self.task.report.source_rows += batch.num_rows
-                    self.collector.emit_arrow(batch)
-            finally:
-                reader.close()
+            if isinstance(spout, PartitionedSpout):
+                self._read(spout, seed)
+            elif isinstance(spout, TransactionalSpout):
+                self._emit(spout, seed)
+            else:
+                raise InvariantViolation(f"{self.component.id} got a seed and is not a spout")
+        self.task.report.source_rows += self.collector.emitted
+
+    def _read(self, spout: PartitionedSpout, seed: Seed) -> None:
+        reader = spout.reader(self.task.topology.conf, self.context)
+        try:
+            for batch in reader.read_all(self.attempt, seed.ranges):
+                self.collector.emit_arrow(batch)
+        finally:
+            reader.close()
+
+    def _emit(self, spout: TransactionalSpout, seed: Seed) -> None:
+        emitter = spout.emitter(self.task.topology.conf, self.context)
+        try:
+            emitter.cleanup_before(seed.committed_txid + 1)
+            for meta in seed.ranges.values():
+                emitter.emit_batch(self.attempt, meta["metadata"], self.collector)
+            self.collector.flush()
+        finally:
+            emitter.close()
 
     def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        self.task.check_alive()
         bolt, report = self.bolt, self.task.report
         report.received[edge.index] = report.received.get(edge.index, 0) + batch.num_rows
         with self.guarded():
@@ -161,6 +182,7 @@ class _Runner:
                 )
 
     def finish_batch(self) -> None:
+        self.task.check_alive()
         with self.guarded():
             if isinstance(self.bolt, ArrowBolt):
                 self._emit_all(self.bolt.finish_batch())
@@ -242,6 +264,7 @@ class _LevelTask:
         width: int,
         header: AttemptHeader,
         encode: bool,
+        cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self.topology = topology
         self.phase = phase
@@ -250,12 +273,18 @@ class _LevelTask:
         self.width = width
         self.header = header
         self.encode = encode
+        self.cancelled = cancelled
         self.report = TaskReport(header, phase)
         self.outbox = _Outbox(self)
         self.runners: dict[str, _Runner] = {}
         self._fields_of = {
             edge.index: topology.plan.components[edge.source].streams[edge.stream] for edge in topology.plan.edges
         }
+
+    def check_alive(self) -> None:
+        """The fence inside a task: a dead attempt does nothing more."""
+        if self.cancelled is not None and self.cancelled():
+            raise _UserCodeFailed(DeadAttempts.failure(self.header, self.phase))
 
     def next_partition(self, piece: Piece) -> tuple[int, bool]:
         """Where a record goes next, and whether that is where it is used."""
@@ -292,7 +321,7 @@ class _LevelTask:
         for runner in self.runners.values():
             runner.prepare()
         if seed is not None:
-            self.runners[segment.components[0]].read(seed.ranges)
+            self.runners[segment.components[0]].read(seed)
         # Rows come in the order of their senders, whatever the shuffle made of it (C11).
         for piece in sorted(pieces, key=lambda each: (each.edge, each.source_task, each.sequence)):
             edge = plan.edges[piece.edge]
@@ -327,13 +356,14 @@ def run_level(
     *,
     encode: bool,
     header: AttemptHeader | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Iterator[Addressed]:
     """Run one task and yield (partition of the next level, record).
 
     ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the
     first level of the commit phase, whose records carry none. What is yielded after the last level of the processing
     phase (committer states, pieces for the commit phase) is the result of the phase and stays in its partition.
-    ``encode``: pieces leave the process.
+    ``encode``: pieces leave the process. ``cancelled``, where a task can know that, is asked before each record batch.
     """
     controls: list[Control] = []
     pieces: list[Piece] = []
@@ -357,7 +387,7 @@ def run_level(
             (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
-    task = _LevelTask(topology, phase, level, partition, width, header, encode)
+    task = _LevelTask(topology, phase, level, partition, width, header, encode, cancelled)
     failure = _upstream_failure(controls) or _miscounted(controls, pieces, level, partition, seed, first_of_commit)
     try:
         if failure is None:

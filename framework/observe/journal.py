@@ -1,19 +1,30 @@
-"""What happened to each transaction, bounded: for status, tests and later tools."""
+"""What happened to each transaction, bounded: for status, tests and later tools.
+
+Two views of the same steps: *events*, one per step as it happened, and *records*, one per transaction with its plan, its
+attempts, how long each phase of them took and how many rows went over each edge.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-#: Events kept. A transaction without failures makes six, so this holds some thousand transactions.
+#: Events kept. A transaction without failures makes four.
 EVENTS_MAX = 6_000
+#: Closed transactions kept (C19).
+RECORDS_MAX = 1_000
+#: Attempts kept of one transaction: the last ones. ``TransactionRecord.attempts_total`` counts all.
+ATTEMPTS_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionEvent:
-    """One step of one attempt. ``kind``: emitted, processed, committing, committed, failed, cancelled.
+    """One step of one attempt. ``kind``: emitted, processed, committing, rolling back, rolled back, committed, failed,
+    cancelled.
 
     ``at_s`` is monotonic, in seconds; only differences mean something.
     """
@@ -25,29 +36,184 @@ class TransactionEvent:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One attempt. ``started_at``: seconds since the epoch. ``waiting_ms``: from the end of processing to the start of the
+    commit. A phase that did not end has None. ``rows``: edge label -> rows received over it. ``outcome``: running,
+    committed, failed, cancelled, or rolled back; ``reason`` says why it failed or was cancelled."""
+
+    attempt_id: int
+    epoch: int
+    started_at: float
+    processing_ms: float | None = None
+    waiting_ms: float | None = None
+    commit_ms: float | None = None
+    source_rows: int = 0
+    rows: Mapping[str, int] = field(default_factory=dict)
+    outcome: str = "running"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """One transaction: ``plan`` is that of its last attempt, ``attempts`` the last of them, oldest first."""
+
+    txid: int
+    plan: Mapping[str, Any]
+    plan_digest: str
+    attempts: tuple[AttemptRecord, ...] = ()
+    attempts_total: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """JSON-able, for ``from_document``."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> TransactionRecord:
+        """Raises ``KeyError`` or ``TypeError`` for what is not such a document."""
+        attempts = tuple(AttemptRecord(**each) for each in document["attempts"])
+        return cls(**{**document, "attempts": attempts})
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When the current phase of a live attempt began."""
+
+    since_s: float
+
+
 class Journal:
-    """A ring of events and a few running totals. Safe to use from several threads."""
+    """A ring of events, a ring of records, and a few running totals. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._events: deque[TransactionEvent] = deque(maxlen=EVENTS_MAX)
+        self._closed: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
+        self._open: dict[int, TransactionRecord] = {}
+        self._clocks: dict[tuple[int, int], _Clock] = {}
         self._lock = threading.Lock()
-        self.committed = 0
+        self.committed_total = 0
         self.committed_rows = 0
         self.read_rows = 0
         self.attempts_failed = 0
 
-    def note(self, kind: str, txid: int, attempt_id: int, detail: str = "", rows: int = 0) -> None:
+    # --- steps, in the order in which an attempt goes through them -----------------------------------------------
+
+    def emitted(self, txid: int, attempt_id: int, epoch: int, plan: Mapping[str, Any], digest: str) -> None:
         with self._lock:
-            self._events.append(TransactionEvent(kind, txid, attempt_id, time.monotonic(), detail))
-            if kind == "committed":
-                self.committed += 1
-                self.committed_rows += rows
-            elif kind == "processed":
-                self.read_rows += rows
-            elif kind == "failed":
-                self.attempts_failed += 1
+            self._note("emitted", txid, attempt_id)
+            known = self._open.get(txid) or TransactionRecord(txid, plan, digest)
+            attempts = (*known.attempts, AttemptRecord(attempt_id, epoch, time.time()))[-ATTEMPTS_KEPT:]
+            self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
+            self._clocks[(txid, attempt_id)] = _Clock(time.monotonic())
+
+    def processed(self, txid: int, attempt_id: int, source_rows: int, rows: Mapping[str, int]) -> None:
+        with self._lock:
+            self._note("processed", txid, attempt_id)
+            self.read_rows += source_rows
+            self._change(
+                txid, attempt_id, processing_ms=self._lap(txid, attempt_id), source_rows=source_rows, rows=rows
+            )
+
+    def committing(self, txid: int, attempt_id: int) -> None:
+        with self._lock:
+            self._note("committing", txid, attempt_id)
+            self._change(txid, attempt_id, waiting_ms=self._lap(txid, attempt_id))
+
+    def commit_phase_done(self, txid: int, attempt_id: int, rows: Mapping[str, int]) -> None:
+        """The states are written; the transaction is not closed yet."""
+        with self._lock:
+            known = self._attempt(txid, attempt_id)
+            if known is not None:
+                merged = {**known.rows, **rows}
+                self._change(txid, attempt_id, commit_ms=self._lap(txid, attempt_id), rows=merged, outcome="committed")
+
+    def committed(self, txid: int, attempt_id: int) -> AttemptRecord | None:
+        """The transaction is closed, durably."""
+        with self._lock:
+            self._note("committed", txid, attempt_id)
+            attempt = self._attempt(txid, attempt_id)
+            self.committed_total += 1
+            self.committed_rows += attempt.source_rows if attempt is not None else 0
+            closed = self._open.pop(txid, None)
+            if closed is not None:
+                self._closed.append(closed)
+            for key in [each for each in self._clocks if each[0] <= txid]:
+                del self._clocks[key]
+            return attempt
+
+    def failed(self, txid: int, attempt_id: int, reason: str) -> None:
+        with self._lock:
+            self._note("failed", txid, attempt_id, reason)
+            self.attempts_failed += 1
+            self._end(txid, attempt_id, "failed", reason)
+
+    def cancelled(self, txid: int, attempt_id: int, reason: str) -> bool:
+        """Returns whether the attempt had not ended by itself before."""
+        with self._lock:
+            self._note("cancelled", txid, attempt_id, reason)
+            return self._end(txid, attempt_id, "cancelled", reason)
+
+    def rolling_back(self, txid: int, attempt_id: int) -> None:
+        with self._lock:
+            self._note("rolling back", txid, attempt_id)
+
+    def rolled_back(self, txid: int, attempt_id: int) -> None:
+        with self._lock:
+            self._note("rolled back", txid, attempt_id)
+            self._end(txid, attempt_id, "rolled back", "what was planned is gone from the source")
+
+    # --- what was seen -------------------------------------------------------------------------------------------
 
     def events(self) -> list[TransactionEvent]:
         """Oldest first."""
         with self._lock:
             return list(self._events)
+
+    def records(self) -> list[TransactionRecord]:
+        """Closed transactions, oldest first, then those in flight."""
+        with self._lock:
+            return [*self._closed, *(self._open[txid] for txid in sorted(self._open))]
+
+    def record(self, txid: int) -> TransactionRecord | None:
+        """The record of a transaction that is not closed yet."""
+        with self._lock:
+            return self._open.get(txid)
+
+    def forget_open(self) -> None:
+        """A leadership has ended: what was in flight is another's now."""
+        with self._lock:
+            self._open.clear()
+            self._clocks.clear()
+
+    # --- inside, with the lock held ------------------------------------------------------------------------------
+
+    def _note(self, kind: str, txid: int, attempt_id: int, detail: str = "") -> None:
+        self._events.append(TransactionEvent(kind, txid, attempt_id, time.monotonic(), detail))
+
+    def _lap(self, txid: int, attempt_id: int) -> float | None:
+        """Milliseconds since the current phase began; the next one begins now."""
+        clock = self._clocks.get((txid, attempt_id))
+        if clock is None:
+            return None
+        now = time.monotonic()
+        elapsed_ms, clock.since_s = (now - clock.since_s) * 1000, now
+        return round(elapsed_ms, 3)
+
+    def _attempt(self, txid: int, attempt_id: int) -> AttemptRecord | None:
+        known = self._open.get(txid)
+        found = [each for each in known.attempts if each.attempt_id == attempt_id] if known is not None else []
+        return found[0] if found else None
+
+    def _change(self, txid: int, attempt_id: int, **changes: Any) -> None:
+        known = self._open.get(txid)
+        if known is not None:
+            attempts = (replace(each, **changes) if each.attempt_id == attempt_id else each for each in known.attempts)
+            self._open[txid] = replace(known, attempts=tuple(attempts))
+
+    def _end(self, txid: int, attempt_id: int, outcome: str, reason: str) -> bool:
+        known = self._attempt(txid, attempt_id)
+        if known is None or known.outcome not in ("running", "committed"):
+            return False
+        self._change(txid, attempt_id, outcome=outcome, reason=reason)
+        self._clocks.pop((txid, attempt_id), None)
+        return True

@@ -25,6 +25,10 @@ from framework.topology.spouts import (
     PartitionedTransactionalSpout,
     PartitionPlanner,
     PartitionReader,
+    Spout,
+    TransactionalSpout,
+    TransactionalSpoutCoordinator,
+    TransactionalSpoutEmitter,
 )
 from framework.topology.tuples import Tuple
 
@@ -53,11 +57,15 @@ __all__ = [
     "PartitionedSpout",
     "PartitionedTransactionalSpout",
     "Reach",
+    "Spout",
     "Stamp",
     "Subscription",
     "Topology",
     "TopologyContext",
     "TransactionAttempt",
+    "TransactionalSpout",
+    "TransactionalSpoutCoordinator",
+    "TransactionalSpoutEmitter",
     "TransactionalTopologyBuilder",
     "Tuple",
     "ValueType",

@@ -100,6 +100,11 @@ class Bolt(ABC):
     #: of the commit phase. For code that is bounded in time and memory: a driver's thread cannot be cancelled.
     commits_on_driver: bool = False
 
+    #: Of a committer that writes elsewhere than to states: True says that a later attempt at a txid replaces whatever
+    #: earlier attempts at it wrote, also what the later one does not write again. Only then may a batch whose source
+    #: data is lost for good be planned anew after its commit was opened (C8).
+    can_undo: bool = False
+
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: Any) -> None:
         """Called in the task, once per batch, before the first tuple."""
 

@@ -30,8 +30,9 @@ from framework.topology.groupings import (
 from framework.topology.hashing import ALGORITHM
 from framework.topology.spouts import (
     OpaquePartitionedTransactionalSpout,
-    PartitionedSpout,
     PartitionedTransactionalSpout,
+    Spout,
+    TransactionalSpout,
 )
 
 #: Above this a topology is a mistake of units, not a plan.
@@ -55,7 +56,7 @@ class Component:
 
     id: str
     parallelism: int
-    instance: PartitionedSpout | Bolt
+    instance: Spout | Bolt
     streams: Mapping[str, Fields]
     subscriptions: tuple[Subscription, ...] = ()
     committer: bool = False
@@ -89,10 +90,27 @@ class Topology:
     def states(self) -> tuple[FencedState, ...]:
         return tuple(state for component in self.components for state in component.states)
 
+    def parallelisms(self) -> dict[str, int]:
+        """Component id -> number of tasks."""
+        return {each.id: each.parallelism for each in self.components}
+
+    def irreversible(self) -> list[str]:
+        """What a roll-back could not undo (C8): sinks without previous values, committers whose writes Ratchet does not
+        see. Nothing when at-least-once was asked for."""
+        if self.at_least_once:
+            return []
+        found = [state.location for state in self.states if not state.can_undo]
+        for component in self.components:
+            bolt = component.instance
+            if component.committer and isinstance(bolt, Bolt) and not component.states and not bolt.can_undo:
+                found.append(f"bolt {component.id!r}")
+        return found
+
     def outline(self) -> dict[str, object]:
         """The shape of the graph, JSON-able: what must not change under existing state."""
         return {
             "fields_hash": ALGORITHM,
+            "spout": self.spout.id,
             "components": {
                 each.id: {
                     "parallelism": each.parallelism,
@@ -180,24 +198,23 @@ class TransactionalTopologyBuilder:
         self,
         topology_id: str,
         spout_id: str,
-        spout: PartitionedSpout,
+        spout: Spout,
         parallelism: int = 1,
         *,
         at_least_once: bool = False,
     ) -> None:
         self._topology_id = valid_id("topology", topology_id)
-        if not isinstance(spout, (PartitionedTransactionalSpout, OpaquePartitionedTransactionalSpout)):
+        if not isinstance(
+            spout, (TransactionalSpout, PartitionedTransactionalSpout, OpaquePartitionedTransactionalSpout)
+        ):
             raise TopologyError(
-                f"spout {spout_id!r} is a {type(spout).__name__}: a transactional topology takes a "
+                f"spout {spout_id!r} is a {type(spout).__name__}: a transactional topology takes a TransactionalSpout, a "
                 "PartitionedTransactionalSpout or an OpaquePartitionedTransactionalSpout"
             )
         self._at_least_once = at_least_once
-        self._spout = Component(
-            valid_id("spout", spout_id),
-            _parallelism(spout_id, parallelism),
-            spout,
-            {DEFAULT_STREAM: spout.output_fields()},
-        )
+        declarer = OutputFieldsDeclarer(valid_id("spout", spout_id))
+        spout.declare_output_fields(declarer)
+        self._spout = Component(spout_id, _parallelism(spout_id, parallelism), spout, declarer.streams)
         self._bolts: dict[str, tuple[int, Bolt, Callable[[], Bolt] | None, bool, list[Subscription]]] = {}
 
     def set_bolt(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int = 1) -> BoltDeclarer:

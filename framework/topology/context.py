@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from framework.errors import TopologyError
+
 
 @dataclass(frozen=True, slots=True)
 class TopologyContext:
@@ -21,3 +23,14 @@ class TopologyContext:
     task_index: int
     task_count: int
     conf: Mapping[str, Any] = field(default_factory=dict)
+    parallelisms: Mapping[str, int] = field(default_factory=dict)
+
+    def tasks_of(self, component_id: str) -> int:
+        """How many tasks another component of the topology has: direct emits go to ``0 .. tasks - 1``. Raises
+        ``TopologyError`` for an unknown one."""
+        if component_id not in self.parallelisms:
+            known = ", ".join(self.parallelisms)
+            raise TopologyError(
+                f"component {self.component_id!r} asks for {component_id!r}, which does not exist ({known})"
+            )
+        return self.parallelisms[component_id]

@@ -14,7 +14,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from framework.errors import ConfigError
+
 FORMAT = 1
+#: In place of a plan digest: the txid was opened, then undone; nothing of it is left, and any plan may follow (C7).
+ROLLED_BACK = ""
 
 
 class ValueType(Enum):
@@ -96,6 +100,11 @@ class FencedState(ABC):
     value_type: ValueType
 
     @property
+    def can_undo(self) -> bool:
+        """Whether ``sweep`` puts back what an opened transaction wrote (C8): it needs the previous values."""
+        return self.value_type is not ValueType.NON_TRANSACTIONAL
+
+    @property
     @abstractmethod
     def reach(self) -> Reach:
         """From where the state can be written."""
@@ -122,6 +131,16 @@ class FencedState(ABC):
     def sweep(self, header: Header) -> int:
         """Undo what earlier attempts of ``header.open.txid`` wrote and the current one did not write again (C5).
         Returns the number of rows put back. Called under ``header``, after the commit tasks of a replay."""
+
+    def purge(self, header: Header, before_txid: int) -> int:
+        """Remove, under ``header``, what was deleted by transactions below ``before_txid``. Returns how many rows. Called
+        now and then; a state without tombstones has nothing to do."""
+        return 0
+
+    def clear(self, topology_id: str) -> Header:
+        """Remove every row and start a new incarnation, whose header keeps the epoch. Called by ``reset`` only, under the
+        topology's leadership. Raises ``ConfigError`` when the state cannot, or belongs to another topology."""
+        raise ConfigError(f"{self.location} cannot be cleared by Ratchet: remove what it holds by its own means")
 
     @abstractmethod
     def close(self) -> None:

@@ -3,8 +3,10 @@
 ``plan`` decides what each partition contributes, quickly and in order; ``read`` then delivers exactly that, in Spark
 tasks, as often as it is asked. A plan is persisted before it is read, so that a replay reads the same.
 
-Two kinds, told apart by type because their guarantees differ:
+Three kinds, told apart by type because their guarantees differ:
 
+* ``TransactionalSpout``, the general one: a coordinator on the driver makes up any metadata for a batch; emitters, in as
+  many tasks as one likes, all get it and emit the same tuples for it every time.
 * ``PartitionedTransactionalSpout``: a plan never changes. A partition that is away holds its transaction up.
 * ``OpaquePartitionedTransactionalSpout``: until its commit opens, a failed batch is planned afresh from where the
   preceding one ends; a partition that is away contributes nothing meanwhile.
@@ -18,12 +20,104 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.errors import TopologyError
 from framework.topology.attempt import TransactionAttempt
+from framework.topology.bolts import OutputCollector, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 
 #: What a plan says about one partition: a JSON-able mapping, persisted as it is.
 Meta = Mapping[str, Any]
+
+
+class Spout(ABC):
+    """What every spout of a transactional topology has."""
+
+    #: True says that a replay delivers the same rows in the same order per partition.
+    deterministic: bool
+
+    def output_fields(self) -> Fields:
+        """The fields of the default stream."""
+        raise TopologyError(
+            f"{type(self).__name__} declares no fields: write output_fields() or declare_output_fields()"
+        )
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        """Called once, on the driver, by the builder. The default declares ``output_fields()`` on the default stream."""
+        declarer.declare(self.output_fields())
+
+
+class TransactionalSpoutCoordinator(ABC):
+    """Decides what a batch is. Lives on the driver, one per leader, used from one thread."""
+
+    @abstractmethod
+    def initialize_transaction(self, txid: int, previous_metadata: Any) -> Any:
+        """The metadata of batch ``txid``: anything JSON-able, persisted before the batch is first emitted and the same for
+        every replay. ``previous_metadata`` is that of ``txid - 1``, None for the first. Called once per txid, unless
+        the driver ends before the metadata is persisted. Raises ``RetryableError`` when the source does not answer."""
+
+    def is_ready(self) -> bool:
+        """False holds the next batch back; asked again soon. When it is False and nothing is in flight, a run counts as
+        caught up."""
+        return True
+
+    def record_count(self, metadata: Any) -> int | None:
+        """An upper bound of the records in a batch, or None when it is not known. Small batches run in one task."""
+        return None
+
+    def close(self) -> None:
+        """Release connections. Safe to call twice."""
+
+
+class TransactionalSpoutEmitter(ABC):
+    """Emits its task's part of a batch. Lives in a task; one per attempt and task, on an unpickled copy of the spout."""
+
+    @abstractmethod
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Any, collector: OutputCollector) -> None:
+        """Emit this task's part of the batch: the same tuples in the same order for the same ``metadata``, whatever the
+        attempt. Which part that is, the context given to ``emitter`` tells: ``task_index`` of ``task_count``."""
+
+    def cleanup_before(self, txid: int) -> None:
+        """Batches below ``txid`` are committed and will not be asked for again: forget what was kept for them outside of
+        this object. Called once per attempt and task, before ``emit_batch``; best effort."""
+
+    def close(self) -> None:
+        """Called at the end of the attempt's emission."""
+
+
+class TransactionalSpout(Spout):
+    """The general idempotent spout: a coordinator with metadata of its own, emitters with a parallelism.
+
+    >>> class Numbers(TransactionalSpout):
+    ...     def coordinator(self, conf, context): return HundredAtATime()
+    ...     def emitter(self, conf, context): return Share(context)
+    ...     def output_fields(self): return Fields(number=int)
+    >>> class HundredAtATime(TransactionalSpoutCoordinator):
+    ...     def initialize_transaction(self, txid, previous_metadata):
+    ...         first = previous_metadata["next"] if previous_metadata else 0
+    ...         return {"first": first, "next": first + 100}
+    >>> class Share(TransactionalSpoutEmitter):
+    ...     def __init__(self, context): self.context = context
+    ...     def emit_batch(self, attempt, metadata, collector):
+    ...         first = metadata["first"] + self.context.task_index
+    ...         for number in range(first, metadata["next"], self.context.task_count):
+    ...             collector.emit([number])
+    >>> HundredAtATime().initialize_transaction(2, {"first": 0, "next": 100})
+    {'first': 100, 'next': 200}
+
+    Source: ``org.apache.storm.transactional.ITransactionalSpout``. There emitters live as long as their task; here one
+    is made for each attempt, because a task on Spark ends with its batch.
+    """
+
+    deterministic = True
+
+    @abstractmethod
+    def coordinator(self, conf: Mapping[str, Any], context: TopologyContext) -> TransactionalSpoutCoordinator:
+        """Called on the driver, once per leader."""
+
+    @abstractmethod
+    def emitter(self, conf: Mapping[str, Any], context: TopologyContext) -> TransactionalSpoutEmitter:
+        """Called in tasks, on an unpickled copy of the spout."""
 
 
 class PartitionPlanner(ABC):
@@ -46,6 +140,22 @@ class PartitionPlanner(ABC):
         ones. None says that there is nothing new; the framework asks again. Raises ``RetryableError`` when the source
         does not answer, ``DataLossError`` when it is no longer what ``previous`` was planned from.
         """
+
+    def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
+        """As ``plan``, for a batch that has timed out: about ``divisor`` times smaller than usual, where the source can
+        (C18). Never called for a spout that is not opaque."""
+        return self.plan(previous)
+
+    def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        """The batch after ``previous`` that contributes nothing, for topologies that want a batch also when the source
+        is idle; None when this source has no such thing."""
+        return None
+
+    @property
+    def skips_lost_data(self) -> bool:
+        """Whether ``plan`` goes on after what the source has lost, instead of raising ``DataLossError``: the user said
+        ``on_data_loss="skip"``."""
+        return False
 
     def record_count(self, plan: Mapping[str, Meta]) -> int | None:
         """An upper bound of the records in a plan, or None when it is not known. Small batches run in one task."""
@@ -94,15 +204,8 @@ class PartitionReader(ABC):
         """Called at the end of the attempt's read."""
 
 
-class PartitionedSpout(ABC):
-    """What both kinds have in common. Subclass one of the two below, not this."""
-
-    #: True says that a replay delivers the same rows in the same order per partition.
-    deterministic: bool
-
-    @abstractmethod
-    def output_fields(self) -> Fields:
-        """The fields of the default stream."""
+class PartitionedSpout(Spout):
+    """What both partitioned kinds have in common. Subclass one of the two below, not this."""
 
     @abstractmethod
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:

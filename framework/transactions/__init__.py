@@ -1,6 +1,7 @@
 """The exactly-once protocol on the driver: coordinator, durable state, leadership, and the loop that joins them."""
 
 from framework.transactions.coordinator import Coordinator, SpoutKind
+from framework.transactions.documents import read_history
 from framework.transactions.driver import Driver
 from framework.transactions.state import RotatingTransactionalState, TransactionalState
 from framework.transactions.store import CoordinationStore, Delete, Leadership, MemoryStore, Put
@@ -18,4 +19,5 @@ __all__ = [
     "SpoutKind",
     "TransactionalState",
     "ZooKeeperStore",
+    "read_history",
 ]

@@ -4,22 +4,58 @@ Order (C1, C2, C5), for each attempt whose turn it is:
 
 1. raise the header of every state to this attempt, by compare-and-set;
 2. run the commit tasks, which write under that header;
-3. if the txid had been opened before: sweep the opaque states;
+3. if the txid had been opened before: sweep the states that keep previous values;
 4. set ``done`` in every state. Only then does the transaction close in ZooKeeper.
+
+When the range of an opened plan is gone for good (C7):
+
+1. raise the headers, still with the old digest;
+2. sweep everything of that txid;
+3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
+   over.
+
+Each of these is a generator of steps: small calls that the caller performs one at a time, handing back what they
+returned or raised. ``perform`` does that here and now; a simulation may stop between any two, or let one fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader, TaskFailure
-from framework.topology.fencing import FencedState, Header, OpenCommit, ValueType
+from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
+
+#: Tombstones are removed once in so many transactions: it may cost a scan.
+PURGE_EVERY = 1_000
+
+Step = Callable[[], Any]
+T = TypeVar("T")
+
+
+def perform(steps: Generator[Step, Any, T]) -> T:
+    """Perform every step in order; what a step raises is raised in the generator, where it stands."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step()
+            except Exception as error:  # noqa: BLE001 - the generator decides what it means
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 class CommitPhase:
-    """The states of one topology under one leader. Used from one thread at a time."""
+    """The states of one topology under one leader. One attempt commits at a time; ``close_fence`` may come from another
+    thread while a commit that nobody waits for any more is still stuck."""
 
     def __init__(self, topology_id: str, states: Sequence[FencedState], executor: BatchExecutor, epoch: int) -> None:
         self._topology_id = topology_id
@@ -27,74 +63,172 @@ class CommitPhase:
         self._executor = executor
         self._epoch = epoch
         self._headers: dict[int, Header] = {}
+        self._lock = threading.RLock()
 
-    def open(self, currtx: int, digests: Mapping[int, str]) -> bool:
+    # --- start -----------------------------------------------------------------------------------------------
+
+    def open(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> bool:
         """Prepare every state and hold its header against ZooKeeper's. Returns whether the commit of ``currtx`` was
-        opened before: then its plan is binding. Raises ``ConfigError`` saying which of the two is ahead (C2)."""
+        opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at ``currtx``.
+        Raises ``ConfigError`` saying which of the two is ahead (C2)."""
+        return perform(self.opening(currtx, digests, accept_new=accept_new))
+
+    def opening(
+        self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False
+    ) -> Generator[Step, Any, bool]:
         opened = not self._states and currtx in digests  # without a header to ask, the plan counts as opened
         for index, state in enumerate(self._states):
-            header = state.prepare(self._topology_id)
+            header: Header = yield partial(state.prepare, self._topology_id)
+            if accept_new and header.open is None and header.done == 0 and currtx > 1:
+                joined = header.finished(currtx - 1)
+                yield partial(state.raise_header, header, joined)
+                header = joined
             self._headers[index] = header
-            if header.epoch > self._epoch:
-                raise ConfigError(
-                    f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
-                    "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"
-                )
-            if header.done not in (currtx - 1, currtx):
-                ahead = "ahead of" if header.done > currtx else "behind"
-                raise ConfigError(
-                    f"{state.location} holds transactions up to {header.done}, and ZooKeeper says that {currtx} is next: "
-                    f"the sink is {ahead} the topology {self._topology_id!r}; restore the one that was lost, or give "
-                    "topology and sink new names"
-                )
-            if header.open is None or header.open.txid < currtx:
-                continue
-            if header.open.txid > currtx or header.open.plan_digest != digests.get(currtx):
-                raise ConfigError(
-                    f"{state.location} was opened for txid {header.open.txid} with plan {header.open.plan_digest}, and "
-                    f"ZooKeeper holds plan {digests.get(currtx)} for txid {currtx}: one of the two was restored from a "
-                    "backup; restore the other one too"
-                )
-            opened = True
+            opened = self._agrees(state, header, currtx, digests) or opened
         return opened
 
+    def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
+        """Whether this state says that the commit of ``currtx`` was opened. Raises when it contradicts ZooKeeper."""
+        if header.epoch > self._epoch:
+            raise ConfigError(
+                f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
+                "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"
+            )
+        if header.done not in (currtx - 1, currtx):
+            ahead = "ahead of" if header.done > currtx else "behind"
+            raise ConfigError(
+                f"{state.location} holds transactions up to {header.done}, and ZooKeeper says that {currtx} is next: "
+                f"the sink is {ahead} the topology {self._topology_id!r}; restore the one that was lost, or give "
+                "topology and sink new names"
+            )
+        if header.open is None or header.open.txid < currtx:
+            return False
+        if header.open.txid == currtx and header.open.plan_digest == ROLLED_BACK:
+            return False
+        if header.open.txid > currtx or header.open.plan_digest != digests.get(currtx):
+            raise ConfigError(
+                f"{state.location} was opened for txid {header.open.txid} with plan {header.open.plan_digest}, and "
+                f"ZooKeeper holds plan {digests.get(currtx)} for txid {currtx}: one of the two was restored from a "
+                "backup; restore the other one too"
+            )
+        return True
+
+    # --- attempts --------------------------------------------------------------------------------------------
+
     def run(self, attempt: AttemptHeader, *, replay: bool) -> PhaseResult:
-        """Steps 1 to 4. What goes wrong is in the result; ``StaleWriterError`` is raised for a higher epoch only."""
+        """Commit. What goes wrong is in the result; ``StaleWriterError`` is raised for a higher epoch only."""
+        return perform(self.committing(attempt, replay=replay))
+
+    def roll_back(self, attempt: AttemptHeader) -> PhaseResult:
+        """Undo what was written of the attempt's txid under the attempt's plan (C7). As ``run`` for what goes wrong."""
+        return perform(self.rolling_back(attempt))
+
+    def committing(self, attempt: AttemptHeader, *, replay: bool) -> Generator[Step, Any, PhaseResult]:
+        return self._guarded(self._commit_steps(attempt, replay=replay))
+
+    def rolling_back(self, attempt: AttemptHeader) -> Generator[Step, Any, PhaseResult]:
+        return self._guarded(self._roll_back_steps(attempt))
+
+    def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Generator[Step, Any, PhaseResult]:
+        yield from self._raise_all(attempt)
+        result: PhaseResult = yield partial(self._executor.commit, attempt)
+        if result.failure is not None:
+            return result
+        for index, state in enumerate(self._states):
+            if replay and state.value_type is ValueType.OPAQUE:
+                yield partial(self._sweep, index, attempt)
+            if attempt.txid % PURGE_EVERY == 0:
+                yield partial(self._purge, index, attempt)
+            yield partial(self._finish, index, attempt)
+        return result
+
+    def _roll_back_steps(self, attempt: AttemptHeader) -> Generator[Step, Any, PhaseResult]:
+        yield from self._raise_all(attempt)
+        for index, state in enumerate(self._states):
+            if state.can_undo:
+                yield partial(self._sweep, index, attempt)
+        for index in range(len(self._states)):
+            yield partial(self._mark_rolled_back, index, attempt)
+        return PhaseResult()
+
+    def _raise_all(self, attempt: AttemptHeader) -> Iterator[Step]:
+        for index in range(len(self._states)):
+            yield partial(self._raise, index, attempt)
+
+    def _guarded(self, steps: Generator[Step, Any, PhaseResult]) -> Generator[Step, Any, PhaseResult]:
         try:
-            for index in range(len(self._states)):
-                self._raise(index, attempt)
-            result = self._executor.commit(attempt)
-            if result.failure is None:
-                for index in range(len(self._states)):
-                    self._finish(index, attempt, replay=replay)
+            return (yield from steps)
         except StaleWriterError as error:
             if error.epoch is not None and error.epoch > self._epoch:
                 raise
             return PhaseResult(TaskFailure.of(error, "commit", 0))
         except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides what follows
             return PhaseResult(TaskFailure.of(error, "commit", 0))
-        return result
+
+    def close_fence(self, attempt: AttemptHeader) -> None:
+        """Refuse from now on whatever a task of this dead attempt still writes: the headers go up to the attempt that
+        will follow. Raises as the states do; then the next raise closes it."""
+        perform(self.closing_fence(attempt))
+
+    def closing_fence(self, attempt: AttemptHeader) -> Generator[Step, Any, None]:
+        for index in range(len(self._states)):
+            yield partial(self._close_fence, index, attempt)
 
     def close(self) -> None:
         for state in self._states:
             state.close()
 
-    def _raise(self, index: int, attempt: AttemptHeader) -> None:
-        current = self._current(index)
-        if current.done > attempt.txid:
-            raise InvariantViolation(
-                f"{self._states[index].location} is done with {current.done}, {attempt} would follow"
-            )
-        new = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, attempt.plan_digest))
-        self._replace(index, current, new)
+    # --- steps -----------------------------------------------------------------------------------------------
 
-    def _finish(self, index: int, attempt: AttemptHeader, *, replay: bool) -> None:
+    def _raise(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            current = self._current(index)
+            if current.done > attempt.txid:
+                raise InvariantViolation(
+                    f"{self._states[index].location} is done with {current.done}, {attempt} would follow"
+                )
+            if current.open is not None and (current.open.txid, current.open.attempt_id) > (
+                attempt.txid,
+                attempt.attempt_id,
+            ):
+                raise StaleWriterError(f"{self._states[index].location} is open for {current.open}, not for {attempt}")
+            self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
+
+    def _sweep(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            self._states[index].sweep(self._own(index, attempt))
+
+    def _purge(self, index: int, attempt: AttemptHeader) -> None:
+        """C21: what was deleted by transactions that are over for good."""
+        with self._lock:
+            self._states[index].purge(self._own(index, attempt), attempt.txid)
+
+    def _finish(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            current = self._own(index, attempt)
+            if current.done != attempt.txid:
+                self._replace(index, current, current.finished(attempt.txid))
+
+    def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
+            self._replace(index, self._own(index, attempt), self._current(index).opened(self._epoch, marked))
+
+    def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            current = self._current(index)
+            if current.open == _open_commit(attempt) and current.epoch == self._epoch:
+                above = OpenCommit(attempt.txid, attempt.attempt_id + 1, attempt.plan_digest)
+                self._replace(index, current, current.opened(self._epoch, above))
+
+    def _own(self, index: int, attempt: AttemptHeader) -> Header:
+        """The header, if it is this attempt's: a commit that woke up late finds another's."""
         current = self._current(index)
-        state = self._states[index]
-        if replay and state.value_type is ValueType.OPAQUE:
-            state.sweep(current)
-        if current.done != attempt.txid:
-            self._replace(index, current, current.finished(attempt.txid))
+        if current.open != _open_commit(attempt) or current.epoch != self._epoch:
+            raise StaleWriterError(
+                f"{self._states[index].location} is open for {current.open}, not for {attempt}", current.epoch
+            )
+        return current
 
     def _current(self, index: int) -> Header:
         """The header as last written here, or, when an outcome is unknown, as it is."""
@@ -109,6 +243,12 @@ class CommitPhase:
         return self._headers[index]
 
     def _replace(self, index: int, current: Header, new: Header) -> None:
+        if new == current:
+            return
         del self._headers[index]  # whatever is raised now, the next attempt reads what is there
         self._states[index].raise_header(current, new)
         self._headers[index] = new
+
+
+def _open_commit(attempt: AttemptHeader) -> OpenCommit:
+    return OpenCommit(attempt.txid, attempt.attempt_id, attempt.plan_digest)

@@ -11,14 +11,17 @@ States of a transaction::
                          replay  │   └────────────────────┴── a failure here ─────┘
                                  │                            or below  │
                                 WAITING <───────────────────────────────┘  (an opaque batch that was never opened is
-                                                                            dropped and planned afresh instead)
+                                 │   ^                                      dropped and planned afresh instead)
+              its range is gone  v   │ failure
+                             ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
 
 Invariants:
 
 1. Commits are strictly in txid order, and at most one transaction is COMMITTING.
 2. A failure of txid N fails every later txid in flight; each of them gets a new attempt id.
 3. An attempt id is persisted before its batch is emitted, and rises for its txid, also across restarts.
-4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has opened.
+4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has opened, unless its
+   range is gone for good; then every state is rolled back before another plan is made (C7).
 5. A batch is planned from the end of the plan before it, as that plan is now (C9).
 6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself (C15).
 7. An answer of an attempt that is not the current one changes nothing.
@@ -31,7 +34,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Union
 
@@ -40,6 +43,8 @@ from framework.execution.records import FailureKind, TaskFailure
 
 Plan = Mapping[str, Mapping[str, Any]]
 
+#: How many times smaller than usual a batch is planned at most after it timed out (C18).
+DIVISOR_MAX = 1_024
 RETRY_DELAY_MS = 100
 RETRY_DELAY_MAX_MS = 5_000
 
@@ -54,9 +59,12 @@ class TransactionPhase(Enum):
     PROCESSING = "processing"
     PROCESSED = "processed"
     COMMITTING = "committing"
+    ROLLING_BACK = "rolling back"
 
 
 _TRANSITIONS = {
+    (TransactionPhase.WAITING, TransactionPhase.ROLLING_BACK),
+    (TransactionPhase.ROLLING_BACK, TransactionPhase.WAITING),
     (TransactionPhase.WAITING, TransactionPhase.PROCESSING),
     (TransactionPhase.PROCESSING, TransactionPhase.PROCESSED),
     (TransactionPhase.PROCESSED, TransactionPhase.COMMITTING),
@@ -64,6 +72,13 @@ _TRANSITIONS = {
     (TransactionPhase.PROCESSED, TransactionPhase.WAITING),
     (TransactionPhase.COMMITTING, TransactionPhase.WAITING),
     (TransactionPhase.WAITING, TransactionPhase.WAITING),
+}
+
+
+_PHASE_NAMES = {
+    TransactionPhase.PROCESSING: "processing phase",
+    TransactionPhase.COMMITTING: "commit phase",
+    TransactionPhase.ROLLING_BACK: "roll-back",
 }
 
 
@@ -103,6 +118,15 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The end of a ``RollBack``: nothing of the txid is left in any state when ``failure`` is None."""
+
+    txid: int
+    attempt_id: int
+    failure: TaskFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -112,7 +136,7 @@ class StopRequested:
     """Finish the commit under way, abandon the rest."""
 
 
-Event = Union[Started, Planned, Processed, Committed, Tick, StopRequested]
+Event = Union[Started, Planned, Processed, Committed, RolledBack, Tick, StopRequested]
 
 
 # --- commands ---------------------------------------------------------------------------------------------------
@@ -120,11 +144,13 @@ Event = Union[Started, Planned, Processed, Committed, Tick, StopRequested]
 
 @dataclass(frozen=True, slots=True)
 class AskPlan:
-    """Plan the batch of ``txid`` after ``previous``; keep asking the source until there is something."""
+    """Plan the batch of ``txid`` after ``previous``; keep asking the source until there is something. ``divisor``: the
+    batch timed out before, so make it that many times smaller (C18)."""
 
     generation: int
     txid: int
     previous: Plan | None
+    divisor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +182,23 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class RollBack:
+    """Undo in every state what attempts of an opened txid wrote under ``plan``, whose range is gone (C7)."""
+
+    txid: int
+    attempt_id: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
-    """End whatever still runs for an attempt and forget its result."""
+    """End whatever still runs for an attempt and forget its result. ``committing``: it may be writing, so close its
+    fence: raise the headers above it."""
 
     txid: int
     attempt_id: int
     reason: str
+    committing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +216,7 @@ class Stop:
     failure: TaskFailure | None = None
 
 
-Command = Union[AskPlan, Persist, Process, Commit, Cancel, Release, Stop]
+Command = Union[AskPlan, Persist, Process, Commit, RollBack, Cancel, Release, Stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +237,15 @@ class _Transaction:
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False
+    lost: bool = False  # its range is gone for good: roll back, then plan afresh
 
 
 class Coordinator:
-    """Give it events through ``handle``, from one thread."""
+    """Give it events through ``handle``, from one thread.
+
+    ``may_replan``: the source goes on after lost data and every state can undo, so that an opened opaque batch whose
+    range is gone may be rolled back and planned afresh; otherwise that ends the run (C7, C8).
+    """
 
     def __init__(
         self,
@@ -213,17 +255,20 @@ class Coordinator:
         max_pending: int = 1,
         timeout_ms: int = 30_000,
         max_attempts: int = 5,
+        may_replan: bool = False,
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
         self._max_pending = max_pending
         self._timeout_ms = timeout_ms
         self._max_attempts = max_attempts
+        self._may_replan = may_replan
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx}
         self._committed_plan = recovered.plans.get(self.currtx - 1)
         self._active: dict[int, _Transaction] = {}
         self._failures: dict[int, int] = {}  # any kind, per txid: decides the delay
         self._errors: dict[int, int] = {}  # those that count towards max_attempts
+        self._timeouts: dict[int, int] = {}  # decides how much smaller a batch is planned
         self._not_before_ms = 0
         self._generation = 0
         self._planning: int | None = None
@@ -278,6 +323,8 @@ class Coordinator:
             commands += self._processed(event, now_ms)
         elif isinstance(event, Committed):
             commands += self._committed(event, now_ms)
+        elif isinstance(event, RolledBack):
+            commands += self._rolled_back(event, now_ms)
         elif isinstance(event, Tick):
             commands += self._timed_out(now_ms)
         elif isinstance(event, StopRequested):
@@ -315,7 +362,7 @@ class Coordinator:
         del self._active[event.txid]
         self._committed_plan = transaction.plan
         self.currtx = event.txid + 1
-        for counts in (self._attempts, self._failures, self._errors):
+        for counts in (self._attempts, self._failures, self._errors, self._timeouts):
             counts.pop(event.txid, None)
         commands: list[Command] = [Persist(dict(self._attempts), currtx=self.currtx)]
         commands.append(Release(event.txid, event.attempt_id))
@@ -323,24 +370,34 @@ class Coordinator:
             commands += self._stop_now(None)
         return commands
 
+    def _rolled_back(self, event: RolledBack, now_ms: int) -> list[Command]:
+        transaction = self._current(event.txid, event.attempt_id, TransactionPhase.ROLLING_BACK)
+        if transaction is None:
+            return []
+        if event.failure is not None:
+            return self._fail(event.txid, event.failure, now_ms)
+        del self._active[event.txid]
+        return self._stop_now(None) if self._stopping else []
+
     def _timed_out(self, now_ms: int) -> list[Command]:
-        busy = (TransactionPhase.PROCESSING, TransactionPhase.COMMITTING)
+        busy = (TransactionPhase.PROCESSING, TransactionPhase.COMMITTING, TransactionPhase.ROLLING_BACK)
         for transaction in sorted(self._active.values(), key=lambda each: each.txid):
             if transaction.phase in busy and now_ms - transaction.since_ms > self._timeout_ms:
+                self._timeouts[transaction.txid] = self._timeouts.get(transaction.txid, 0) + 1
                 failure = TaskFailure(
                     FailureKind.ERROR,
                     "coordinator",
                     0,
-                    f"the {'commit' if transaction.phase is TransactionPhase.COMMITTING else 'processing'} phase of "
-                    f"{transaction.txid}:{transaction.attempt_id} took longer than topology.message.timeout.secs "
-                    f"({self._timeout_ms / 1000:g} s); raise it or make batches smaller",
+                    f"the {_PHASE_NAMES[transaction.phase]} of {transaction.txid}:{transaction.attempt_id} took longer "
+                    f"than topology.message.timeout.secs ({self._timeout_ms / 1000:g} s); raise it or make batches smaller",
                 )
                 return self._fail(transaction.txid, failure, now_ms)
         return []
 
     def _stop_requested(self) -> list[Command]:
         self._stopping = True
-        if any(each.phase is TransactionPhase.COMMITTING for each in self._active.values()):
+        undoing = (TransactionPhase.COMMITTING, TransactionPhase.ROLLING_BACK)
+        if any(each.phase in undoing for each in self._active.values()):
             return []
         return self._stop_now(None)
 
@@ -349,10 +406,14 @@ class Coordinator:
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
         """Invariant 2: this txid and every later one."""
         self._failures[txid] = self._failures.get(txid, 0) + 1
-        if failure.kind is FailureKind.ERROR:
+        if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS):
             self._errors[txid] = self._errors.get(txid, 0) + 1
         if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:
             return self._stop_now(failure)
+        if failure.kind is FailureKind.DATA_LOSS:
+            stop = self._lost(self._active[txid], failure)
+            if stop is not None:
+                return self._stop_now(stop)
         repeats = self._failures[txid] - 1
         self._not_before_ms = now_ms + (
             min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0
@@ -363,7 +424,7 @@ class Coordinator:
         for each in [self._active[number] for number in sorted(self._active) if number >= txid]:
             if each.phase is not TransactionPhase.WAITING:
                 reason = str(failure) if each.txid == txid else f"txid {txid} failed"
-                commands.append(Cancel(each.txid, each.attempt_id, reason))
+                commands.append(self._cancel(each, reason))
             if self._kind is SpoutKind.OPAQUE and not each.opened:
                 del self._active[each.txid]
             else:
@@ -371,6 +432,25 @@ class Coordinator:
         if self._stopping:
             commands += self._stop_now(None)
         return commands
+
+    def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
+        """What was planned is gone from the source. Returns the failure that ends the run, when nothing can be done."""
+        if self._kind is SpoutKind.TRANSACTIONAL:
+            return replace(failure, message=f"{failure.message}; an idempotent batch can only be replayed as it was")
+        if not transaction.opened:
+            return None  # planned afresh anyway
+        if not self._may_replan:
+            return replace(
+                failure,
+                message=f"{failure.message}; the commit of txid {transaction.txid} was opened with this plan, and it may be "
+                "rolled back and planned anew only if the spout has on_data_loss='skip' and every sink can undo",
+            )
+        transaction.lost = True
+        return None
+
+    def _cancel(self, transaction: _Transaction, reason: str) -> Cancel:
+        writing = transaction.phase in (TransactionPhase.COMMITTING, TransactionPhase.ROLLING_BACK)
+        return Cancel(transaction.txid, transaction.attempt_id, reason, committing=writing)
 
     def _advance(self, now_ms: int) -> list[Command]:
         """Open the commit that is due, emit what waits, ask for one more plan: whatever is possible now."""
@@ -387,20 +467,28 @@ class Coordinator:
         if emitted:
             for each in emitted:
                 each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
-                self._move(each, TransactionPhase.PROCESSING, now_ms)
+                phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
+                self._move(each, phase, now_ms)
             commands.append(
                 Persist(dict(self._attempts), {each.txid: (each.attempt_id, each.plan) for each in emitted})
             )
-            commands += [Process(each.txid, each.attempt_id, each.plan) for each in emitted]
-        if self._planning is None and len(self._active) < self._max_pending:
+            commands += [
+                (RollBack if each.lost else Process)(each.txid, each.attempt_id, each.plan) for each in emitted
+            ]
+        if self._planning is None and len(self._active) < self._max_pending and not self._rolling_back():
             self._planning = max(self._active, default=self.currtx - 1) + 1
-            commands.append(AskPlan(self._generation, self._planning, self.planned_to))
+            divisor = min(2 ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
+            commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
+
+    def _rolling_back(self) -> bool:
+        """Whether a plan in flight is about to be dropped: nothing may be planned after it."""
+        return any(each.lost for each in self._active.values())
 
     def _stop_now(self, failure: TaskFailure | None) -> list[Command]:
         self._stopped = True
         cancels: list[Command] = [
-            Cancel(each.txid, each.attempt_id, "the run stops")
+            self._cancel(each, "the run stops")
             for each in self._active.values()
             if each.phase is not TransactionPhase.WAITING
         ]

@@ -6,6 +6,7 @@
     <topology id>/coordinator/currtx       next txid to commit
     <topology id>/coordinator/attempts     txid -> last attempt id used
     <topology id>/user/<spout>/<txid>      the plan of that batch: every partition's metadata, one document
+    <topology id>/history/<slot>           the record of a closed transaction; txid mod 1000, so the last thousand
 
 Every ``save`` is one atomic step, under the epoch. A plan is written together with the attempt that first emits it, so
 a transaction costs two writes: one to emit it, one to close it.
@@ -13,10 +14,14 @@ a transaction costs two writes: one to emit it, one to close it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from framework.errors import ConfigError, CorruptStateError
+import structlog
+
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation
+from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.topology.builder import Topology
 from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
 from framework.transactions.state import RotatingTransactionalState, TransactionalState
@@ -25,6 +30,11 @@ from framework.transactions.store import CoordinationStore, Leadership
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
 META = "meta"
+HISTORY = "history"
+#: A record with a plan larger than this is kept without it: a thousand of them must not burden ZooKeeper's memory.
+HISTORY_BYTES_MAX = 64_000
+
+_log = structlog.get_logger()
 
 
 class TopologyDocuments:
@@ -35,10 +45,11 @@ class TopologyDocuments:
         self._topology = topology
         self._plans = RotatingTransactionalState(self._state, f"user/{topology.spout.id}")
 
-    def claim(self, source: Mapping[str, Any]) -> None:
+    def claim(self, source: Mapping[str, Any], *, accept_changed: bool = False) -> None:
         """Write ``meta`` on the first start; later, check that topology and source are the ones of the state.
 
-        Raises ``ConfigError`` naming the difference.
+        Raises ``ConfigError`` naming the difference. ``accept_changed``: go on with the changed topology instead; a spout
+        with another id takes over the plans of the former one. The source must be the same in any case.
         """
         outline = self._topology.outline()
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
@@ -48,16 +59,31 @@ class TopologyDocuments:
             return
         if not isinstance(found, dict) or "outline" not in found or "source" not in found:
             raise CorruptStateError(f"{self._topology.id}/{META}: not a meta document; restore the node from a backup")
-        _check_source(self._topology.id, found["source"], source)
+        held = found["source"] or {}
+        _check_source(self._topology.id, held, source)
         if found.get("digest") != meta["digest"]:
+            self._accept_change(found["outline"], outline, accept_changed=accept_changed)
+        known = held.get("topics", {})
+        meta["source"] = {**source, "topics": {**known, **source["topics"]}} if "topics" in source else dict(source)
+        if found != meta:
+            self._state.set_data(META, meta)
+
+    def _accept_change(self, before: Mapping[str, Any], now: Mapping[str, Any], *, accept_changed: bool) -> None:
+        differences = "; ".join(_differences(before, now)) or "its outline differs"
+        if not accept_changed:
             raise ConfigError(
-                f"the topology {self._topology.id!r} is not the one its state was written by: "
-                f"{'; '.join(_differences(found['outline'], outline)) or 'its outline differs'}. Give the changed "
-                "topology another id, or restore the former one"
+                f"the topology {self._topology.id!r} is not the one its state was written by: {differences}. Run it once "
+                "with --accept-changed-topology if it may go on from that state, give it another id, or restore the "
+                "former one"
             )
-        known = found["source"].get("topics", {})
-        if {**known, **source.get("topics", {})} != known:
-            self._state.set_data(META, {**meta, "source": {**source, "topics": {**known, **source.get("topics", {})}}})
+        _log.warning("topology.changed", topology=self._topology.id, difference=differences)
+        former = before.get("spout")
+        if isinstance(former, str) and former != self._topology.spout.id:
+            plans = RotatingTransactionalState(self._state, f"user/{former}")
+            with self._state.atomically():
+                for txid in plans.txids():
+                    self._plans.override_state(txid, plans.get_state(txid, _never))
+                    plans.remove_state(txid)
 
     def recover(self) -> tuple[Recovered, dict[int, str]]:
         """What the coordinator starts from, and the digest of every plan found. Raises ``CorruptStateError``."""
@@ -72,7 +98,7 @@ class TopologyDocuments:
             raise CorruptStateError(f"{self._topology.id}/{ATTEMPTS}: not a map of txid to attempt; restore it")
         plans: dict[int, Plan] = {}
         for txid in self._plans.txids():
-            document = self._plans.get_state(txid, lambda txid, previous: None)
+            document = self._plans.get_state(txid, _never)
             node = f"{self._topology.id}/user/{self._topology.spout.id}/{txid}"
             if not isinstance(document, dict) or not isinstance(document.get("plan"), dict):
                 raise CorruptStateError(f"{node}: not a plan document; restore it from a backup")
@@ -87,8 +113,8 @@ class TopologyDocuments:
         recovered = Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans)
         return recovered, {txid: plan_digest(plan) for txid, plan in plans.items()}
 
-    def save(self, change: Persist) -> None:
-        """Write what the coordinator wants persisted, atomically."""
+    def save(self, change: Persist, record: TransactionRecord | None = None) -> None:
+        """Write what the coordinator wants persisted, atomically; with the record of the transaction that it closes."""
         with self._state.atomically():
             self._state.set_data(ATTEMPTS, {str(txid): last for txid, last in change.attempts.items()})
             for txid, (attempt_id, plan) in change.plans.items():
@@ -96,9 +122,69 @@ class TopologyDocuments:
             if change.currtx is not None:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)
+            if record is not None:
+                self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", _bounded(record))
+
+    def forget_positions(self) -> None:
+        """Let the next batch start where the source's policy for a first start says. Txids, attempts and the epoch go on
+        rising (C17). Call it when nothing is opened: ``reset`` rolls back first."""
+        with self._state.atomically():
+            currtx = self._state.get_data(CURRTX) or 1
+            for txid in self._plans.txids():
+                self._plans.remove_state(txid)
+            if currtx > 1:
+                self._plans.override_state(currtx - 1, {"attempt": 0, "digest": plan_digest({}), "plan": {}})
+            meta = self._state.get_data(META)
+            if isinstance(meta, dict):
+                self._state.set_data(META, {**meta, "source": None})
+
+    def forget_everything(self) -> None:
+        """Remove all but the epoch, which goes on rising: a driver of before must not write again."""
+        with self._state.atomically():
+            for path in (META, CURRTX, ATTEMPTS):
+                self._state.delete(path)
+            for folder in (HISTORY, *(f"user/{spout}" for spout in self._state.children("user"))):
+                for name in self._state.children(folder):
+                    self._state.delete(f"{folder}/{name}")
+
+
+def read_history(store: CoordinationStore, topology_id: str) -> list[TransactionRecord]:
+    """The records of the last thousand closed transactions of a topology, oldest first; no leadership is needed. Raises
+    ``CorruptStateError`` naming the record that does not parse."""
+    state = TransactionalState(store, topology_id)
+    records = []
+    for name in state.children(HISTORY):
+        document = state.get_data(f"{HISTORY}/{name}")
+        if document is None:
+            continue
+        try:
+            records.append(TransactionRecord.from_document(document))
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(
+                f"{topology_id}/{HISTORY}/{name}: not a record ({error}); delete the node"
+            ) from error
+    return sorted(records, key=lambda each: each.txid)
+
+
+def _slot(txid: int) -> str:
+    return f"{txid % RECORDS_MAX:03d}"
+
+
+def _bounded(record: TransactionRecord) -> dict[str, Any]:
+    document = record.document()
+    if len(json.dumps(document)) > HISTORY_BYTES_MAX:
+        document["plan"] = {}
+        document["attempts"] = document["attempts"][-1:]
+    return document
+
+
+def _never(txid: int, previous: Any) -> Any:
+    raise InvariantViolation(f"a plan of txid {txid} was to be made up")
 
 
 def _check_source(topology_id: str, found: Mapping[str, Any], source: Mapping[str, Any]) -> None:
+    if not found:
+        return  # the positions were reset: any source will do
     if found.get("cluster") != source.get("cluster"):
         raise ConfigError(
             f"the state of topology {topology_id!r} was read from Kafka cluster {found.get('cluster')!r}, and the "
@@ -116,6 +202,8 @@ def _check_source(topology_id: str, found: Mapping[str, Any], source: Mapping[st
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     was, has = before.get("components", {}), now["components"]
+    if before.get("fields_hash") != now["fields_hash"]:
+        return [f"the hash behind fields groupings was {before.get('fields_hash')!r}, is {now['fields_hash']!r}"]
     found = [f"component {name!r} is gone" for name in was if name not in has]
     found += [f"component {name!r} is new" for name in has if name not in was]
     for name in has:

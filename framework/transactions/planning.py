@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from framework.errors import RatchetError, RetryableError
 from framework.execution.records import FailureKind, TaskFailure
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
+from framework.transactions.sources import CoordinatorPlanner
 
 _log = structlog.get_logger()
 
@@ -32,11 +34,14 @@ class PlanningThread:
         on_plan: Callable[[AskPlan, Plan], None],
         on_failure: Callable[[TaskFailure], None],
         idle_poll_max_s: float,
+        empty_batch_every_s: float | None = None,
     ) -> None:
         self._planner = planner
         self._on_plan = on_plan
         self._on_failure = on_failure
         self._idle_poll_max_s = idle_poll_max_s
+        self._empty_batch_every_s = empty_batch_every_s
+        self._last_plan_at = time.monotonic()
         self._asked: AskPlan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
         self._closed = False
@@ -97,7 +102,9 @@ class PlanningThread:
         """Plan once; returns how long to wait before asking again."""
         previous: Mapping[str, Any] = request.previous or {}
         try:
-            plan = self._planner.plan(previous) if self._planner.is_ready() else None
+            if isinstance(self._planner, CoordinatorPlanner):
+                self._planner.next_txid = request.txid
+            plan = self._next_plan(previous, request.divisor) if self._planner.is_ready() else None
         except RetryableError as error:
             if self.waiting_for is None:
                 _log.warning("source.waiting", reason=str(error))
@@ -121,8 +128,18 @@ class PlanningThread:
                 self._asked = None
             else:
                 return 0.0  # asked for another one meanwhile
+        self._last_plan_at = time.monotonic()
         self._on_plan(request, plan)
         return 0.0
+
+    def _next_plan(self, previous: Mapping[str, Any], divisor: int) -> Plan | None:
+        """What the source has; when that is nothing, an empty batch now and then, for topologies that want one."""
+        planner = self._planner
+        plan = planner.plan(previous) if divisor == 1 else planner.plan_smaller(previous, divisor)
+        every = self._empty_batch_every_s
+        if plan is None and every is not None and time.monotonic() - self._last_plan_at >= every:
+            return planner.empty_plan(previous)
+        return plan
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:
         try:

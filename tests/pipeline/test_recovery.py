@@ -154,7 +154,7 @@ def test_an_opaque_batch_is_planned_afresh_unless_its_commit_had_opened(setup: S
         run.join(20)
     planned = json.loads(setup.store.get("words/user/spout/2") or b"")["value"]["plan"]
     setup.wrap = lambda executor: executor
-    setup.spout._take = 15
+    setup.spout.set_take(15)
     setup.run_all()
     assert setup.counts() == EXACT
     assert planned["0"] == {"first": 10, "next": 20}

@@ -1,0 +1,84 @@
+"""The driver's side of any spout: which kind it is, and a planner for it.
+
+The general spout's coordinator becomes a planner of one pseudo-partition, ``batch``, whose metadata is the user's own
+with the txid beside it. So there is one way to plan, persist, replay and recover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.errors import CorruptStateError, InvariantViolation, RetryableError
+from framework.execution.ports import GENERAL_PARTITION
+from framework.topology.context import TopologyContext
+from framework.topology.spouts import (
+    Meta,
+    OpaquePartitionedTransactionalSpout,
+    PartitionedSpout,
+    PartitionPlanner,
+    Spout,
+    TransactionalSpout,
+    TransactionalSpoutCoordinator,
+)
+from framework.transactions.coordinator import SpoutKind
+
+
+def kind_of(spout: object) -> SpoutKind:
+    return SpoutKind.OPAQUE if isinstance(spout, OpaquePartitionedTransactionalSpout) else SpoutKind.TRANSACTIONAL
+
+
+def planner_of(spout: Spout, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
+    """The planner of any spout. Called on the driver, once per leader."""
+    if isinstance(spout, PartitionedSpout):
+        return spout.planner(conf, context)
+    if isinstance(spout, TransactionalSpout):
+        return CoordinatorPlanner(spout.coordinator(conf, context))
+    raise InvariantViolation(f"{context.component_id} is a {type(spout).__name__}, which is no transactional spout")
+
+
+class CoordinatorPlanner(PartitionPlanner):
+    """Makes a user's ``TransactionalSpoutCoordinator`` plan. ``next_txid`` is the one to be planned, set
+    by whoever asks for a plan; ``planned`` the last one that has a binding plan, set by a new leader to what it found."""
+
+    def __init__(self, coordinator: TransactionalSpoutCoordinator) -> None:
+        self._coordinator = coordinator
+        self.planned = 0
+        self.next_txid = 1
+
+    def partitions(self) -> list[str]:
+        return [GENERAL_PARTITION]
+
+    def is_ready(self) -> bool:
+        return self._coordinator.is_ready()
+
+    def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta]:
+        last = previous.get(GENERAL_PARTITION)
+        if previous and (last is None or not isinstance(last.get("txid"), int)):
+            raise CorruptStateError(
+                f"the stored plan is not one of a general TransactionalSpout (it has {', '.join(previous)}): the spout of "
+                "this topology was another one; reset the topology, or give it another id"
+            )
+        txid = self.next_txid
+        metadata = self._coordinator.initialize_transaction(txid, last.get("metadata") if last is not None else None)
+        meta = {"txid": txid, "metadata": metadata}
+        records = self._coordinator.record_count(metadata)
+        self.planned = txid
+        return {GENERAL_PARTITION: meta if records is None else {**meta, "records": records}}
+
+    def record_count(self, plan: Mapping[str, Meta]) -> int | None:
+        records = plan.get(GENERAL_PARTITION, {}).get("records")
+        return None if records is None else int(records)
+
+    def end(self) -> Mapping[str, Meta]:
+        """Caught up is what was planned when the coordinator had nothing more."""
+        if self._coordinator.is_ready():
+            raise RetryableError("the spout's coordinator is ready for another batch")
+        return {GENERAL_PARTITION: {"txid": self.planned}}
+
+    def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
+        committed = plan.get(GENERAL_PARTITION)
+        return int(committed["txid"] if committed is not None else 0) >= int(goal[GENERAL_PARTITION]["txid"])
+
+    def close(self) -> None:
+        self._coordinator.close()
