@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-unit test-integration lint bench lock clean
+SCHEDULES ?= 100000
+
+.PHONY: run test test-unit test-integration lint bench simulate lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -26,6 +28,9 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
 
 $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Ratchet needs Python 3.11: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -85,6 +85,12 @@ class MapBackend(ABC):
         stamp; a row born in that txid becomes a tombstone. Returns how many."""
 
     @abstractmethod
+    def roll_back(self, header: Header) -> int:
+        """Under ``header``: each row of its open txid gets value = prev and the txid below, with the header's epoch and
+        attempt; a row born in that txid becomes a tombstone. Returns how many. Afterwards it is as if the txid had
+        never been opened: a later attempt at it, with another plan, is neither skipped nor added to what was."""
+
+    @abstractmethod
     def purge(self, header: Header, before_txid: int) -> int:
         """Under ``header``: remove tombstones whose txid is below ``before_txid``. Returns how many."""
 

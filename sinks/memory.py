@@ -120,6 +120,19 @@ class MemoryBackend(MapBackend):
                 shared.rows[key] = Row(row.prev, stamp, row.prev, "sweep")
             return len(stale)
 
+    def roll_back(self, header: Header) -> int:
+        shared = self._rows()
+        if header.open is None:
+            raise InvariantViolation("a roll-back needs an open transaction")
+        stamp = Stamp(header.open.txid - 1, header.epoch, header.open.attempt_id)
+        with shared.lock:
+            self._check(header)
+            undone = [key for key, row in shared.rows.items() if row.stamp.txid == header.open.txid]
+            for key in undone:
+                prev = shared.rows[key].prev
+                shared.rows[key] = Row(prev, stamp, prev, "sweep")
+            return len(undone)
+
     def purge(self, header: Header, before_txid: int) -> int:
         shared = self._rows()
         with shared.lock:

@@ -243,6 +243,14 @@ class SqliteBackend(MapBackend):
             stamp = (header.epoch, header.open.attempt_id)
             return connection.execute(self.shape.sweep(), (*stamp, header.open.txid, *stamp)).rowcount
 
+    def roll_back(self, header: Header) -> int:
+        if header.open is None:
+            raise InvariantViolation("a roll-back needs an open transaction")
+        with self._writing() as connection:
+            self._check_header(connection, header)
+            stamp = (header.open.txid - 1, header.epoch, header.open.attempt_id)
+            return connection.execute(self.shape.roll_back(), (*stamp, header.open.txid)).rowcount
+
     def purge(self, header: Header, before_txid: int) -> int:
         with self._writing() as connection:
             self._check_header(connection, header)

@@ -156,11 +156,19 @@ class TableShape:
 
     def sweep(self) -> str:
         """Parameters: epoch, attempt, txid, epoch, attempt."""
-        restored = ", ".join(f'"{name}" = "_prev_{name}"' for name in self.value)
         return (
-            f'UPDATE "{self.table}" SET {restored}, _deleted = 1 - _prev_exists, _epoch = ?, _attempt = ?, '
-            "_writer = 'sweep' WHERE _txid = ? AND (_epoch, _attempt) < (?, ?)"
+            f'UPDATE "{self.table}" SET {self._restored()}, _epoch = ?, _attempt = ? '
+            "WHERE _txid = ? AND (_epoch, _attempt) < (?, ?)"
         )
+
+    def roll_back(self) -> str:
+        """Parameters: new txid, epoch, attempt; txid to undo."""
+        return f'UPDATE "{self.table}" SET {self._restored()}, _txid = ?, _epoch = ?, _attempt = ? WHERE _txid = ?'
+
+    def _restored(self) -> str:
+        """Assignments that put a row back to its previous value; a row that had none becomes a tombstone."""
+        values = ", ".join(f'"{name}" = "_prev_{name}"' for name in self.value)
+        return f"{values}, _deleted = 1 - _prev_exists, _writer = 'sweep'"
 
 
 def _merged(rule: str, old: str, new: str) -> str:

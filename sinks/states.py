@@ -184,6 +184,9 @@ class MapState(FencedState):
     def sweep(self, header: Header) -> int:
         return self.backend.sweep(header)
 
+    def roll_back(self, header: Header) -> int:
+        return self.backend.roll_back(header)
+
     def purge(self, header: Header, before_txid: int) -> int:
         return self.backend.purge(header, before_txid)
 

@@ -219,6 +219,8 @@ class _MemoryPlanner(PartitionPlanner):
                     f"memory partition {partition} has forgotten offsets {first} to {end}, which were planned"
                 )
             rows = self._source.partitions.get(partition, [])
+            if len(rows) < end:
+                raise DataLossError(f"memory partition {partition} holds {len(rows)} rows, and {end} were planned")
             return {**meta, "rows": rows[first:end]}
 
     def end(self) -> Mapping[str, Meta]:
@@ -234,9 +236,7 @@ class _MemoryReader(PartitionReader):
         self._fields = fields
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[pa.RecordBatch]:
-        rows = meta["rows"]
-        if len(rows) != int(meta["next"]) - int(meta["first"]):
-            raise DataLossError(f"memory partition {partition} no longer holds rows {meta['first']} to {meta['next']}")
+        rows = complete(partition, meta)
         if rows:
             columns = zip(*rows, strict=True)
             arrays = [
@@ -244,6 +244,18 @@ class _MemoryReader(PartitionReader):
                 for name, column in zip(self._fields, columns, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=list(self._fields))
+
+
+def complete(partition: str, meta: Meta) -> Sequence[Row]:
+    """The rows that came with a range. Raises ``RetryableError`` when they are not all there: a short read is never a
+    short batch."""
+    rows: Sequence[Row] = meta["rows"]
+    planned = int(meta["next"]) - int(meta["first"])
+    if len(rows) != planned:
+        raise RetryableError(
+            f"memory partition {partition}: {len(rows)} rows came of {planned} planned from {meta['first']}"
+        )
+    return rows
 
 
 def _next(meta: Meta | None) -> int:

@@ -358,3 +358,21 @@ class BackendContract:
             state.sweep(before)
         with pytest.raises(ConfigError, match="belongs to topology 'topology'"):
             state.clear("another")
+
+    # --- roll-back (C7) --------------------------------------------------------------------------------------
+
+    def test_a_rolled_back_transaction_never_was(self, state: MapState) -> None:
+        if not state.can_undo:
+            assert isinstance(state, NonTransactionalMapState)
+            return
+        transact(state, 1, 1, {"dog": 1, "cat": 2})
+        granted = open_attempt(state, 2, 1)
+        state.begin_commit(granted)
+        state.multi_update(["dog", "emu"], [add(10), add(30)])
+        state.delete(["cat"])
+        state.commit(granted)
+        open_attempt(state, 2, 2)
+        assert state.roll_back(state.read_header()) == 3
+        assert [state.get(key) for key in ("dog", "cat", "emu")] == [1, 2, None]
+        transact(state, 2, 3, {"dog": 5, "emu": 7})
+        assert [state.get(key) for key in ("dog", "cat", "emu")] == [6, 2, 7]

@@ -132,6 +132,12 @@ class FencedState(ABC):
         """Undo what earlier attempts of ``header.open.txid`` wrote and the current one did not write again (C5).
         Returns the number of rows put back. Called under ``header``, after the commit tasks of a replay."""
 
+    def roll_back(self, header: Header) -> int:
+        """Undo everything that any attempt of ``header.open.txid`` wrote: each row is again what the transaction before
+        left, under that one's txid. Called under ``header`` when another plan is to follow (C7), of states that
+        ``can_undo``. Returns the number of rows put back."""
+        raise ConfigError(f"{self.location} cannot undo a transaction")
+
     def purge(self, header: Header, before_txid: int) -> int:
         """Remove, under ``header``, what was deleted by transactions below ``before_txid``. Returns how many rows. Called
         now and then; a state without tombstones has nothing to do."""

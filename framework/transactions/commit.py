@@ -10,7 +10,7 @@ Order (C1, C2, C5), for each attempt whose turn it is:
 When the range of an opened plan is gone for good (C7):
 
 1. raise the headers, still with the old digest;
-2. sweep everything of that txid;
+2. roll back everything of that txid;
 3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
    over.
 
@@ -22,16 +22,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from framework.errors import ConfigError, InvariantViolation, StaleWriterError
+from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
 
 #: Tombstones are removed once in so many transactions: it may cost a scan.
 PURGE_EVERY = 1_000
+TAKE_OVER_TRIES = 1_000
 
 Step = Callable[[], Any]
 T = TypeVar("T")
@@ -57,11 +59,20 @@ class CommitPhase:
     """The states of one topology under one leader. One attempt commits at a time; ``close_fence`` may come from another
     thread while a commit that nobody waits for any more is still stuck."""
 
-    def __init__(self, topology_id: str, states: Sequence[FencedState], executor: BatchExecutor, epoch: int) -> None:
+    def __init__(
+        self,
+        topology_id: str,
+        states: Sequence[FencedState],
+        executor: BatchExecutor,
+        epoch: int,
+        *,
+        purge_every: int = PURGE_EVERY,
+    ) -> None:
         self._topology_id = topology_id
         self._states = states
         self._executor = executor
         self._epoch = epoch
+        self._purge_every = purge_every
         self._headers: dict[int, Header] = {}
         self._lock = threading.RLock()
 
@@ -78,7 +89,7 @@ class CommitPhase:
     ) -> Generator[Step, Any, bool]:
         opened = not self._states and currtx in digests  # without a header to ask, the plan counts as opened
         for index, state in enumerate(self._states):
-            header: Header = yield partial(state.prepare, self._topology_id)
+            header: Header = yield partial(self._take_over, state)
             if accept_new and header.open is None and header.done == 0 and currtx > 1:
                 joined = header.finished(currtx - 1)
                 yield partial(state.raise_header, header, joined)
@@ -87,13 +98,28 @@ class CommitPhase:
             opened = self._agrees(state, header, currtx, digests) or opened
         return opened
 
+    def _take_over(self, state: FencedState) -> Header:
+        """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
+        yet could open a commit in between (ADR 5)."""
+        for _ in range(TAKE_OVER_TRIES):
+            header = state.prepare(self._topology_id)
+            if header.epoch > self._epoch:
+                raise ConfigError(
+                    f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
+                    "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"
+                )
+            if header.epoch == self._epoch:
+                return header
+            taken = replace(header, epoch=self._epoch)
+            try:
+                state.raise_header(header, taken)
+            except StaleWriterError:
+                continue  # the leader of before has just written; it will lose
+            return taken
+        raise RetryableError(f"{state.location}: its header changes faster than a new leader can take it over")
+
     def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
         """Whether this state says that the commit of ``currtx`` was opened. Raises when it contradicts ZooKeeper."""
-        if header.epoch > self._epoch:
-            raise ConfigError(
-                f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
-                "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"
-            )
         if header.done not in (currtx - 1, currtx):
             ahead = "ahead of" if header.done > currtx else "behind"
             raise ConfigError(
@@ -137,7 +163,7 @@ class CommitPhase:
         for index, state in enumerate(self._states):
             if replay and state.value_type is ValueType.OPAQUE:
                 yield partial(self._sweep, index, attempt)
-            if attempt.txid % PURGE_EVERY == 0:
+            if attempt.txid % self._purge_every == 0:
                 yield partial(self._purge, index, attempt)
             yield partial(self._finish, index, attempt)
         return result
@@ -146,7 +172,7 @@ class CommitPhase:
         yield from self._raise_all(attempt)
         for index, state in enumerate(self._states):
             if state.can_undo:
-                yield partial(self._sweep, index, attempt)
+                yield partial(self._undo, index, attempt)
         for index in range(len(self._states)):
             yield partial(self._mark_rolled_back, index, attempt)
         return PhaseResult()
@@ -197,6 +223,10 @@ class CommitPhase:
     def _sweep(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
             self._states[index].sweep(self._own(index, attempt))
+
+    def _undo(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            self._states[index].roll_back(self._own(index, attempt))
 
     def _purge(self, index: int, attempt: AttemptHeader) -> None:
         """C21: what was deleted by transactions that are over for good."""

@@ -118,10 +118,12 @@ class RotatingTransactionalState:
         for name in store.children(self._path):
             node = f"{self._path}/{name}"
             if not name.isascii() or not name.isdigit():
-                raise CorruptStateError(f"{node}: the name is not a txid; remove the node if Ratchet did not make it")
+                raise CorruptStateError(
+                    f"{self._named(node)}: the name is not a txid; remove the node if Ratchet did not make it"
+                )
             raw = store.get(node)
             if raw is not None:
-                self._values[int(name)] = decode_document(raw, node)
+                self._values[int(name)] = decode_document(raw, self._named(node))
 
     def txids(self) -> list[int]:
         """Every txid that has a value, ascending."""
@@ -167,6 +169,10 @@ class RotatingTransactionalState:
     def last_state(self) -> Any:
         """The value of the greatest txid, or None."""
         return self._values[max(self._values)] if self._values else None
+
+    def _named(self, node: str) -> str:
+        """The whole path of a node, for messages."""
+        return self._store._full(node) if isinstance(self._store, TransactionalState) else node
 
     def _initial(self, txid: int, initializer: Callable[[int, Any], Any]) -> Any:
         newest = max(self._values, default=None)

@@ -52,6 +52,11 @@ class Leadership(ABC):
         """Apply changes under this leadership. Raises ``StaleWriterError`` when a later leader has been elected,
         ``LeadershipLostError`` when the session is gone. A lost reply is resolved by reading, inside."""
 
+    def confirm(self) -> None:
+        """Make sure that this leader still leads: what was read since it was elected is consistent then. Raises as
+        ``apply``."""
+        self.apply(())
+
     @abstractmethod
     def resign(self) -> None:
         """Let the next one lead. Safe to call twice."""

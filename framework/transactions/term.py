@@ -18,7 +18,14 @@ from typing import Any, Union
 
 import structlog
 
-from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
+from framework.errors import (
+    ConfigError,
+    CorruptStateError,
+    InvariantViolation,
+    LeadershipLostError,
+    RetryableError,
+    StaleWriterError,
+)
 from framework.execution.ports import BatchExecutor, PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
 from framework.observe.journal import AttemptRecord, Journal
@@ -212,13 +219,17 @@ class Term:
             raise InvariantViolation(f"{topology.spout.id} is not a spout")
         context = TopologyContext(topology.id, topology.spout.id, 0, 1, settings.conf, topology.parallelisms())
         planner = self._planner = planner_of(spout, settings.conf, context)
-        documents = self._documents = TopologyDocuments(self._store, self._leadership, topology)
         accept = settings.accept_changed_topology
         try:
+            documents = self._documents = TopologyDocuments(self._store, self._leadership, topology)
             documents.claim(self._source_identity(planner), accept_changed=accept)
             recovered, digests = documents.recover()
             self._commit = CommitPhase(topology.id, topology.states, self._executor, self._leadership.epoch)
             opened = self._commit.open(recovered.currtx, digests, accept_new=accept)
+        except (ConfigError, CorruptStateError):
+            planner.close()
+            self._leadership.confirm()  # a leader that was deposed while it read has seen half of two states
+            raise
         except BaseException:
             planner.close()
             raise
@@ -362,8 +373,7 @@ class Term:
             self._messages.put(_Deposed(error))
             return
         failure = result.failure
-        # C14: only an epoch above one's own ends a term; a fence of this term's own has refused a dead attempt.
-        if failure is not None and failure.kind is FailureKind.STALE and (failure.epoch or 0) > self._leadership.epoch:
+        if failure is not None and ends_term(failure, self._leadership.epoch):
             self._messages.put(_Deposed(StaleWriterError(failure.message, failure.epoch)))
             return
         self._answer(answer(header.txid, header.attempt_id, failure), result)
@@ -446,6 +456,11 @@ class Term:
             lag=lag,
             waiting_for=self._planning.waiting_for if self._planning is not None else None,
         )
+
+
+def ends_term(failure: TaskFailure, epoch: int) -> bool:
+    """C14: only an epoch above one's own ends a term; a fence of the term's own has refused a dead attempt, quietly."""
+    return failure.kind is FailureKind.STALE and (failure.epoch or 0) > epoch
 
 
 def _now_ms() -> int:

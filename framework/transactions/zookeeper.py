@@ -3,10 +3,8 @@
 Invariants:
 
 1. Every change of a leadership is one multi that also replaces the ``epoch`` node under the version that this leader
-   last saw. So a deposed leader's multi fails as a whole, whatever it held.
-2. The ``epoch`` node carries (epoch, write sequence): after a lost reply the writer reads it and knows whether its own
-   write was applied.
-3. A new leader has written a greater epoch before it reads anything else.
+   last saw; ``fenced`` says what follows from that.
+2. A new leader has written a greater epoch before it reads anything else (C3).
 
 Layout below ``<root>/<path>``: ``leader/`` holds the election, ``epoch`` the fence; the rest is the caller's.
 """
@@ -42,15 +40,9 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from framework.config import checked_zookeeper_root
-from framework.errors import (
-    ConfigError,
-    CorruptStateError,
-    InvariantViolation,
-    LeadershipLostError,
-    RetryableError,
-    StaleWriterError,
-)
-from framework.transactions.state import decode_document, encode_document
+from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
+from framework.transactions.state import encode_document
 from framework.transactions.store import Change, CoordinationStore, Leadership, Put
 
 _log = structlog.get_logger()
@@ -132,8 +124,8 @@ class ZooKeeperStore(CoordinationStore):
 
     def apply(self, changes: Sequence[Change]) -> None:
         with self._lock:
-            results = self._reading(lambda: self._multi(changes, None), self._root)
-            self._check(results, changes)
+            self._check(self._reading(lambda: self._multi(changes, None), self._root))
+            self._note_applied(changes)
 
     def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Leadership | None:
         base = self._node(path)
@@ -241,7 +233,7 @@ class ZooKeeperStore(CoordinationStore):
             else:
                 self._names_in(parent).discard(name)
 
-    def _check(self, results: Sequence[Any], changes: Sequence[Change]) -> None:
+    def _check(self, results: Sequence[Any]) -> None:
         failed = [each for each in results if isinstance(each, Exception)]
         real = [each for each in failed if not isinstance(each, (RolledBackError, RuntimeInconsistency))]
         if failed:
@@ -252,10 +244,9 @@ class ZooKeeperStore(CoordinationStore):
                     "below the same root?"
                 )
             raise self._named(real[0] if real else failed[0], self._root)
-        self._note_applied(changes)
 
     def _new_epoch(self, node: str) -> tuple[int, int]:
-        """Invariant 3. Returns the epoch and the version of its node."""
+        """Invariant 2. Returns the epoch and the version of its node."""
         while True:
             try:
                 data, stat = self._reading(lambda: self._client.get(node), node)
@@ -265,7 +256,7 @@ class ZooKeeperStore(CoordinationStore):
                 except (NodeExistsError, *_LOST_REPLY):
                     pass
                 continue
-            epoch, _ = _epoch_of(data, node)
+            epoch, _ = fence_of(data, node)
             try:
                 stat = self._client.set(node, encode_document({"epoch": epoch + 1, "sequence": 0}, node), stat.version)
             except (BadVersionError, *_LOST_REPLY):
@@ -276,16 +267,12 @@ class ZooKeeperStore(CoordinationStore):
             return epoch + 1, stat.version
 
 
-class _ZooKeeperLeadership(Leadership):
+class _ZooKeeperLeadership(FencedLeadership):
     def __init__(
         self, store: ZooKeeperStore, base: str, epoch: int, version: int, lock: Any, lost_sessions: int
     ) -> None:
+        super().__init__(base, epoch, version)
         self._store = store
-        self._base = base
-        self._node = f"{base}/epoch"
-        self.epoch = epoch
-        self._version = version
-        self._sequence = 0
         self._lock = lock
         self._lost_sessions = lost_sessions
         self._resigned = False
@@ -295,27 +282,9 @@ class _ZooKeeperLeadership(Leadership):
         return self._resigned or self._store._lost_sessions != self._lost_sessions
 
     def apply(self, changes: Sequence[Change]) -> None:
-        store = self._store
-        fence = encode_document({"epoch": self.epoch, "sequence": self._sequence + 1}, self._node)
-        with store._lock:
-            while True:
-                if self.lost:
-                    raise LeadershipLostError(f"{self._base}: the ZooKeeper session of epoch {self.epoch} has ended")
-                try:
-                    results = store._multi(changes, (self._node, fence, self._version))
-                except _LOST_REPLY as error:
-                    _log.warning("zookeeper.reply_lost", node=self._base, reason=type(error).__name__)
-                    if self._was_applied():
-                        store._note_applied(changes)
-                        break
-                    store._known.clear()
-                    continue
-                if isinstance(results[0], BadVersionError):
-                    self._raise_stale()
-                store._check(results, changes)
-                break
-            self._version += 1
-            self._sequence += 1
+        with self._store._lock:
+            super().apply(changes)
+            self._store._note_applied(changes)
 
     def resign(self) -> None:
         if self._resigned:
@@ -327,33 +296,26 @@ class _ZooKeeperLeadership(Leadership):
         except KazooException as error:
             _log.info("zookeeper.resign_failed", node=self._base, reason=type(error).__name__)
 
-    def _was_applied(self) -> bool:
-        """Invariant 2: read the fence back."""
-        while True:
-            if self.lost:
-                raise LeadershipLostError(f"{self._base}: the ZooKeeper session of epoch {self.epoch} has ended")
-            try:
-                data, _ = self._store._client.get(self._node)
-            except _LOST_REPLY:
-                time.sleep(_POLL_S)
-                continue
-            epoch, sequence = _epoch_of(data, self._node)
-            if epoch != self.epoch:
-                self._raise_stale()
-            if sequence not in (self._sequence, self._sequence + 1):
-                raise InvariantViolation(f"{self._node}: sequence {sequence}, this leader is at {self._sequence}")
-            return sequence == self._sequence + 1
+    def _send(self, changes: Sequence[Change], fence: bytes, version: int) -> None:
+        store = self._store
+        try:
+            results = store._multi(changes, (f"{self._base}/epoch", fence, version))
+        except _LOST_REPLY as error:
+            _log.warning("zookeeper.reply_lost", node=self._base, reason=type(error).__name__)
+            store._known.clear()
+            raise ReplyLost from error
+        if isinstance(results[0], BadVersionError):
+            raise FenceMoved
+        store._check(results)
 
-    def _raise_stale(self) -> None:
-        data = self._store.get(self._node.removeprefix(self._store._root))
-        if data is None:
-            raise CorruptStateError(f"{self._node} is gone: the state was removed while a topology ran on it")
-        epoch, _ = _epoch_of(data, self._node)
-        raise StaleWriterError(f"{self._base}: epoch {epoch} leads, this is epoch {self.epoch}", epoch)
-
-
-def _epoch_of(data: bytes, node: str) -> tuple[int, int]:
-    value = decode_document(data, node)
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), int) for key in ("epoch", "sequence")):
-        raise CorruptStateError(f"{node}: not an epoch document; restore the node from a backup")
-    return value["epoch"], value["sequence"]
+    def _read_fence(self) -> bytes | None:
+        try:
+            data: bytes = self._store._client.get(f"{self._base}/epoch")[0]
+        except NoNodeError:
+            return None
+        except _LOST_REPLY as error:
+            time.sleep(_POLL_S)
+            raise ReplyLost from error
+        except KazooException as error:
+            raise self._store._named(error, self._base) from error
+        return data

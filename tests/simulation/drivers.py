@@ -1,0 +1,564 @@
+"""Simulated drivers and tasks: the real parts, wired as ``framework.transactions.term`` wires them, one step at a time.
+
+A *process* is a generator of steps. Each step is an event of the schedule: it may succeed, fail before or after it did
+its work, come late, come twice, or meet a crash. Processes of a driver die with it; commit tasks do not: they run
+elsewhere, and may write long after whoever started them is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from framework import TransactionalTopologyBuilder
+from framework.errors import (
+    ConfigError,
+    CorruptStateError,
+    DataLossError,
+    LeadershipLostError,
+    RetryableError,
+    StaleWriterError,
+)
+from framework.execution.ports import PhaseResult
+from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.topology import Topology
+from framework.transactions import term
+from framework.transactions.commit import CommitPhase
+from framework.transactions.coordinator import (
+    AskPlan,
+    Cancel,
+    Commit,
+    Committed,
+    Coordinator,
+    Event,
+    Persist,
+    Plan,
+    Planned,
+    Process,
+    Processed,
+    Release,
+    RollBack,
+    RolledBack,
+    SpoutKind,
+    Started,
+    Stop,
+    Tick,
+    plan_digest,
+)
+from framework.transactions.documents import TopologyDocuments
+from framework.transactions.reset import resetting_positions
+from spouts.memory import complete
+from tests.bolts import UpdateGlobalCount
+from tests.simulation.world import SESSION_MS, SINKS, TOPOLOGY, Crashed, SimLeadership, Violation, World
+
+TASKS = 2
+TIMEOUT_MS = 1_500
+TICK_MS = 150
+POLL_MS = 60
+
+Steps = Generator[Callable[[], Any], Any, Any]
+
+
+class SimExecutor:
+    """What survives drivers: kept results, and tasks."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.kept: dict[AttemptHeader, list[list[tuple[str, int | None]]]] = {}
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        raise AssertionError("a driver starts the tasks and waits for them")
+
+    def task(self, header: AttemptHeader, sink: int, task: int, operations: list[tuple[str, int | None]]) -> Steps:
+        """One commit task: begin, read and compute, write. Returns its failure, or None."""
+        state = self.world.state(sink)
+        attempt = header.attempt(SINKS[sink], task)
+        keys = [(key,) for key, _ in operations]
+        updaters = [_updater(weight) for _, weight in operations]
+        try:
+            yield partial(state.begin_commit, attempt)
+            yield partial(state.multi_update, keys, updaters)
+            yield partial(state.commit, attempt)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            return TaskFailure.of(error, SINKS[sink], task)
+        return None
+
+    def share(self, operations: list[tuple[str, int | None]], task: int) -> list[tuple[str, int | None]]:
+        """The operations of one task: one key has one writer (C12)."""
+        return [each for each in operations if hash_of(each[0]) % TASKS == task]
+
+
+def hash_of(key: str) -> int:
+    return int(key[1:])
+
+
+def _updater(weight: int | None) -> Callable[[Any], Any]:
+    return lambda old: None if weight is None else (old or 0) + weight
+
+
+class SimProcess:
+    """A generator of steps under the scheduler. ``owner`` None: a task, which nobody's death ends."""
+
+    FAULTS = ("fails before", "fails after", "late", "crash before", "crash after", "freeze")
+    TASK_FAULTS = ("fails before", "fails after", "late", "doubled")
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        steps: Steps,
+        owner: SimDriver | None,
+        on_end: Callable[[Any], None],
+        again: Callable[[], Steps] | None = None,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.owner = owner
+        self.life = owner.life if owner is not None else 0
+        self.steps = steps
+        self.on_end = on_end
+        self.again = again
+        self.step: Callable[[], Any] | None = None
+
+    def start(self) -> None:
+        self._advance(lambda: next(self.steps))
+
+    def _advance(self, move: Callable[[], Callable[[], Any]]) -> None:
+        try:
+            self.step = move()
+        except StopIteration as end:
+            self.on_end(end.value)
+            return
+        except (StaleWriterError, LeadershipLostError, RetryableError) as error:
+            if self.owner is None:
+                raise Violation(f"a task raised {error!r}") from error
+            self.owner.step_down(error)
+            return
+        self.world.soon(self.perform)
+
+    def perform(self) -> None:
+        owner, world = self.owner, self.world
+        if owner is not None:
+            if owner.life != self.life:
+                return
+            if owner.frozen_until > world.now:
+                world.at(owner.frozen_until - world.now + 1, self.perform)
+                return
+        step = self.step
+        assert step is not None
+        function = step.func if isinstance(step, partial) else step
+        label = f"{self.name}: {function.__name__.strip('_')}"
+        if owner is not None and function == owner.executor.commit:
+            owner.run_tasks(step.args[0], lambda result: self._advance(lambda: self.steps.send(result)))  # type: ignore[attr-defined]
+            return
+        fault = world.fault(label, self.FAULTS if owner is not None else self.TASK_FAULTS)
+        if fault == "late":
+            world.at(int(world.chance.random() * 2_500), partial(self._perform, step, label, None))
+        elif fault == "freeze" and owner is not None:
+            owner.freeze()
+            world.at(owner.frozen_until - world.now + 1, self.perform)
+        elif fault == "crash before" and owner is not None:
+            owner.crash()
+        elif fault == "doubled" and self.again is not None:
+            SimProcess(world, self.name, self.again(), None, lambda value: None).start()
+            self._perform(step, label, None)
+        else:
+            self._perform(step, label, fault)
+
+    def _perform(self, step: Callable[[], Any], label: str, fault: str | None) -> None:
+        if self.owner is not None and self.owner.life != self.life:
+            return
+        world = self.world
+        try:
+            if fault == "fails before":
+                raise RetryableError(f"{label} was not done")
+            answer = step()
+            world.note(label)
+            if fault == "fails after":
+                raise RetryableError(f"{label} was done, and its answer lost")
+        except Crashed:
+            assert self.owner is not None
+            self.owner.crash()
+            return
+        except Violation:
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to the generator, as ``perform`` does
+            world.note(f"{label} raises {error!r}"[:300])
+            failed = error
+            self._advance(lambda: self.steps.throw(failed))
+            return
+        if fault == "crash after" and self.owner is not None:
+            self.owner.crash()
+            return
+        self._advance(lambda: self.steps.send(answer))
+
+
+class SimDriver:
+    """A driver: stands for election, leads, dies, comes back."""
+
+    def __init__(self, world: World, executor: SimExecutor, topology: Topology, name: str) -> None:
+        self.world = world
+        self.executor = executor
+        self.topology = topology
+        self.name = name
+        self.life = 0
+        self.frozen_until = 0
+        self.leadership: SimLeadership | None = None
+        self.coordinator: Coordinator | None = None
+        self.headers: dict[tuple[int, int], AttemptHeader] = {}
+
+    # --- life and death ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._spawn("start", self._lead())
+
+    def crash(self) -> None:
+        """Nothing of this driver goes on; its session ends a while later; it comes back some time."""
+        self.world.note(f"{self.name} dies")
+        self._end_of_life(int(self.world.chance.random() * SESSION_MS))
+        self.world.at(int(self.world.chance.random() * 1_000), self.start)
+
+    def freeze(self) -> None:
+        """Stops, as under SIGSTOP, and goes on as if nothing had been; its session may end meanwhile."""
+        pause = int(self.world.chance.random() * 3 * SESSION_MS)
+        self.frozen_until = self.world.now + pause
+        self.world.note(f"{self.name} freezes for {pause} ms")
+        if pause > SESSION_MS:
+            self.expire(after_ms=SESSION_MS)
+
+    def expire(self, after_ms: int = 0) -> None:
+        """The session ends; the driver hears of it only later, and may try to write before."""
+        leadership = self.leadership
+        if leadership is not None:
+            self.world.at(after_ms, partial(self.world.store.expire, leadership))
+            notice = max(after_ms, self.frozen_until - self.world.now) + int(self.world.chance.random() * 200)
+            self.world.at(notice, partial(self._notice, leadership))
+
+    def step_down(self, error: Exception) -> None:
+        self.world.note(f"{self.name} steps down: {error}")
+        if isinstance(error, StaleWriterError) and (error.epoch or 0) <= (
+            self.leadership.epoch if self.leadership else 0
+        ):
+            raise Violation(f"C14: {self.name} stepped down without having met an epoch above its own: {error}")
+        self._end_of_life(0)
+        self.world.soon(self.start)
+
+    def _notice(self, leadership: SimLeadership) -> None:
+        if self.leadership is leadership and not leadership.noticed:
+            leadership.noticed = True
+            self.step_down(LeadershipLostError("the session ended"))
+
+    def _end_of_life(self, session_ms: int) -> None:
+        self.life += 1
+        self.frozen_until = 0
+        leadership, self.leadership, self.coordinator = self.leadership, None, None
+        self.headers = {}
+        if leadership is not None:
+            leadership.noticed = True
+            self.world.at(session_ms, partial(self.world.store.expire, leadership))
+
+    def _spawn(self, name: str, steps: Steps, on_end: Callable[[Any], None] = lambda value: None) -> None:
+        SimProcess(self.world, name, steps, self, on_end).start()
+
+    # --- recovery ------------------------------------------------------------------------------------------------
+
+    def _lead(self) -> Steps:
+        yield self._stand
+        if self.leadership is None:
+            life = self.life
+            self.world.store.waiting.append(lambda: self._wake(life))
+            return
+        try:
+            documents = self.documents = yield self._read
+            yield partial(documents.claim, {})
+            recovered, digests = yield documents.recover
+            self.commit = CommitPhase(
+                TOPOLOGY, self.topology.states, self.executor, self.leadership.epoch, purge_every=2
+            )
+            opened = yield from self.commit.opening(recovered.currtx, digests)
+        except (ConfigError, CorruptStateError) as error:
+            refusal = error
+            yield self.leadership.confirm
+            if isinstance(refusal, CorruptStateError) and self.world.corrupted in str(refusal):
+                self.world.finished = True  # refused, and named: what must happen
+                return
+            raise Violation(f"{self.name} refuses to start: {refusal}") from error
+        opaque = self.world.shape.opaque
+        self.coordinator = Coordinator(
+            SpoutKind.OPAQUE if opaque else SpoutKind.TRANSACTIONAL,
+            type(recovered)(recovered.currtx, recovered.attempts, recovered.plans, opened),
+            max_pending=self.world.shape.pending,
+            timeout_ms=TIMEOUT_MS,
+            max_attempts=1_000,
+            may_replan=opaque,
+        )
+        self.planner = self.world.spout.planner({}, None)  # type: ignore[arg-type]
+        self.asked: AskPlan | None = None
+        self.handle(Started())
+        self._tick(self.life)
+
+    def _stand(self) -> None:
+        """Stand for election. The epoch rises before anything is read (C3)."""
+        self.leadership = self.world.store.lead(TOPOLOGY, self.name)
+
+    def _wake(self, life: int) -> None:
+        if self.life == life and self.leadership is None:
+            self.start()
+
+    def _read(self) -> TopologyDocuments:
+        assert self.leadership is not None
+        return TopologyDocuments(self.world.store, self.leadership, self.topology)
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    def _tick(self, life: int) -> None:
+        if self.life == life:
+            self.handle(Tick())
+            self.world.at(TICK_MS, lambda: self._tick(life))
+
+    def deliver(self, event: Event, label: str) -> None:
+        """An answer on its way to the loop: late, twice, or with a crash around it."""
+        world, life = self.world, self.life
+        fault = world.fault(f"answer: {label}", ("late", "doubled", "crash before", "crash after", "freeze"))
+
+        def arrive(again: bool = False) -> None:
+            if self.life != life:
+                return
+            if self.frozen_until > world.now:
+                world.at(self.frozen_until - world.now + 1, arrive)
+                return
+            if fault == "crash before":
+                self.crash()
+                return
+            self.handle(event)
+            if fault == "crash after" and self.life == life:
+                self.crash()
+
+        if fault == "freeze":
+            self.freeze()
+        world.at(int(world.chance.random() * 2_500), arrive) if fault == "late" else world.soon(arrive)
+        if fault == "doubled":
+            world.soon(arrive)
+
+    def handle(self, event: Event) -> None:
+        coordinator = self.coordinator
+        if coordinator is None:
+            return
+        if self.frozen_until > self.world.now:
+            life = self.life
+            self.world.at(
+                self.frozen_until - self.world.now + 1, lambda: self.handle(event) if self.life == life else None
+            )
+            return
+        if not isinstance(event, Tick):
+            self.world.note(f"{self.name} {event}"[:200])
+        try:
+            late = self._is_late(event, coordinator)
+            if late:
+                for command in coordinator.handle(Tick(), self.world.now):
+                    self._carry_out(command)
+            commands = coordinator.handle(event, self.world.now)
+            if late and commands:
+                raise Violation(f"an answer of a dead attempt changes something: {event} gives {commands}")
+            for command in commands:
+                self._carry_out(command)
+        except Crashed:
+            self.crash()
+        except (StaleWriterError, LeadershipLostError) as error:
+            self.step_down(error)
+
+    @staticmethod
+    def _is_late(event: Event, coordinator: Coordinator) -> bool:
+        """Whether an answer is that of an attempt which is not the live one."""
+        if not isinstance(event, (Processed, Committed, RolledBack)):
+            return False
+        live = coordinator.in_flight().get(event.txid)
+        return live is None or live[0] != event.attempt_id
+
+    def _carry_out(self, command: Any) -> None:
+        world = self.world
+        self._die_between(f"command: {type(command).__name__}")
+        if isinstance(command, Persist):
+            self.documents.save(command)
+        elif isinstance(command, AskPlan):
+            self.asked = command
+            self._plan_later(command)
+        elif isinstance(command, Process):
+            header = self._begin(command.txid, command.attempt_id, command.plan)
+            self._spawn("process", self._process(header, command.plan))
+        elif isinstance(command, RollBack):
+            header = self._begin(command.txid, command.attempt_id, command.plan)
+            self._on_states("roll back", header, self.commit.rolling_back(header), RolledBack)
+        elif isinstance(command, Commit):
+            header = self.headers[(command.txid, command.attempt_id)]
+            self._on_states("commit", header, self.commit.committing(header, replay=command.replay), Committed)
+        elif isinstance(command, Cancel):
+            cancelled = self.headers.pop((command.txid, command.attempt_id), None)
+            if cancelled is not None:
+                self.executor.kept.pop(cancelled, None)
+                if command.committing:
+                    self._spawn("close fence", self._close_fence(cancelled))
+        elif isinstance(command, Release):
+            released = self.headers.pop((command.txid, command.attempt_id), None)
+            if released is not None:
+                self.executor.kept.pop(released, None)
+        elif isinstance(command, Stop):
+            raise Violation(f"the topology stops: {command.failure}")
+        if world.finished:
+            raise Crashed
+
+    def _die_between(self, label: str) -> None:
+        if self.world.fault(label, ("crash before",), 0.02):
+            raise Crashed
+
+    def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
+        self.world.oracle.emitting(txid, attempt_id)
+        assert self.leadership is not None
+        header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, plan_digest(plan))
+        self.headers[(txid, attempt_id)] = header
+        return header
+
+    # --- planning ------------------------------------------------------------------------------------------------
+
+    def _plan_later(self, asked: AskPlan, delay_ms: int = 0) -> None:
+        life = self.life
+        self.world.at(delay_ms + 1, lambda: self._plan(asked, life))
+
+    def _plan(self, asked: AskPlan, life: int) -> None:
+        if self.life != life or self.asked is not asked:
+            return
+        if self.frozen_until > self.world.now:
+            self._plan_later(asked, self.frozen_until - self.world.now)
+            return
+        try:
+            plan = self.planner.plan_smaller(asked.previous or {}, asked.divisor)
+        except RetryableError:
+            plan = None
+        if plan is None:
+            self._plan_later(asked, POLL_MS)
+            return
+        self.asked = None
+        self.deliver(Planned(asked.generation, asked.txid, plan), "planned")
+
+    # --- processing ----------------------------------------------------------------------------------------------
+
+    def _process(self, header: AttemptHeader, plan: Plan) -> Steps:
+        failure = None
+        try:
+            rows = yield partial(self._read_rows, plan)
+            yield partial(self._compute, header, rows)
+        except RetryableError as error:
+            failure = TaskFailure(FailureKind.RETRYABLE, "spout", 0, str(error))
+        except DataLossError as error:
+            failure = TaskFailure.of(error, "spout", 0)
+        self.deliver(Processed(header.txid, header.attempt_id, failure), "processed")
+
+    def _read_rows(self, plan: Plan) -> list[int]:
+        """What the tasks read: every range whole, or an error."""
+        found: list[int] = []
+        for partition in sorted(plan):
+            meta = self.planner.for_reading(partition, plan[partition])
+            if meta["rows"] and self.world.fault("read", ("short read",), 0.03):
+                meta = {**meta, "rows": meta["rows"][:-1]}
+            found += [row[0] for row in complete(partition, meta)]
+        return found
+
+    def _compute(self, header: AttemptHeader, records: list[int]) -> None:
+        world = self.world
+        result = [
+            [world.operations(sink, record, header.attempt_id) for record in records] for sink in range(len(SINKS))
+        ]
+        world.oracle.processed(header, result)
+        if (header.txid, header.attempt_id) in self.headers:
+            self.executor.kept[header] = result
+
+    # --- committing ----------------------------------------------------------------------------------------------
+
+    def run_tasks(self, header: AttemptHeader, answer: Callable[[PhaseResult], None]) -> None:
+        """Start the commit tasks; answer when all have ended, or at the first failure, while the others go on."""
+        result = self.executor.kept.get(header)
+        if result is None:
+            answer(PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone")))
+            return
+        life, answered = self.life, False
+        waiting = len(SINKS) * TASKS
+
+        def ended(failure: TaskFailure | None) -> None:
+            nonlocal waiting, answered
+            waiting -= 1
+            if not answered and (failure is not None or waiting == 0):
+                answered = True
+                self._when_awake(life, lambda: answer(PhaseResult(failure)))
+
+        for sink in range(len(SINKS)):
+            for task in range(TASKS):
+                mine = self.executor.share(result[sink], task)
+                again = partial(self.executor.task, header, sink, task, mine)
+                SimProcess(self.world, "task", again(), None, ended, again).start()
+
+    def _when_awake(self, life: int, action: Callable[[], None]) -> None:
+        if self.life != life:
+            return
+        if self.frozen_until > self.world.now:
+            self.world.at(self.frozen_until - self.world.now + 1, lambda: self._when_awake(life, action))
+        else:
+            action()
+
+    def _on_states(self, name: str, header: AttemptHeader, steps: Steps, answer: Any) -> None:
+        def ended(result: PhaseResult) -> None:
+            failure = result.failure
+            if failure is not None and self.leadership is not None and term.ends_term(failure, self.leadership.epoch):
+                self.step_down(StaleWriterError(failure.message, failure.epoch))
+                return
+            self.deliver(answer(header.txid, header.attempt_id, failure), name)
+
+        self._spawn(name, steps, ended)
+
+    def _close_fence(self, header: AttemptHeader) -> Steps:
+        try:
+            yield from self.commit.closing_fence(header)
+            self.world.oracle.dead.add((header.txid, header.attempt_id))
+        except (StaleWriterError, RetryableError) as error:
+            self.world.note(f"the fence of {header} stays: {error}")
+
+
+class ResetTool:
+    """``reset`` of the positions, as an operator would call it: takes the leadership when it is free."""
+
+    def __init__(self, driver: SimDriver) -> None:
+        self.driver = driver
+
+    def run(self) -> None:
+        driver = self.driver
+        store = driver.world.store
+        leadership = store.lead(TOPOLOGY, "reset")
+        if leadership is None:
+            store.waiting.append(self.run)
+            return
+        commit = CommitPhase(TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch)
+        try:
+            documents = TopologyDocuments(store, leadership, driver.topology)
+            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch)
+            step = next(steps)
+            while True:
+                step = steps.send(step())
+        except StopIteration:
+            driver.world.oracle.positions_forgotten()
+        except (ConfigError, CorruptStateError) as error:
+            if driver.world.corrupted not in str(error):
+                raise Violation(f"reset refuses: {error}") from error
+        except RetryableError as error:
+            driver.world.note(f"reset: {error}")
+        except Crashed:
+            driver.world.note("reset dies")
+            if not store.plan(store.currtx() - 1) and not store.plan(store.currtx()):
+                driver.world.oracle.positions_forgotten()
+        leadership.resign()
+
+
+def build_topology(world: World) -> Topology:
+    builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
+    for sink, name in enumerate(SINKS):
+        builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
+    return builder.build()

@@ -1,0 +1,254 @@
+"""What the simulator must catch: each rule of the protocol, taken out of the code that holds it.
+
+Every mutation is a patch of one or two attributes; ``applied`` puts it in and takes it out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from framework.errors import CorruptStateError
+from framework.execution.records import FailureKind
+from framework.topology import OpenCommit
+from framework.transactions import state, term
+from framework.transactions.commit import CommitPhase
+from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
+from framework.transactions.documents import TopologyDocuments
+from framework.transactions.fenced import FencedLeadership
+from sinks import MemoryBackend, Row, values
+from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
+from spouts import memory
+from tests.simulation import drivers
+from tests.simulation.drivers import SimExecutor
+from tests.simulation.world import FENCE, SimLeadership, SimStore
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``patches``: (object, attribute, replacement)."""
+
+    name: str
+    patches: Sequence[tuple[Any, str, Any]]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        before = [(target, name, target.__dict__[name]) for target, name, _ in self.patches]
+        try:
+            for target, name, replacement in self.patches:
+                setattr(target, name, replacement)
+            yield
+        finally:
+            for target, name, original in before:
+                setattr(target, name, original)
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+# --- the coordinator ---------------------------------------------------------------------------------------------
+
+
+def _any_attempt(self: Coordinator, txid: int, attempt_id: int, phase: TransactionPhase) -> Any:
+    found = self._active.get(txid)
+    return found if found is not None and found.phase is phase else None
+
+
+def _replanned(real: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Coordinator, kind: SpoutKind, *arguments: Any, **options: Any) -> None:
+        real(self, SpoutKind.OPAQUE, *arguments, **options)
+
+    return init
+
+
+def _forgets_opened(real: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Coordinator, kind: SpoutKind, recovered: Any, **options: Any) -> None:
+        real(self, kind, replace(recovered, opened=False), **options)
+
+    return init
+
+
+def _fails_one_only(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A failure leaves the later transactions in flight."""
+
+    def fail(self: Coordinator, txid: int, failure: Any, now_ms: int) -> Any:
+        later = {number: each for number, each in self._active.items() if number > txid}
+        for number in later:
+            del self._active[number]
+        commands = real(self, txid, failure, now_ms)
+        if not self._stopped:
+            self._active.update(later)
+        return commands
+
+    return fail
+
+
+# --- the store ---------------------------------------------------------------------------------------------------
+
+
+def _save_then_cleanup_first(self: TopologyDocuments, change: Any, record: Any = None) -> None:
+    if change.currtx is not None:
+        self._plans.cleanup_before(change.currtx)
+    _real_save(self, change, record)
+
+
+_real_save = TopologyDocuments.save
+
+
+def _save_by_partition(self: TopologyDocuments, change: Any, record: Any = None) -> None:
+    """Half of a batch's metadata first, then all of it."""
+    for txid, (attempt_id, plan) in change.plans.items():
+        half = {each: plan[each] for each in sorted(plan)[: (len(plan) + 1) // 2]}
+        _real_save(self, replace(change, plans={txid: (attempt_id, half)}), None)
+    _real_save(self, change, record)
+
+
+def _recover_without_attempts(self: TopologyDocuments) -> Any:
+    recovered, digests = _real_recover(self)
+    return replace(recovered, attempts={}), digests
+
+
+_real_recover = TopologyDocuments.recover
+_real_decode = state.decode_document
+
+
+def _unparsable_is_null(raw: bytes, path: str) -> Any:
+    try:
+        return _real_decode(raw, path)
+    except CorruptStateError:
+        return None
+
+
+def _lead_then_epoch(self: SimStore, path: str, identity: str, timeout_s: float | None = None) -> Any:
+    """C3: the epoch rises with the leader's first write, after it has read everything."""
+    if self.holder is not None:
+        return None
+    self.holder = SimLeadership(self._world, self, self.epoch + 1, self.version, identity)
+    self.holder.late = True  # type: ignore[attr-defined]
+    return self.holder
+
+
+_real_send = SimLeadership._send
+
+
+def _send_raising_epoch(self: SimLeadership, changes: Any, fence: bytes, version: int) -> None:
+    if getattr(self, "late", False):
+        self.late = False  # type: ignore[attr-defined]
+        self._store.epoch = max(self._store.epoch, self.epoch)
+        self._store.version += 1
+        self._version = version = self._store.version
+        self._store.nodes[FENCE] = fence
+    _real_send(self, changes, fence, version)
+
+
+# --- the sinks ---------------------------------------------------------------------------------------------------
+
+
+def _begin_without_header(self: MapState, attempt: Any) -> None:
+    fence = attempt.fence
+    header = self.backend.read_header()
+    opened = header.opened(fence.epoch, OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest))
+    self._commit = _Commit(attempt, opened, fence)
+
+
+def _sweep_births_only(self: MemoryBackend, header: Any) -> int:
+    """A sweep that deletes what it should put back."""
+    shared = self._rows()
+    stale = [key for key, row in shared.rows.items() if row.stamp.txid == header.open.txid]
+    for key in [key for key in stale if shared.rows[key].stamp.attempt_id < header.open.attempt_id]:
+        del shared.rows[key]
+    return 0
+
+
+def _delete_forgets(real: Callable[..., Row]) -> Callable[..., Row]:
+    def replaced(self: Any, row: Row | None, commit: Any, value: Any) -> Row:
+        made = real(self, row, commit, value)
+        return made if value is not None else Row(None, made.stamp, None, made.writer)
+
+    return replaced
+
+
+def _purge_too_much(self: CommitPhase, index: int, attempt: Any) -> None:
+    self._states[index].purge(self._own(index, attempt), attempt.txid + 1)
+
+
+def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
+    return header_state.prepare(self._topology_id)
+
+
+# --- the source --------------------------------------------------------------------------------------------------
+
+
+def _plan_of_the_available(self: Any, previous: Any, divisor: int) -> Any:
+    plan = _real_plan(self, previous, divisor)
+    away = self._source.unavailable
+    left = {each: meta for each, meta in plan.items() if each not in away} if plan else None
+    return left or None
+
+
+_real_plan = memory._MemoryPlanner.plan_smaller
+
+
+def _shared_at_random(self: SimExecutor, operations: Any, task: int) -> Any:
+    return [each for position, each in enumerate(operations) if position % drivers.TASKS == task]
+
+
+def _read_what_came(partition: str, meta: Any) -> Any:
+    return meta["rows"]
+
+
+def _from_committed(self: Coordinator) -> Any:
+    return self._committed_plan
+
+
+def _always_stale(failure: Any, epoch: int) -> bool:
+    return failure.kind is FailureKind.STALE
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # RELIABILITY.md, "Prove the simulator by mutation"
+    Mutation("a key of a failed opaque commit, absent from the replanned batch, keeps its update",
+             [(CommitPhase, "_undo", _nothing)]),
+    Mutation("success triggers cleanup before currtx is durable", [(TopologyDocuments, "save", _save_then_cleanup_first)]),
+    Mutation("a stale fail removes the live attempt", [(Coordinator, "_current", _any_attempt)]),
+    Mutation("attempt ids restart at 0 after a crash", [(TopologyDocuments, "recover", _recover_without_attempts)]),
+    Mutation("an unparsable znode is read as null",
+             [(state, "decode_document", _unparsable_is_null)]),
+    Mutation("a short read truncates an idempotent batch", [(drivers, "complete", _read_what_came)]),
+    Mutation("a transactional value accepts an older txid", [(values, "_refuse_older", _nothing)]),
+    Mutation("a deposed leader's write lands after its successor's",
+             [(SimStore, "fence_holds", lambda self, version: True)]),
+    Mutation("metadata half written, per partition, then a crash", [(TopologyDocuments, "save", _save_by_partition)]),
+    # rules of CORRECTNESS.md
+    Mutation("C1: writes do not check the header",
+             [(MapState, "begin_commit", _begin_without_header), (MemoryBackend, "_check", _nothing)]),
+    Mutation("C2: the transaction closes without done", [(CommitPhase, "_finish", _nothing)]),
+    Mutation("C3: a new leader reads before it raises the epoch",
+             [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
+    Mutation("C3: a lost reply is taken for a refusal", [(FencedLeadership, "_was_applied", lambda self: False)]),
+    Mutation("C3: a lost reply is taken for success", [(FencedLeadership, "_was_applied", lambda self: True)]),
+    Mutation("C5: no sweep", [(CommitPhase, "_sweep", _nothing)]),
+    Mutation("C5: a sweep deletes what it should put back", [(MemoryBackend, "sweep", _sweep_births_only)]),
+    Mutation("C7: a new plan is pinned before the states are marked", [(CommitPhase, "_mark_rolled_back", _nothing)]),
+    Mutation("C7: a new leader forgets that a plan was opened",
+             [(Coordinator, "__init__", _forgets_opened(Coordinator.__init__))]),
+    Mutation("C9: plans start from the last committed one", [(Coordinator, "planned_to", property(_from_committed))]),
+    Mutation("C12: one key has two writers", [(SimExecutor, "share", _shared_at_random)]),
+    Mutation("C14: any refusal ends the term", [(term, "ends_term", _always_stale)]),
+    Mutation("C15: a partition that is away is missing from the plan",
+             [(memory._MemoryPlanner, "plan_smaller", _plan_of_the_available)]),
+    Mutation("C17: forgetting positions forgets txids too",
+             [(TopologyDocuments, "forget_positions", TopologyDocuments.forget_everything)]),
+    Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
+    # what else the protocol stands on
+    Mutation("a deletion forgets prev",
+             [(kind, "_replaced", _delete_forgets(kind._replaced)) for kind in (OpaqueMapState, TransactionalMapState)]),
+    Mutation("an idempotent batch is planned afresh", [(Coordinator, "__init__", _replanned(Coordinator.__init__))]),
+    Mutation("a failure fails its own transaction only", [(Coordinator, "_fail", _fails_one_only(Coordinator._fail))]),
+    Mutation("a new leader decides before it takes the sinks over (ADR 5)",
+             [(CommitPhase, "_take_over", _take_nothing_over)]),
+    Mutation("a cancelled commit keeps its fence open", [(CommitPhase, "_close_fence", _nothing)]),
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""One seeded schedule, from a world of a random shape to its last record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from framework.errors import RatchetError
+from tests.simulation.drivers import ResetTool, SimDriver, SimExecutor, build_topology
+from tests.simulation.world import Shape, Violation, World
+
+Coverage = Counter[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a schedule; ``violation`` None: everything held."""
+
+    seed: int
+    shape: Shape
+    violation: str | None
+    steps: int
+    trace: tuple[str, ...] = ()
+
+
+def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: bool = False) -> Outcome:
+    """Run the schedule of a seed. The same seed gives the same schedule, on any machine. The trace of what happened comes
+    with a violation, or when it is asked for."""
+    world = World(seed, Counter() if coverage is None else coverage)
+    try:
+        executor = SimExecutor(world)
+        topology = build_topology(world)
+        drivers = [SimDriver(world, executor, topology, "A")]
+        if world.shape.second_driver:
+            drivers.append(SimDriver(world, executor, topology, "B"))
+        for driver in drivers:
+            world.soon(driver.start)
+        _plan_changes(world, drivers)
+        world.run()
+        if world.corrupted == "nothing":
+            world.oracle.compare()
+            world.oracle.probe_values()
+    except Violation as violation:
+        return Outcome(seed, world.shape, str(violation), world.steps, tuple(world.trace))
+    except RatchetError as error:
+        return Outcome(seed, world.shape, f"unexpected {error!r}", world.steps, tuple(world.trace))
+    return Outcome(seed, world.shape, None, world.steps, tuple(world.trace) if keep_trace else ())
+
+
+def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
+    """What happens to the source and to sessions, from outside."""
+    chance, spout, shape = world.chance, world.spout, world.shape
+    for _ in range(shape.changes):
+        partition = chance.randrange(shape.partitions)
+        when = int(chance.random() * 1_200)
+        kind = chance.choice(
+            ("grow", "new partition", "away", "shrink", "expire", "session", "reset", "corrupt", "lose")
+        )
+        world.coverage[(f"source: {kind}" if kind not in ("session", "reset", "corrupt") else kind, "any time")] += 1
+        if kind == "grow":
+            world.at(when, lambda each=partition: spout.append(each, [world.record(), world.record()]))
+        elif kind == "new partition":
+            name = shape.partitions + len(world.trace) + world.next_id
+            world.next_id += 1
+            world.at(when, lambda each=name: spout.add_partition(each, [world.record()]))
+        elif kind == "away":
+            world.at(when, lambda each=partition: spout.make_unavailable(each))
+            world.at(when + 500, lambda each=partition: spout.make_available(each))
+        elif kind == "shrink":
+            world.at(when, lambda: spout.set_take(1 + int(chance.random() * 4)))
+        elif kind == "expire" and shape.opaque:
+            world.at(when, lambda each=partition: _expire(world, each))
+        elif kind == "session":
+            world.at(when, drivers[0].expire)
+        elif kind == "lose" and shape.opaque:
+            world.at(when, lambda: _lose_open_range(world, drivers))
+        elif kind == "corrupt":
+            world.at(when, lambda: _corrupt(world, drivers))
+        elif kind == "reset":
+            world.at(when, lambda: (drivers[0].expire(), world.at(1, ResetTool(drivers[0]).run)))
+
+
+def _corrupt(world: World, drivers: list[SimDriver]) -> None:
+    """Bits flip in a znode that the next leader reads; whoever leads now dies with it."""
+    nodes = [each for each in world.store.nodes if not each.endswith("/epoch")]
+    if nodes and world.corrupted == "nothing":
+        world.corrupted = nodes[int(world.chance.random() * len(nodes))]
+        world.store.nodes[world.corrupted] = b"\x00" + world.store.nodes[world.corrupted][1:]
+        for driver in drivers:
+            if driver.leadership is not None:
+                driver.crash()
+
+
+def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -> None:
+    """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies: the next one must
+    roll back (C7)."""
+    header = world.backends[0].header()
+    currtx = world.store.currtx()
+    plan = world.store.plan(currtx)
+    if header is not None and header.open is not None and header.open.txid == currtx and header.done < currtx and plan:
+        for partition, meta in plan.items():
+            world.spout.expire(int(partition), max(meta["next"], 0))
+        for driver in drivers:
+            if driver.leadership is not None:
+                driver.crash()
+    elif tries and not world.finished:
+        world.at(7, lambda: _lose_open_range(world, drivers, tries - 1))
+
+
+def _expire(world: World, partition: int) -> None:
+    """Retention passes the oldest rows, read or not."""
+    source = world.spout._source
+    assert source is not None
+    held = len(source.partitions[str(partition)])
+    before = min(source.earliest.get(str(partition), 0) + 1 + int(world.chance.random() * 5), held)
+    world.note(f"partition {partition} forgets everything below {before}")
+    world.spout.expire(partition, before)

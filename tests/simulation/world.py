@@ -1,0 +1,458 @@
+"""The world of a simulated schedule: virtual time, one ZooKeeper, sinks, a source, and the oracle that watches them.
+
+What is real here: the coordinator, the documents and their rotation, the fence, the commit phase, states and value
+logic, the planner of the memory spout. What is simulated: time, processes, the network, the servers.
+
+Every check quotes the invariant of ``RELIABILITY.md`` that it holds (or the rule of ``CORRECTNESS.md``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework import Fields
+from framework.errors import RetryableError, StaleWriterError
+from framework.execution.records import AttemptHeader
+from framework.topology import Header
+from framework.topology.fencing import ROLLED_BACK
+from framework.transactions import CoordinationStore, Put
+from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
+from framework.transactions.state import decode_document, encode_document
+from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+
+TOPOLOGY = "sim"
+FENCE = f"{TOPOLOGY}/epoch"
+SINKS = ("words", "sizes")
+SESSION_MS = 400
+#: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
+STEPS_MAX = 12_000
+TRACE_MAX = 2_000
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Crashed(BaseException):
+    """A driver dies inside a call: nothing of it goes on."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a seed decides about a schedule."""
+
+    opaque: bool
+    opaque_state: bool
+    moody: bool  # results depend on the attempt: allowed above opaque states only
+    pending: int
+    partitions: int
+    records: int
+    take: int
+    keys: int
+    deletes: bool
+    faults: int
+    changes: int
+    second_driver: bool
+
+    @classmethod
+    def of(cls, chance: random.Random) -> Shape:
+        opaque = chance.random() < 0.6
+        opaque_state = opaque or chance.random() < 0.4
+        return cls(
+            opaque,
+            opaque_state,
+            opaque_state and chance.random() < 0.3,
+            chance.choice((1, 1, 2, 3)),
+            chance.choice((1, 2, 3)),
+            chance.randint(3, 10),
+            chance.choice((1, 2, 3, 5)),
+            chance.choice((2, 3, 5)),
+            chance.random() < 0.4,
+            chance.choice((0, 1, 2, 3, 4, 6, 9)),
+            chance.choice((0, 0, 1, 2, 3)),
+            chance.random() < 0.5,
+        )
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed: int, coverage: Counter[tuple[str, str]]) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.shape = Shape.of(self.chance)
+        self.coverage = coverage
+        self.now = 0
+        self.steps = 0
+        self.trace: list[str] = []
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._tie = 0
+        self.faults_left = self.shape.faults
+        self.store = SimStore(self)
+        kind = OpaqueMemoryTransactionalSpout if self.shape.opaque else MemoryTransactionalSpout
+        options: dict[str, Any] = {"on_data_loss": "skip"} if self.shape.opaque else {}
+        self.next_id = 0
+        rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
+        self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
+        self.backends = [SimBackend(self, index, name) for index, name in enumerate(SINKS)]
+        self.oracle = Oracle(self)
+        self.finished = False
+        self.corrupted = "nothing"
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._tie += 1
+        heapq.heappush(self._heap, (self.now + delay_ms, self._tie, action))
+
+    def soon(self, action: Callable[[], None]) -> None:
+        self.at(1 + int(self.chance.random() * 12), action)
+
+    def run(self) -> None:
+        """Until everything is committed; ``Violation`` when something is wrong."""
+        quiet_from = 0
+        while not self.finished:
+            if not self._heap:
+                raise Violation("13: nothing will ever happen again, and the source is not exhausted")
+            self.now, _, action = heapq.heappop(self._heap)
+            self.steps += 1
+            if self.faults_left:
+                quiet_from = self.steps
+            if self.steps - quiet_from > STEPS_MAX or self.steps > 20 * STEPS_MAX:
+                raise Violation(f"13: no end {STEPS_MAX} steps after the last fault, at {self.now} ms")
+            action()
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
+        """Whether, and how, this step goes wrong."""
+        if not self.faults_left or self.chance.random() > probability:
+            return None
+        self.faults_left -= 1
+        kind = kinds[int(self.chance.random() * len(kinds))]
+        self.coverage[(kind, step)] += 1
+        self.note(f"FAULT {kind} at {step}")
+        return kind
+
+    def note(self, what: str) -> None:
+        if len(self.trace) < TRACE_MAX:
+            self.trace.append(f"{self.now:6d} {what}")
+
+    # --- records -------------------------------------------------------------------------------------------------
+
+    def record(self) -> list[int]:
+        self.next_id += 1
+        return [self.next_id]
+
+    def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
+        """(key, weight) that a record means for a sink; weight None deletes the key."""
+        mixed = (record * 2654435761 + sink * 40503) & 0xFFFFFFFF
+        shift = attempt_id if self.shape.moody and mixed % 3 == 0 else 0
+        key = f"k{((mixed >> 8) + shift) % self.shape.keys}"
+        return key, None if self.shape.deletes and (mixed >> 16) % 7 == 0 else 1 << record
+
+    def state(self, sink: int) -> MapState:
+        kind = OpaqueMapState if self.shape.opaque_state else TransactionalMapState
+        return kind(self.backends[sink])
+
+    def done(self) -> bool:
+        """Whether every record that the source holds is committed, or lost."""
+        source = self.spout._source
+        assert source is not None
+        return all(self.oracle.positions.get(each, 0) >= len(rows) for each, rows in source.partitions.items())
+
+
+class SimBackend(MemoryBackend):
+    """A sink that may write a part of what it is given, or lose its answer."""
+
+    def __init__(self, world: World, index: int, name: str) -> None:
+        super().__init__(name)
+        self._world = world
+        self._index = index
+
+    def prepare(self, topology_id: str) -> Header:
+        shared = self._rows()
+        if shared.header is None:
+            shared.header = Header(topology_id, f"first of {self._name}")  # nothing random: a seed is a schedule
+        return super().prepare(topology_id)
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        super().raise_header(expected, new)
+        self._world.oracle.header_changed(self._index, expected, new)
+
+    def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
+        world = self._world
+        fault = world.fault("write rows", ("partial", "answer lost", "refused"))
+        if fault == "refused":
+            raise RetryableError("the sink did not take it")
+        if fault == "partial" and len(keys) > 1:
+            part = 1 + int(world.chance.random() * (len(keys) - 1))
+            super().multi_put(header, keys[:part], expected_stamps[:part], rows[:part])
+            world.oracle.rows_written(self._index, keys[:part], rows[:part])
+            raise RetryableError("the sink went away half-way")
+        super().multi_put(header, keys, expected_stamps, rows)
+        world.oracle.rows_written(self._index, keys, rows)
+        if fault == "answer lost":
+            raise RetryableError("the sink's answer was lost")
+
+    def header(self) -> Header | None:
+        return self._rows().header
+
+    def rows(self) -> dict[tuple[Any, ...], Row]:
+        return self._rows().rows
+
+
+class SimStore(CoordinationStore):
+    """A ZooKeeper: versioned, atomic, with one session lock for the topology's leadership."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.nodes: dict[str, bytes] = {}
+        self.written: dict[str, bytes] = {}  # as ``nodes``, without what the schedule corrupts: for the oracle
+        self.version = 0
+        self.epoch = 0
+        self.holder: SimLeadership | None = None
+        self.waiting: list[Callable[[], None]] = []
+
+    def get(self, path: str) -> bytes | None:
+        return self.nodes.get(path)
+
+    def children(self, path: str) -> list[str]:
+        prefix = path + "/"
+        return sorted({node[len(prefix) :].split("/", 1)[0] for node in self.nodes if node.startswith(prefix)})
+
+    def apply(self, changes: Any) -> None:
+        raise Violation("9: a write without a fence")
+
+    def lead(self, path: str, identity: str, timeout_s: float | None = None) -> SimLeadership | None:
+        if self.holder is not None:
+            return None
+        self.epoch += 1
+        self.version += 1
+        self.nodes[FENCE] = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
+        self.holder = SimLeadership(self._world, self, self.epoch, self.version, identity)
+        return self.holder
+
+    def expire(self, leadership: SimLeadership) -> None:
+        """The session of a leader ends; it may be the last to hear of it."""
+        if self.holder is leadership:
+            self.holder = None
+            waiting, self.waiting = self.waiting, []
+            for wake in waiting:
+                self._world.soon(wake)
+
+    def close(self) -> None:
+        pass
+
+    def commit(self, changes: Sequence[Any], fence: bytes, version: int) -> None:
+        """The one way in: a multi that checks the fence."""
+        if not self.fence_holds(version):
+            raise FenceMoved
+        writer, _ = fence_of(fence, FENCE)
+        before = self.currtx()
+        for change in changes:
+            for nodes in (self.nodes, self.written):
+                if isinstance(change, Put):
+                    nodes[change.path] = change.data
+                else:
+                    nodes.pop(change.path, None)
+        self.nodes[FENCE] = fence
+        self.version += 1
+        self._world.oracle.stored(writer, before)
+
+    def fence_holds(self, version: int) -> bool:
+        return version == self.version
+
+    def currtx(self) -> int:
+        raw = self.written.get(f"{TOPOLOGY}/coordinator/currtx")
+        return 1 if raw is None else int(decode_document(raw, "currtx"))
+
+    def plan(self, txid: int) -> dict[str, Any] | None:
+        raw = self.written.get(f"{TOPOLOGY}/user/spout/{txid}")
+        return None if raw is None else decode_document(raw, "plan")["plan"]
+
+
+class SimLeadership(FencedLeadership):
+    """The real fence over the simulated store. ``driver`` may die inside a call."""
+
+    def __init__(self, world: World, store: SimStore, epoch: int, version: int, identity: str) -> None:
+        super().__init__(TOPOLOGY, epoch, version)
+        self._world = world
+        self._store = store
+        self.identity = identity
+        self.noticed = False
+
+    @property
+    def lost(self) -> bool:
+        return self.noticed
+
+    def _send(self, changes: Sequence[Any], fence: bytes, version: int) -> None:
+        fault = self._world.fault("zookeeper multi", ("reply lost", "request lost", "crash before", "crash after"))
+        if fault == "crash before":
+            raise Crashed
+        if fault == "request lost":
+            raise ReplyLost
+        self._store.commit(changes, fence, version)
+        if fault == "crash after":
+            raise Crashed
+        if fault == "reply lost":
+            raise ReplyLost
+
+    def _read_fence(self) -> bytes | None:
+        return self._store.get(FENCE)
+
+    def resign(self) -> None:
+        self.noticed = True
+        self._store.expire(self)
+
+
+@dataclass
+class Oracle:
+    """The short sequential fold, and what may never be seen."""
+
+    world: World
+    model: dict[tuple[int, str], int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    results: dict[tuple[int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
+    emitted: set[tuple[int, int]] = field(default_factory=set)
+    digests: dict[tuple[int, int], str] = field(default_factory=dict)
+    committed: int = 0
+    reset_epoch: int = 0
+    dead: set[tuple[int, int]] = field(default_factory=set)
+
+    # --- what drivers do -----------------------------------------------------------------------------------------
+
+    def emitting(self, txid: int, attempt_id: int) -> None:
+        if (txid, attempt_id) in self.emitted:
+            raise Violation(f"8: attempt {txid}:{attempt_id} is emitted twice")
+        self.emitted.add((txid, attempt_id))
+
+    def processed(self, header: AttemptHeader, result: list[list[tuple[str, int | None]]]) -> None:
+        if header.epoch < self.reset_epoch:
+            return  # of a leader that does not know yet that the positions were reset: it will not commit
+        txid, attempt_id = header.txid, header.attempt_id
+        self.results[(txid, attempt_id)] = result
+        if not self.world.shape.opaque and not self.world.shape.moody:
+            first = next(each for (other, _), each in self.results.items() if other == txid)
+            if first != result:
+                raise Violation(f"4: {txid}:{attempt_id} carries {result}, an attempt before it {first}")
+
+    # --- what the store sees -------------------------------------------------------------------------------------
+
+    def stored(self, writer: int, before: int) -> None:
+        store = self.world.store
+        if writer != store.epoch:
+            raise Violation(f"9: epoch {writer} wrote, and {store.epoch} leads")
+        currtx = store.currtx()
+        if currtx not in (before, before + 1):
+            raise Violation(f"2: currtx went from {before} to {currtx}")
+        if currtx > 1 and store.plan(currtx - 1) is None:
+            raise Violation(f"7: currtx is {currtx}, and the plan of {currtx - 1} is gone")
+        if currtx == before + 1:
+            self._closed(before)
+
+    def _closed(self, txid: int) -> None:
+        """A transaction is over: apply its last attempt to the model, and compare."""
+        world = self.world
+        headers = [backend.read_header() for backend in world.backends]
+        for header, name in zip(headers, SINKS, strict=True):
+            if header.done != txid:
+                raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
+        attempts = {header.open.attempt_id for header in headers if header.open is not None}
+        if len(attempts) != 1:
+            raise Violation(f"3: {txid} was committed by attempts {attempts}")
+        plan = world.store.plan(txid)
+        assert plan is not None
+        self._tile(txid, plan)
+        (attempt_id,) = attempts
+        for sink, operations in enumerate(self.results[(txid, attempt_id)]):
+            for key, weight in operations:
+                self.model[(sink, key)] = 0 if weight is None else self.model.get((sink, key), 0) + weight
+        self.committed = txid
+        self.compare()
+        if world.done():
+            world.finished = True
+
+    def _tile(self, txid: int, plan: dict[str, Any]) -> None:
+        for partition, meta in plan.items():
+            skipped = int(meta.get("skipped", 0))
+            if meta["first"] - skipped != self.positions.get(partition, 0):
+                raise Violation(
+                    f"5: {txid} reads {partition} from {meta}, and it was at {self.positions.get(partition, 0)}"
+                )
+            self.positions[partition] = meta["next"]
+        missing = [each for each in self.positions if each not in plan]
+        if missing:
+            raise Violation(f"C15: the plan of {txid} says nothing of {missing}")
+
+    def positions_forgotten(self) -> None:
+        self.positions = dict.fromkeys(self.positions, 0)
+        self.reset_epoch = self.world.store.epoch
+        self.results = {key: each for key, each in self.results.items() if key[0] <= self.committed}
+
+    # --- what the sinks see --------------------------------------------------------------------------------------
+
+    def header_changed(self, sink: int, before: Header, after: Header) -> None:
+        if after.done < before.done or after.epoch < before.epoch:
+            raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
+        currtx = self.world.store.currtx()
+        if after.done not in (currtx - 1, currtx):
+            raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
+        if after.open is None:
+            return
+        known = self.digests.get((sink, after.open.txid))
+        if known not in (None, ROLLED_BACK, after.open.plan_digest) and after.open.plan_digest != ROLLED_BACK:
+            raise Violation(f"3: {SINKS[sink]} was opened for {after.open.txid} with plan {known}, now {after.open}")
+        self.digests[(sink, after.open.txid)] = after.open.plan_digest
+
+    def rows_written(self, sink: int, keys: Sequence[tuple[Any, ...]], rows: Sequence[Row]) -> None:
+        header = self.world.backends[sink].read_header()
+        if header.open is None:
+            raise Violation(f"C1: rows reached {SINKS[sink]} before its header was raised")
+        if (header.open.txid, header.open.attempt_id) in self.dead:
+            raise Violation(f"fence: {header.open} wrote to {SINKS[sink]} after it was closed")
+        for key, row in zip(keys, rows, strict=True):
+            stamp = (row.stamp.txid, row.stamp.epoch, row.stamp.attempt_id)
+            if stamp != (header.open.txid, header.epoch, header.open.attempt_id):
+                raise Violation(f"9: {stamp} wrote {key} to {SINKS[sink]}, which is open for {header.open}")
+            if header.open.txid == self.committed + 1:
+                before = self.model.get((sink, key[0]), 0)
+                if (row.prev[0] if row.prev is not None else 0) != before:
+                    raise Violation(f"10: {key} of {SINKS[sink]} keeps prev {row.prev}, and it was {before}")
+        if header.open.txid == self.committed:
+            self.compare()
+
+    def probe_values(self) -> None:
+        """The second line behind the header: a writer of an older txid is refused by the row itself."""
+        for backend in self.world.backends:
+            for key, row in backend.rows().items():
+                for value in (TransactionalValue(row.stamp.txid, 0), OpaqueValue(row.stamp.txid, 0, 0)):
+                    try:
+                        value.update(row.stamp.txid - 1, 1)
+                    except StaleWriterError:
+                        continue
+                    raise Violation(f"2: {key} of txid {row.stamp.txid} takes a value of the txid below")
+
+    def compare(self) -> None:
+        """Invariant 1, for every key of every sink."""
+        for sink, backend in enumerate(self.world.backends):
+            rows = backend.rows()
+            for key in {each for other, each in self.model if other == sink} | {key[0] for key in rows}:
+                row = rows.get((key,))
+                found = row.value[0] if row is not None and row.value is not None else 0
+                if found != self.model.get((sink, key), 0):
+                    raise Violation(
+                        f"1: after txid {self.committed} {SINKS[sink]}[{key}] is {_bits(found)}, not "
+                        f"{_bits(self.model.get((sink, key), 0))}"
+                    )
+
+
+def _bits(value: int) -> list[int]:
+    """The records that a value counts (one that is counted twice shows as its successor)."""
+    return [each for each in range(value.bit_length()) if value >> each & 1]
