@@ -281,7 +281,7 @@ def _check_pickles(topology: Topology) -> None:
 
 def _check_reach(topology: Topology, master: str) -> None:
     """C23: a state must be reachable from where its commit tasks run."""
-    local = master.startswith("local") and not master.startswith("local-cluster")
+    local = master.startswith("local")  # local-cluster too: its executors are processes of this host
     for state in topology.states:
         if state.reach is Reach.PROCESS:
             raise ConfigError(

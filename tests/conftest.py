@@ -47,14 +47,53 @@ def name() -> str:
     return f"t-{uuid.uuid4().hex[:10]}"
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[str]:
-    """A Spark context that every run of the test session shares; the value is its master."""
-    from framework.execution.spark_session import start_context
+CLUSTER = "local-cluster[2,1,1024]"
 
-    context = start_context("ratchet tests", {"spark.master": "local[2]"})
-    yield "local[2]"
-    context.stop()
+
+class SparkMasters:
+    """The one Spark context that a process can have, on the master that is asked for. It lasts until another is."""
+
+    def __init__(self) -> None:
+        self._master = ""
+        self._context: Any = None
+
+    def use(self, master: str) -> str:
+        from framework.execution.spark_session import start_context
+
+        if self._master != master:
+            self.stop()
+            self._context = start_context("ratchet tests", {"spark.master": master})
+            self._master = master
+        return master
+
+    def stop(self) -> None:
+        if self._context is not None:
+            self._context.stop()
+        self._context, self._master = None, ""
+
+
+@pytest.fixture(scope="session")
+def spark_masters() -> Iterator[SparkMasters]:
+    masters = SparkMasters()
+    yield masters
+    masters.stop()
+
+
+@pytest.fixture
+def spark(spark_masters: SparkMasters) -> str:
+    """Spark in this process, shared by every run of the test session; the value is its master."""
+    return spark_masters.use("local[2]")
+
+
+@pytest.fixture
+def cluster(spark_masters: SparkMasters) -> str:
+    """Spark with two executors, each a process of its own."""
+    return spark_masters.use(CLUSTER)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that want the cluster come last: changing over costs a start of Spark each time."""
+    items.sort(key=lambda item: "cluster" in getattr(item, "callspec", item).__dict__.get("params", {}).values())
 
 
 class Topics:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import pyarrow as pa
+
+from framework.errors import InvariantViolation
 from framework.execution.plan import Phase
-from framework.execution.records import AttemptHeader, Record, Seed, TaskReport
+from framework.execution.records import (
+    AttemptHeader,
+    Control,
+    FrameOutput,
+    FrameRows,
+    Record,
+    Seed,
+    TaskReport,
+    decode_batch,
+)
 from framework.execution.tasks import PlannedTopology, run_level
 
 Report = Callable[[TaskReport], None]
 Cancelled = Callable[[], bool]
+#: Runs a DataFrame bolt for an attempt: its component id, the header, and per input name its rows; returns the result.
+Frames = Callable[[str, AttemptHeader, Mapping[str, list[pa.RecordBatch]]], Sequence[pa.RecordBatch]]
 
 
 def run_processing(
-    topology: PlannedTopology, seeds: Sequence[Seed], report: Report, cancelled: Cancelled | None = None
+    topology: PlannedTopology,
+    seeds: Sequence[Seed],
+    report: Report,
+    cancelled: Cancelled | None = None,
+    frames: Frames | None = None,
 ) -> list[Record]:
     """All levels of the processing phase; returns what stays for the commit phase, ready to leave the process.
     ``cancelled`` is asked before each record batch."""
@@ -22,7 +40,7 @@ def run_processing(
     levels = topology.plan.processing
     for number, level in enumerate(levels):
         last = number + 1 == len(levels)
-        inboxes = _run(topology, Phase.PROCESSING, number, level.partitions, inboxes, report, last, cancelled)
+        inboxes = _run(topology, Phase.PROCESSING, number, level.partitions, inboxes, report, last, cancelled, frames)
     return [record for partition in sorted(inboxes) for record in inboxes[partition]]
 
 
@@ -32,12 +50,13 @@ def run_commit(
     result: Sequence[Record],
     report: Report,
     cancelled: Cancelled | None = None,
+    frames: Frames | None = None,
 ) -> None:
     """All levels of the commit phase over the result of ``run_processing``."""
     inboxes: dict[int, list[Record]] = {0: list(result)}
     for number, level in enumerate(topology.plan.commit):
         width = 1 if number == 0 else level.partitions
-        inboxes = _run(topology, Phase.COMMIT, number, width, inboxes, report, False, cancelled, header)
+        inboxes = _run(topology, Phase.COMMIT, number, width, inboxes, report, False, cancelled, frames, header)
 
 
 def _run(
@@ -49,6 +68,7 @@ def _run(
     report: Report,
     encode: bool,
     cancelled: Cancelled | None = None,
+    frames: Frames | None = None,
     header: AttemptHeader | None = None,
 ) -> dict[int, list[Record]]:
     outboxes: dict[int, list[Record]] = defaultdict(list)
@@ -67,7 +87,37 @@ def _run(
             cancelled=cancelled,
         ):
             outboxes[target].append(record)
+    for component_id in topology.plan.frames_gathered_at(phase, number):
+        if frames is None:
+            raise InvariantViolation(f"{component_id!r} needs Spark SQL, which a single task does not have")
+        _through_frame(topology, phase, component_id, outboxes, frames)
     return outboxes
+
+
+def _through_frame(
+    topology: PlannedTopology, phase: Phase, component_id: str, boxes: dict[int, list[Record]], frames: Frames
+) -> None:
+    """Take a DataFrame bolt's rows out of the boxes, and put in what Spark SQL made of them."""
+    plan = topology.plan
+    inputs: dict[str, list[pa.RecordBatch]] = {name: [] for name in plan.input_names(component_id)}
+    header: AttemptHeader | None = None
+    failed = False
+    for records in boxes.values():
+        for record in records:
+            if isinstance(record, FrameRows) and record.component_id == component_id:
+                inputs[plan.edges[record.edge].input_name].append(decode_batch(record.payload))
+            elif isinstance(record, Control):
+                header, failed = record.header, failed or record.failure is not None
+        records[:] = [
+            each for each in records if not (isinstance(each, FrameRows) and each.component_id == component_id)
+        ]
+    if failed or header is None:
+        return  # the tasks that would emit hear of the failure
+    segment = plan.frame_outputs[(phase, component_id)]
+    level = plan.levels(phase)[segment.level]
+    for number, batch in enumerate(frames(component_id, header, inputs)):
+        partition = level.partition_of(segment, number % segment.parallelism)
+        boxes[partition].append(FrameOutput(component_id, (0, number), batch))
 
 
 def expected_reports(topology: PlannedTopology, phase: Phase, *, spread: int | None = None) -> int:

@@ -14,7 +14,8 @@ from framework.topology.fields import Fields
 #: Rows held as Python values before they become a record batch.
 BUFFERED_ROWS_MAX = 8192
 
-Sink = Callable[[str, pa.RecordBatch], None]
+#: Stream, rows, and the task that they are for when the stream is a direct one.
+Sink = Callable[[str, pa.RecordBatch, int | None], None]
 
 
 class TaskCollector:
@@ -24,10 +25,13 @@ class TaskCollector:
     keeps this object, and the commit task gives it a new sink.
     """
 
-    def __init__(self, component_id: str, streams: Mapping[str, Fields]) -> None:
+    def __init__(
+        self, component_id: str, streams: Mapping[str, Fields], direct_streams: frozenset[str] = frozenset()
+    ) -> None:
         self._component_id = component_id
         self._streams = streams
-        self._rows: dict[str, list[Sequence[Any]]] = {}
+        self._direct_streams = direct_streams
+        self._rows: dict[tuple[str, int | None], list[Sequence[Any]]] = {}
         self.sink: Sink | None = None
         self.subscribers: frozenset[str] = frozenset()
         self.emitted = 0
@@ -40,19 +44,31 @@ class TaskCollector:
         return {**vars(self), "sink": None}
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        fields = self._fields(stream)
+        self._emit(values, stream, None)
+
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._emit(values, stream, task)
+
+    def _emit(self, values: Sequence[Any], stream: str, task: int | None) -> None:
+        fields = self._fields(stream, task)
         if len(values) != len(fields):
             raise TopologyError(
                 f"component {self._component_id!r} emitted {len(values)} values on stream {stream!r}, which declares "
                 f"{len(fields)}: {', '.join(fields.names)}"
             )
-        rows = self._rows.setdefault(stream, [])
+        rows = self._rows.setdefault((stream, task), [])
         rows.append(values)
         if len(rows) >= BUFFERED_ROWS_MAX:
-            self._flush(stream)
+            self._flush(stream, task)
 
     def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        fields = self._fields(stream)
+        self._emit_arrow(batch, stream, None)
+
+    def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        self._emit_arrow(batch, stream, task)
+
+    def _emit_arrow(self, batch: pa.RecordBatch, stream: str, task: int | None) -> None:
+        fields = self._fields(stream, task)
         if not isinstance(batch, pa.RecordBatch):
             raise TopologyError(
                 f"component {self._component_id!r} emitted a {type(batch).__name__} on stream {stream!r}: give a "
@@ -63,25 +79,30 @@ class TaskCollector:
                 f"component {self._component_id!r} emitted columns {', '.join(batch.schema.names)} on stream {stream!r}, "
                 f"which declares {', '.join(fields.names)}"
             )
-        self._flush(stream)
-        self._deliver(stream, self._typed(batch, fields, stream))
+        self._flush(stream, task)
+        self._deliver(stream, self._typed(batch, fields, stream), task)
 
     def flush(self) -> None:
         """Send on what is buffered."""
-        for stream in list(self._rows):
-            self._flush(stream)
+        for stream, task in list(self._rows):
+            self._flush(stream, task)
 
-    def _fields(self, stream: str) -> Fields:
+    def _fields(self, stream: str, task: int | None) -> Fields:
         fields = self._streams.get(stream)
         if fields is None:
             known = ", ".join(sorted(self._streams)) or "none"
             raise TopologyError(
                 f"component {self._component_id!r} emitted on stream {stream!r}, which it does not declare (declared: {known})"
             )
+        if (stream in self._direct_streams) != (task is not None):
+            raise TopologyError(
+                f"component {self._component_id!r}, stream {stream!r}: "
+                + ("it is direct, so use emit_direct(task, ...)" if task is None else "it is not declared direct")
+            )
         return fields
 
-    def _flush(self, stream: str) -> None:
-        rows = self._rows.pop(stream, None)
+    def _flush(self, stream: str, task: int | None) -> None:
+        rows = self._rows.pop((stream, task), None)
         if not rows:
             return
         fields = self._streams[stream]
@@ -95,7 +116,7 @@ class TaskCollector:
                     f"component {self._component_id!r}, stream {stream!r}: field {name!r} does not take every value "
                     f"emitted as {declared}: {error}"
                 ) from error
-        self._deliver(stream, pa.RecordBatch.from_arrays(arrays, names=list(fields.names)))
+        self._deliver(stream, pa.RecordBatch.from_arrays(arrays, names=list(fields.names)), task)
 
     def _typed(self, batch: pa.RecordBatch, fields: Fields, stream: str) -> pa.RecordBatch:
         """Cast, safely, the columns whose declared type is another."""
@@ -114,9 +135,9 @@ class TaskCollector:
                 ) from error
         return pa.RecordBatch.from_arrays(columns, names=list(fields.names))
 
-    def _deliver(self, stream: str, batch: pa.RecordBatch) -> None:
+    def _deliver(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
         if self.sink is None:
             raise TopologyError(f"component {self._component_id!r} emitted outside prepare, execute and finish_batch")
         if batch.num_rows:
             self.emitted += batch.num_rows
-            self.sink(stream, batch)
+            self.sink(stream, batch, task)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from framework.execution.collapsed import expected_reports, run_commit, run_processing
+from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, seeds, summarise
 from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
@@ -21,16 +21,25 @@ class LocalExecutor:
         self._results: dict[AttemptHeader, list[Record]] = {}
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
+        self._frames: Frames | None = None
 
     def start(self) -> None:
-        """Nothing to make ready."""
+        """DataFrame bolts need Spark SQL, in this process too; for anything else there is nothing to make ready."""
+        if self._topology.plan.frame_outputs:
+            from framework.execution.spark_frames import SqlFrames  # Spark is loaded only by runs that use it
+            from framework.execution.spark_session import start_context
+
+            context = start_context(f"ratchet {self._topology.plan.topology_id}", {"spark.master": "local[1]"})
+            self._frames = SqlFrames(context, self._topology).of_rows
 
     def process(self, job: ProcessingJob) -> PhaseResult:
         reports: list[TaskReport] = []
         plan = self._topology.plan
         if job.header in self._dead:
             return PhaseResult(DeadAttempts.failure(job.header, Phase.PROCESSING))
-        records = run_processing(self._topology, seeds(plan, job), reports.append, lambda: job.header in self._dead)
+        records = run_processing(
+            self._topology, seeds(plan, job), reports.append, lambda: job.header in self._dead, self._frames
+        )
         result = summarise(plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
         with self._lock:
             if result.failure is None and job.header not in self._dead:
@@ -43,7 +52,7 @@ class LocalExecutor:
         if records is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
-        run_commit(self._topology, header, records, reports.append, lambda: header in self._dead)
+        run_commit(self._topology, header, records, reports.append, lambda: header in self._dead, self._frames)
         plan = self._topology.plan
         return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT))
 

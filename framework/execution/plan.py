@@ -20,10 +20,10 @@ Rows for a level further down ride along through the levels between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from framework.topology.bolts import Bolt, Input
+from framework.topology.bolts import Bolt, DataFrameBolt, Input
 from framework.topology.builder import Component, Topology, upstream_of
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
@@ -49,9 +49,13 @@ class Edge:
     fused: bool
 
     @property
+    def input_name(self) -> str:
+        """The stream as an input of the bolt: ``component``, or ``component/stream``."""
+        return self.source if self.stream == "default" else f"{self.source}/{self.stream}"
+
+    @property
     def label(self) -> str:
-        stream = "" if self.stream == "default" else f"/{self.stream}"
-        return f"{self.source}{stream}->{self.target}"
+        return f"{self.input_name}->{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class TaskComponent:
     streams: Mapping[str, Fields]
     inputs: tuple[Input, ...]
     committer: bool
+    direct_streams: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,16 @@ class ExecutionPlan:
     commit: tuple[Level, ...]
     commit_roots: tuple[str, ...]
     segment_of: Mapping[tuple[Phase, str], Segment]
+    #: For each ``DataFrameBolt``, the segment that emits what Spark SQL made of the rows that ``segment_of`` gathered.
+    frame_outputs: Mapping[tuple[Phase, str], Segment] = field(default_factory=dict)
+
+    def frames_gathered_at(self, phase: Phase, level: int) -> list[str]:
+        """The DataFrame bolts whose whole input is together after a level: Spark SQL runs between it and the next."""
+        return [
+            each
+            for (its_phase, each) in self.frame_outputs
+            if its_phase is phase and self.segment_of[(phase, each)].level == level
+        ]
 
     @property
     def spout_id(self) -> str:
@@ -121,6 +136,9 @@ class ExecutionPlan:
 
     def levels(self, phase: Phase) -> tuple[Level, ...]:
         return self.processing if phase is Phase.PROCESSING else self.commit
+
+    def input_names(self, component_id: str) -> list[str]:
+        return [edge.input_name for edge in self.edges if edge.target == component_id]
 
     def edges_from(self, component_id: str) -> list[Edge]:
         return [edge for edge in self.edges if edge.source == component_id]
@@ -147,10 +165,9 @@ def plan_execution(topology: Topology) -> ExecutionPlan:
     processing_ids = [each.id for each in topology.components if each.id not in below]
     commit_ids = [*roots, *(each.id for each in topology.components if each.id in below)]
 
-    segments = {
-        **_fuse(topology, Phase.PROCESSING, processing_ids, frozenset()),
-        **_fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots)),
-    }
+    processing, processing_frames = _fuse(topology, Phase.PROCESSING, processing_ids, frozenset())
+    commit, commit_frames = _fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots))
+    segments, frames = {**processing, **commit}, {**processing_frames, **commit_frames}
     edges: list[Edge] = []
     for component in topology.components:
         phase = Phase.COMMIT if component.id in below else Phase.PROCESSING
@@ -173,10 +190,11 @@ def plan_execution(topology: Topology) -> ExecutionPlan:
         topology.id,
         {each.id: _task_component(topology, each) for each in topology.components},
         tuple(edges),
-        _levels(Phase.PROCESSING, segments),
-        _levels(Phase.COMMIT, segments) if roots else (),
+        _levels([*processing.values(), *processing_frames.values()]),
+        _levels([*commit.values(), *commit_frames.values()]) if roots else (),
         roots,
         segments,
+        frames,
     )
 
 
@@ -194,18 +212,22 @@ def _task_component(topology: Topology, component: Component) -> TaskComponent:
         dict(component.streams),
         inputs,
         component.committer,
+        component.direct_streams,
     )
 
 
 def _fuse(
     topology: Topology, phase: Phase, ids: Sequence[str], starts: frozenset[str]
-) -> dict[tuple[Phase, str], Segment]:
-    """Segments of one phase. ``starts`` begin a segment of their own whatever feeds them."""
+) -> tuple[dict[tuple[Phase, str], Segment], dict[tuple[Phase, str], Segment]]:
+    """Segments of one phase, and those that emit for DataFrame bolts. ``starts`` begin a segment of their own whatever
+    feeds them; nothing is fused with a DataFrame bolt, which has one level to gather its input and the next to emit."""
     members: list[list[str]] = []
     home: dict[str, int] = {}
     level: list[int] = []
+    gathering: dict[str, int] = {}
     for component_id in ids:
         component = topology[component_id]
+        frame = isinstance(component.instance, DataFrameBolt)
         sources = [] if component_id in starts else list(component.subscriptions)
         homes = {home.get(sub.component_id, -1) for sub in sources}
         local = all(
@@ -213,7 +235,8 @@ def _fuse(
             and (sub.grouping.keeps_rows_local or component.parallelism == 1)
             for sub in sources
         )
-        if len(homes) == 1 and -1 not in homes and local:
+        below_frame = any(sub.component_id in gathering for sub in sources)
+        if len(homes) == 1 and -1 not in homes and local and not frame and not below_frame:
             home[component_id] = homes.pop()
             members[home[component_id]].append(component_id)
             continue
@@ -222,16 +245,22 @@ def _fuse(
         inside = [level[home[sub.component_id]] + 1 for sub in sources if sub.component_id in home]
         # What only rides along from the processing phase arrives at level 0 of the commit phase and is read from 1 on.
         level.append(max(inside, default=0 if component_id in starts or not sources else 1))
+        if frame:
+            gathering[component_id] = home[component_id]
+            home[component_id] = len(members)
+            members.append([component_id])
+            level.append(level[-1] + 1)
     built = [
         Segment(tuple(each), topology[each[0]].parallelism, level[position]) for position, each in enumerate(members)
     ]
-    return {(phase, component_id): built[home[component_id]] for component_id in ids}
+    receiving = {(phase, each): built[gathering.get(each, home[each])] for each in ids}
+    return receiving, {(phase, each): built[home[each]] for each in gathering}
 
 
-def _levels(phase: Phase, segments: Mapping[tuple[Phase, str], Segment]) -> tuple[Level, ...]:
+def _levels(segments: Sequence[Segment]) -> tuple[Level, ...]:
     distinct: list[Segment] = []
-    for (its_phase, _), segment in segments.items():
-        if its_phase is phase and segment not in distinct:
+    for segment in segments:
+        if segment not in distinct:
             distinct.append(segment)
     depth = max(segment.level for segment in distinct) + 1
     return tuple(Level(tuple(each for each in distinct if each.level == number)) for number in range(depth))

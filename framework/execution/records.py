@@ -133,7 +133,23 @@ class CommitterState(NamedTuple):
     pickled: bytes
 
 
-Record = Union[Seed, Control, Piece, CommitterState]
+class FrameRows(NamedTuple):
+    """Rows that a DataFrame bolt has received over one edge, on their way to Spark SQL."""
+
+    component_id: str
+    edge: int
+    payload: bytes | pa.RecordBatch
+
+
+class FrameOutput(NamedTuple):
+    """Rows that Spark SQL made, on their way to the tasks that emit them. ``order``: where they stood in the result."""
+
+    component_id: str
+    order: tuple[int, int]
+    payload: bytes | pa.RecordBatch
+
+
+Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
 
 
 @dataclass(slots=True)

@@ -32,12 +32,15 @@ from framework.execution.records import (
     AttemptHeader,
     CommitterState,
     FailureKind,
+    FrameOutput,
+    FrameRows,
     Piece,
     Record,
     Seed,
     TaskFailure,
     TaskReport,
 )
+from framework.execution.spark_frames import FrameFailed, SqlFrames
 from framework.execution.spark_session import COMMIT_POOL, PROCESSING_POOL, start_context
 from framework.execution.tasks import PlannedTopology, run_level
 from framework.topology.spouts import PartitionedSpout
@@ -174,6 +177,47 @@ def _size(record: Record) -> int:
     return len(record.pickled) if isinstance(record, CommitterState) else 0
 
 
+class _Passing:
+    """Everything but rows that Spark SQL has taken."""
+
+    def __call__(self, addressed: tuple[int, Record]) -> bool:
+        return not isinstance(addressed[1], FrameRows)
+
+
+class _PayloadsOf:
+    """A DataFrame bolt's rows of one input."""
+
+    def __init__(self, component_id: str, edge: int) -> None:
+        self.component_id = component_id
+        self.edge = edge
+
+    def __call__(self, addressed: tuple[int, Record]) -> list[bytes]:
+        record = addressed[1]
+        mine = isinstance(record, FrameRows) and (record.component_id, record.edge) == (self.component_id, self.edge)
+        return [record.payload] if mine else []  # type: ignore[union-attr]
+
+
+class _AsOutput:
+    """What Spark SQL made, addressed to the tasks that emit it."""
+
+    def __init__(self, component_id: str, offset: int, tasks: int) -> None:
+        self.component_id = component_id
+        self.offset = offset
+        self.tasks = tasks
+
+    def __call__(self, made: tuple[int, int, bytes]) -> tuple[int, Record]:
+        partition, sequence, payload = made
+        return self.offset + partition % self.tasks, FrameOutput(self.component_id, (partition, sequence), payload)
+
+
+def _materialise(rdd: RDD[tuple[int, Record]]) -> None:
+    """Compute once, keep, and make a lost block an error instead of a recomputation."""
+    rdd.persist()
+    rdd.localCheckpoint()
+    rdd.is_checkpointed = True  # PySpark does not note it, and would compute past a result that was released
+    rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+
+
 def _pass_on(items: Iterable[Any]) -> Iterator[Any]:
     yield from items
 
@@ -215,6 +259,7 @@ class SparkExecutor:
         self._owns_context = False
         self._reports: Accumulator[Reports] | None = None
         self._results: dict[AttemptHeader, _Result] = {}
+        self._frames: SqlFrames | None = None
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
 
@@ -222,10 +267,13 @@ class SparkExecutor:
         self._owns_context = SparkContext._active_spark_context is None
         self._context = start_context(f"ratchet {self._plan.topology_id}", self._settings)
         self._reports = self._context.accumulator([], _ReportsParam())
+        if self._plan.frame_outputs:
+            self._frames = SqlFrames(self._context, self._topology)
         self._warm_up()
 
     def process(self, job: ProcessingJob) -> PhaseResult:
         small = job.record_count is not None and job.record_count <= self._collapse_records_max
+        small = small and not self._plan.frame_outputs  # Spark SQL needs jobs of its own
         return self._guarded(job.header, Phase.PROCESSING, lambda: self._process(job, small))
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
@@ -263,22 +311,52 @@ class SparkExecutor:
             )
             if reports is not None:
                 return self._keep(job.header, _Result(None, records, 1), reports)
-        rdd = self._spread(job.header, start)
-        rdd.persist()
-        rdd.localCheckpoint()
-        rdd.is_checkpointed = True  # PySpark does not note it, and would compute past a result that was released
-        rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+        rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
+        with self._levels(rdd, Phase.PROCESSING, job.header, len(start)) as spread:
+            _materialise(spread)
         return self._keep(
-            job.header, _Result(rdd, (), rdd.getNumPartitions()), self._take_reports(job.header, Phase.PROCESSING)
+            job.header, _Result(spread, (), spread.getNumPartitions()), self._take_reports(job.header, Phase.PROCESSING)
         )
 
-    def _spread(self, header: AttemptHeader, start: Sequence[Seed]) -> RDD[tuple[int, Record]]:
-        rdd: RDD[tuple[int, Record]] = self._started().parallelize(list(enumerate(start)), len(start))
-        for number, level in enumerate(self._plan.processing):
-            if number:
-                rdd = rdd.partitionBy(level.partitions, _by_partition)
-            rdd = rdd.mapPartitionsWithIndex(self._level(Phase.PROCESSING, number, level.partitions))
-        return rdd
+    @contextlib.contextmanager
+    def _levels(
+        self, rdd: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, width: int
+    ) -> Iterator[RDD[tuple[int, Record]]]:
+        """Every level of a phase over ``rdd``, which has ``width`` partitions; what was kept on the way is freed after."""
+        kept: list[RDD[tuple[int, Record]]] = []
+        try:
+            for number, level in enumerate(self._plan.levels(phase)):
+                if number:
+                    rdd = rdd.partitionBy(level.partitions, _by_partition)
+                    width = level.partitions
+                rdd = rdd.mapPartitionsWithIndex(self._level(phase, number, width, header))
+                frames = self._plan.frames_gathered_at(phase, number)
+                if frames:
+                    _materialise(rdd)
+                    kept.append(rdd)
+                    rdd = self._through_frames(rdd, phase, header, frames)
+            yield rdd
+        finally:
+            for each in kept:
+                each.unpersist(blocking=False)
+
+    def _through_frames(
+        self, gathered: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, components: Sequence[str]
+    ) -> RDD[tuple[int, Record]]:
+        """Take the DataFrame bolts' rows out, and put in what Spark SQL makes of them."""
+        if self._frames is None:
+            raise InvariantViolation("the executor is not started")
+        if any(each.failure is not None for each in self._reports_of(header, phase)):
+            return gathered.filter(_Passing())  # the tasks that would emit hear of the failure
+        parts = [gathered.filter(_Passing())]
+        for component_id in components:
+            names = {edge.input_name: edge.index for edge in self._plan.edges if edge.target == component_id}
+            inputs = {name: gathered.flatMap(_PayloadsOf(component_id, edge)) for name, edge in names.items()}
+            segment = self._plan.frame_outputs[(phase, component_id)]
+            offset = self._plan.levels(phase)[segment.level].partition_of(segment, 0)
+            made = self._frames.of_payloads(component_id, header, inputs)
+            parts.append(made.map(_AsOutput(component_id, offset, segment.parallelism)))
+        return self._started().union(parts)
 
     def _commit(self, header: AttemptHeader) -> PhaseResult:
         context = self._started()
@@ -293,13 +371,8 @@ class SparkExecutor:
             function = _CollapsedFunction(self._payload)
             reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
         else:
-            rdd = result.spread
-            for number, level in enumerate(self._plan.commit):
-                if number:
-                    rdd = rdd.partitionBy(level.partitions, _by_partition)
-                width = level.partitions if number else result.partitions
-                rdd = rdd.mapPartitionsWithIndex(self._level(Phase.COMMIT, number, width, header))
-            rdd._jrdd.count()
+            with self._levels(result.spread, Phase.COMMIT, header, result.partitions) as rdd:
+                rdd._jrdd.count()
             reports = self._take_reports(header, Phase.COMMIT)
         expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
         return summarise(self._plan, Phase.COMMIT, reports, expected)
@@ -321,13 +394,20 @@ class SparkExecutor:
             raise InvariantViolation("the executor is not started")
         return _LevelFunction(self._payload, phase, number, width, self._reports, header)
 
+    def _reports_of(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
+        """The reports of one phase of one attempt that have come so far."""
+        if self._reports is None:
+            raise InvariantViolation("the executor is not started")
+        with _reports_lock:
+            return [each for each in self._reports.value if each.header == header and each.phase is phase]
+
     def _take_reports(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
-        """The reports of one phase of one attempt; those of dead attempts go with them."""
+        """The reports of one phase of one attempt, for good; those of dead attempts go with them."""
+        mine = self._reports_of(header, phase)
         if self._reports is None:
             raise InvariantViolation("the executor is not started")
         gathered = self._reports.value
-        with self._lock, _reports_lock:
-            mine = [each for each in gathered if each.header == header and each.phase is phase]
+        with _reports_lock:
             gathered[:] = [
                 each
                 for each in gathered
@@ -347,6 +427,8 @@ class SparkExecutor:
         except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
             if header in self._dead:
                 return PhaseResult(DeadAttempts.failure(header, phase))
+            if isinstance(error, FrameFailed):
+                return PhaseResult(error.failure)
             lines = _python_part(error) or [type(error).__name__]
             return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
         return result
@@ -375,6 +457,7 @@ def _python_part(error: BaseException) -> list[str]:
     for line in str(error).splitlines():
         if line.lstrip().startswith("at "):
             break
-        if line.strip() and "SQLSTATE" not in line:
-            lines.append(line)
-    return lines
+        if line.strip():
+            lines.append(line.split(" SQLSTATE:")[0] if "SQLSTATE" in line else line)
+    # What Spark says about a Python worker that raised is less than what the worker says.
+    return [line for line in lines if "exception was thrown from the Python worker" not in line] or lines

@@ -22,6 +22,8 @@ from framework.execution.records import (
     CommitterState,
     Control,
     FailureKind,
+    FrameOutput,
+    FrameRows,
     Piece,
     Record,
     Seed,
@@ -82,9 +84,15 @@ class _Outbox:
         self.rows: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # next partition -> edge -> rows
         self._sequence = 0
 
-    def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch) -> None:
+    def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch, task: int | None) -> None:
         level = self._level
-        for target_task, rows in edge.grouping.split(batch, edge.target_tasks, source_task + self._sequence):
+        if task is not None:
+            split: Iterable[tuple[int, pa.RecordBatch]] = [(task, batch)]
+        else:
+            split = edge.grouping.split(batch, edge.target_tasks, source_task + self._sequence)
+        for target_task, rows in split:
+            if not 0 <= target_task < edge.target_tasks:
+                raise TopologyError(_no_such_task(edge, target_task))
             payload = encode_batch(rows) if level.encode else rows
             piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, payload)
             self._sequence += 1
@@ -109,7 +117,7 @@ class _Runner:
         self.component = component
         self.index = index
         self.attempt = task.header.attempt(component.id, index)
-        self._combiners: dict[int, Combiner | None] = {}
+        self._combiners: dict[tuple[int, int | None], Combiner | None] = {}  # edge, and task of a direct stream
         self._edges: dict[str, list[Edge]] = defaultdict(list)
         for edge in task.topology.plan.edges_from(component.id):
             self._edges[edge.stream].append(edge)
@@ -120,7 +128,7 @@ class _Runner:
         else:
             with self.guarded():
                 self.bolt = task.topology.instance(component)
-            self.collector = TaskCollector(component.id, component.streams)
+            self.collector = TaskCollector(component.id, component.streams, component.direct_streams)
             self.collector.subscribers = frozenset(self._edges)
         self.collector.sink = self._deliver
 
@@ -193,10 +201,10 @@ class _Runner:
         """Send on what is buffered and combined. After it, this component has nothing more to say in this phase."""
         with self.guarded():
             self.collector.flush()
-            for index, combiner in self._combiners.items():
+            for (index, task), combiner in self._combiners.items():
                 combined = combiner.finish() if combiner is not None else None
                 if combined is not None and combined.num_rows:
-                    self._send(self.task.topology.plan.edges[index], combined)
+                    self._send(self.task.topology.plan.edges[index], combined, task)
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:
@@ -216,23 +224,26 @@ class _Runner:
         for batch in batches or ():
             self.collector.emit_arrow(batch)
 
-    def _deliver(self, stream: str, batch: pa.RecordBatch) -> None:
+    def _deliver(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
         for edge in self._edges[stream]:
-            if edge.index not in self._combiners:
-                self._combiners[edge.index] = self.task.combiner_for(edge)
-            combiner = self._combiners[edge.index]
+            key = (edge.index, task)
+            if key not in self._combiners:
+                self._combiners[key] = self.task.combiner_for(edge)
+            combiner = self._combiners[key]
             if combiner is None:
-                self._send(edge, batch)
+                self._send(edge, batch, task)
             else:
                 combiner.add(batch)
 
-    def _send(self, edge: Edge, batch: pa.RecordBatch) -> None:
+    def _send(self, edge: Edge, batch: pa.RecordBatch, task: int | None) -> None:
+        if task is not None and not 0 <= task < edge.target_tasks:
+            raise TopologyError(_no_such_task(edge, task))
         if edge.fused and edge.phase is self.task.phase:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
             self.task.runners[edge.target].execute(edge, self.component.streams[edge.stream], batch)
         else:
-            self.task.outbox.send(edge, self.index, batch)
+            self.task.outbox.send(edge, self.index, batch, task)
 
 
 class _Guard:
@@ -307,6 +318,23 @@ class _LevelTask:
         bolt = target.template if target.factory is None else self.topology.instance(target)
         return bolt.combiner() if isinstance(bolt, Bolt) else None
 
+    def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
+        """Count a DataFrame bolt's share of rows and hand it on: Spark SQL takes them between this level and the next."""
+        for piece in sorted(pieces, key=_arrival):
+            self.report.received[piece.edge] = self.report.received.get(piece.edge, 0) + piece.rows
+            payload = (
+                encode_batch(piece.payload) if self.encode and not isinstance(piece.payload, bytes) else piece.payload
+            )
+            self.outbox.records.append((self.onward(), FrameRows(component_id, piece.edge, payload)))
+
+    def emit_frame(self, component_id: str, task: int, outputs: list[FrameOutput]) -> None:
+        """Emit what Spark SQL made of a DataFrame bolt's input."""
+        runner = _Runner(self, self.topology.plan.components[component_id], task, None)
+        for output in sorted(outputs, key=lambda each: each.order):
+            with runner.guarded():
+                runner.collector.emit_arrow(decode_batch(output.payload))
+        runner.flush()
+
     def run_segment(
         self, segment: Segment, task: int, seed: Seed | None, pieces: list[Piece], restored: CommitterState | None
     ) -> None:
@@ -322,8 +350,7 @@ class _LevelTask:
             runner.prepare()
         if seed is not None:
             self.runners[segment.components[0]].read(seed)
-        # Rows come in the order of their senders, whatever the shuffle made of it (C11).
-        for piece in sorted(pieces, key=lambda each: (each.edge, each.source_task, each.sequence)):
+        for piece in sorted(pieces, key=_arrival):
             edge = plan.edges[piece.edge]
             self.runners[edge.target].execute(edge, self._fields_of[piece.edge], decode_batch(piece.payload))
         for component_id, runner in self.runners.items():
@@ -369,6 +396,7 @@ def run_level(
     pieces: list[Piece] = []
     passing: list[Record] = []
     states: list[CommitterState] = []
+    outputs: list[FrameOutput] = []
     seed: Seed | None = None
     plan = topology.plan
     first_of_commit = phase is Phase.COMMIT and level == 0
@@ -379,6 +407,10 @@ def run_level(
         elif isinstance(record, Seed):
             seed = record
             header = record.header
+        elif isinstance(record, FrameOutput):
+            outputs.append(record)
+        elif isinstance(record, FrameRows):
+            raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
         elif isinstance(record, CommitterState):
             (states if first_of_commit else passing).append(record)
         else:
@@ -405,7 +437,13 @@ def run_level(
                     task.report.committers += 1
             else:
                 segment, index = plan.levels(phase)[level].slot(partition)
-                task.run_segment(segment, index, seed, pieces, None)
+                frame = (phase, segment.components[0])
+                if frame not in plan.frame_outputs:
+                    task.run_segment(segment, index, seed, pieces, None)
+                elif plan.frame_outputs[frame] == segment:
+                    task.emit_frame(frame[1], index, outputs)
+                else:
+                    task.gather_frame(frame[1], pieces)
     except _UserCodeFailed as stopped:
         failure = stopped.failure
     task.report.failure = failure
@@ -415,6 +453,15 @@ def run_level(
     else:
         task.outbox.rows.clear()
     yield from task.controls(failure)
+
+
+def _no_such_task(edge: Edge, task: int) -> str:
+    return f"{edge.source!r} sent rows to task {task} of {edge.target!r}, which has tasks 0 to {edge.target_tasks - 1}"
+
+
+def _arrival(piece: Piece) -> tuple[int, int, int]:
+    """Rows come in the order of their senders, whatever the shuffle made of it (C11)."""
+    return piece.edge, piece.source_task, piece.sequence
 
 
 def _upstream_failure(controls: list[Control]) -> TaskFailure | None:

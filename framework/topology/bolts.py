@@ -41,6 +41,12 @@ class OutputCollector(Protocol):
     def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
         """Emit every row of a record batch whose columns are the declared fields."""
 
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        """Emit on a direct stream, to one task of each bolt that subscribes: 0 to ``context.tasks_of(bolt) - 1``."""
+
+    def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        """Every row of a record batch, on a direct stream, to one task."""
+
 
 class OutputFieldsDeclarer:
     """Collects the streams that a component declares."""
@@ -48,8 +54,10 @@ class OutputFieldsDeclarer:
     def __init__(self, component_id: str) -> None:
         self._component_id = component_id
         self.streams: dict[str, Fields] = {}
+        self.direct: set[str] = set()
 
-    def declare(self, fields: Fields, stream: str = DEFAULT_STREAM) -> None:
+    def declare(self, fields: Fields, stream: str = DEFAULT_STREAM, *, direct: bool = False) -> None:
+        """Declare a stream. ``direct``: whoever emits on it says to which task, with ``emit_direct``."""
         if not isinstance(fields, Fields):
             raise TopologyError(
                 f"component {self._component_id!r} declares {fields!r} on stream {stream!r}: give Fields(...)"
@@ -62,6 +70,8 @@ class OutputFieldsDeclarer:
                 "framework adds; use another name"
             )
         self.streams[stream] = fields
+        if direct:
+            self.direct.add(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +219,41 @@ class ArrowBolt(Bolt):
     def finish_batch(self) -> Iterable[pa.RecordBatch] | None:
         """Called once, after the last record batch of the transaction for this task."""
         return None
+
+
+class DataFrameBolt(Bolt):
+    """Hands a whole batch to Spark SQL: a ``pyspark.sql.DataFrame`` in, one out.
+
+    >>> class PerWord(DataFrameBolt):
+    ...     def execute_dataframe(self, frame):
+    ...         return frame.groupBy("word").count()
+    ...     def declare_output_fields(self, declarer):
+    ...         declarer.declare(Fields(word=str, count=int))
+
+    Input and output fields must be typed. Called on the driver, once per attempt, on a fresh copy after ``prepare``; only
+    the plan of the query is made there, the rows stay on the executors. The parallelism is the number of partitions that
+    Spark SQL shuffles into, and of tasks that emit. The query must not have effects of its own, and it costs two Spark
+    jobs, so it pays for work that SQL is better at than a bolt: joins, windows, grouping by many keys.
+    """
+
+    def execute_dataframe(self, frame: Any) -> Any:
+        """The result for a batch: a DataFrame with (at least) the declared columns. Raise ``FailedException`` to have the
+        batch replayed."""
+        raise NotImplementedError(f"{type(self).__name__} has neither execute_dataframe nor execute_dataframes")
+
+    def execute_dataframes(self, frames: Mapping[str, Any]) -> Any:
+        """For several inputs of different shape: a DataFrame per input, named ``component`` or ``component/stream``. The
+        default puts all rows into one and calls ``execute_dataframe``."""
+        first, *rest = frames.values()
+        for frame in rest:
+            first = first.unionByName(frame)
+        return self.execute_dataframe(first)
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        for source in inputs:
+            for name in source.fields:
+                if source.fields.type_of(name) is None:
+                    raise TopologyError(
+                        f"bolt {component_id!r} hands its input to Spark SQL, which needs types: field {name!r} of "
+                        f"{source.component_id!r} has none; declare it, as in Fields({name}=str)"
+                    )

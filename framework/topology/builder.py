@@ -21,6 +21,7 @@ from framework.topology.fencing import FencedState, ValueType
 from framework.topology.fields import Fields
 from framework.topology.groupings import (
     AllGrouping,
+    DirectGrouping,
     FieldsGrouping,
     GlobalGrouping,
     Grouping,
@@ -61,6 +62,7 @@ class Component:
     subscriptions: tuple[Subscription, ...] = ()
     committer: bool = False
     factory: Callable[[], Bolt] | None = None
+    direct_streams: frozenset[str] = frozenset()
 
     @property
     def states(self) -> tuple[FencedState, ...]:
@@ -178,6 +180,10 @@ class BoltDeclarer:
         """Everything to every task."""
         return self.grouping(component_id, AllGrouping(), stream)
 
+    def direct_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """The sender names the task: for streams declared with ``direct=True``."""
+        return self.grouping(component_id, DirectGrouping(), stream)
+
     def custom_grouping(self, component_id: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Your own ``Grouping``."""
         if not isinstance(grouping, Grouping):
@@ -214,7 +220,13 @@ class TransactionalTopologyBuilder:
         self._at_least_once = at_least_once
         declarer = OutputFieldsDeclarer(valid_id("spout", spout_id))
         spout.declare_output_fields(declarer)
-        self._spout = Component(spout_id, _parallelism(spout_id, parallelism), spout, declarer.streams)
+        self._spout = Component(
+            spout_id,
+            _parallelism(spout_id, parallelism),
+            spout,
+            declarer.streams,
+            direct_streams=frozenset(declarer.direct),
+        )
         self._bolts: dict[str, tuple[int, Bolt, Callable[[], Bolt] | None, bool, list[Subscription]]] = {}
 
     def set_bolt(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int = 1) -> BoltDeclarer:
@@ -255,7 +267,14 @@ class TransactionalTopologyBuilder:
             declarer = OutputFieldsDeclarer(bolt_id)
             bolt.declare_output_fields(declarer)
             components[bolt_id] = Component(
-                bolt_id, parallelism, bolt, declarer.streams, tuple(subscriptions), committer, factory
+                bolt_id,
+                parallelism,
+                bolt,
+                declarer.streams,
+                tuple(subscriptions),
+                committer,
+                factory,
+                frozenset(declarer.direct),
             )
         ordered: list[Component] = []
         for component in _topological(components):
@@ -322,6 +341,16 @@ def _bound(component: Component, components: Mapping[str, Component]) -> Compone
                 f"bolt {component.id!r} subscribes to stream {sub.stream!r} of {sub.component_id!r}, which does not "
                 f"declare it (declared: {known})"
             )
+        direct = sub.stream in components[sub.component_id].direct_streams
+        if direct != isinstance(sub.grouping, DirectGrouping):
+            raise TopologyError(
+                f"bolt {component.id!r} and stream {sub.stream!r} of {sub.component_id!r} disagree: "
+                + (
+                    "the stream is declared direct, so subscribe with direct_grouping"
+                    if direct
+                    else "direct_grouping needs a stream declared with direct=True"
+                )
+            )
         fields = streams[sub.stream]
         grouped = sub.grouping.key_fields()
         for name in grouped.names if grouped is not None else ():
@@ -342,6 +371,7 @@ def _bound(component: Component, components: Mapping[str, Component]) -> Compone
         component.subscriptions,
         component.committer,
         component.factory,
+        frozenset(declarer.direct),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from framework.errors import InvariantViolation
 from framework.topology.fields import Fields
 from framework.topology.hashing import hash_rows
 
@@ -96,6 +97,15 @@ class GlobalGrouping(Grouping):
 
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield 0, batch
+
+
+@dataclass(frozen=True)
+class DirectGrouping(Grouping):
+    """The sender names the task of each row: the stream is declared with ``direct=True`` and written with
+    ``emit_direct``."""
+
+    def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        raise InvariantViolation("rows of a direct stream carry their task; there is nothing to split")
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,14 @@ WORDS = [f"w{number % 7}" for number in range(100)]
 DATA = {0: [[word] for word in WORDS], 1: [[word] for word in WORDS[:30]], 2: []}
 
 
-@pytest.fixture(params=["local", "collapsed", "spread"])
+@pytest.fixture(params=["local", "collapsed", "spread", "cluster"])
 def runner(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """An executor and its configuration."""
+    """An executor and its configuration: in this process; Spark with two threads, each batch in one task or spread over
+    several; Spark with two executors."""
     if request.param == "local":
         return "local", {}
-    request.getfixturevalue("spark")
-    return "spark", {"topology.collapse.records.max": 0 if request.param == "spread" else 10_000}
+    request.getfixturevalue("cluster" if request.param == "cluster" else "spark")
+    return "spark", {"topology.collapse.records.max": 10_000 if request.param == "collapsed" else 0}
 
 
 def start(
