@@ -31,6 +31,7 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
+    "spark.python.task.killTimeout": "500ms",  # how long a cancelled task may go on before its worker is killed
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.shuffle.compress": "false",  # pieces are compressed already
     "spark.shuffle.spill.compress": "true",

@@ -91,7 +91,6 @@ class Journal:
         self._open: dict[int, TransactionRecord] = {}
         self._clocks: dict[tuple[int, int], _Clock] = {}
         self._lock = threading.Lock()
-        self.committed_total = 0
         self.committed_rows = 0
         self.read_rows = 0
         self.attempts_failed = 0
@@ -127,15 +126,14 @@ class Journal:
                 merged = {**known.rows, **rows}
                 self._change(txid, attempt_id, commit_ms=self._lap(txid, attempt_id), rows=merged, outcome="committed")
 
-    def committed(self, txid: int, attempt_id: int) -> AttemptRecord | None:
-        """The transaction is closed, durably."""
+    def committed(self, txid: int) -> AttemptRecord | None:
+        """The transaction is closed, durably, by its last attempt."""
         with self._lock:
-            self._note("committed", txid, attempt_id)
-            attempt = self._attempt(txid, attempt_id)
-            self.committed_total += 1
-            self.committed_rows += attempt.source_rows if attempt is not None else 0
             closed = self._open.pop(txid, None)
-            if closed is not None:
+            attempt = closed.attempts[-1] if closed is not None else None
+            self._note("committed", txid, attempt.attempt_id if attempt is not None else 0)
+            if closed is not None and attempt is not None:
+                self.committed_rows += attempt.source_rows
                 self._closed.append(closed)
             for key in [each for each in self._clocks if each[0] <= txid]:
                 del self._clocks[key]

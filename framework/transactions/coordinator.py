@@ -418,8 +418,9 @@ class Coordinator:
         self._not_before_ms = now_ms + (
             min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0
         )
-        self._generation += 1
-        self._planning = None
+        if self._kind is SpoutKind.OPAQUE:  # what an idempotent spout is planning follows plans that stay as they are
+            self._generation += 1
+            self._planning = None
         commands: list[Command] = []
         for each in [self._active[number] for number in sorted(self._active) if number >= txid]:
             if each.phase is not TransactionPhase.WAITING:

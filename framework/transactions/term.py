@@ -292,17 +292,19 @@ class Term:
                 self._cancel(command)
             elif isinstance(command, Release):
                 self._end(command.txid, command.attempt_id, self._executor.release)
-                self._log_committed(command.txid, self._journal.committed(command.txid, command.attempt_id))
             elif isinstance(command, Stop) and command.failure is not None:
                 self._topology_failed(command.failure)
 
     def _persist(self, command: Persist) -> None:
         if self._documents is None:
             raise InvariantViolation("commands before recovery")
-        record = self._journal.record(command.currtx - 1) if command.currtx is not None else None
-        self._documents.save(command, record)
-        if command.currtx is not None:
-            self._update(committed_txid=command.currtx - 1)
+        if command.currtx is None:
+            self._documents.save(command)
+            return
+        closed = command.currtx - 1
+        self._documents.save(command, self._journal.record(closed))
+        self._log_committed(closed, self._journal.committed(closed))
+        self._update(committed_txid=closed)
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)

@@ -1,0 +1,181 @@
+"""Dead attempts: their tasks end, their slots are free again, and nothing they still do has an effect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from framework import BaseBasicBolt, BaseBatchBolt, Fields, TransactionalTopologyBuilder
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.bolts import UpdateGlobalCount
+from tests.execution.test_executors import runner, start
+
+__all__ = ["runner"]
+
+ROWS = {each: [[f"w{number % 4}"] for number in range(20)] for each in range(2)}
+EXACT = {f"w{number}": 10 for number in range(4)}
+
+
+class Stalls(BaseBasicBolt):
+    """Hangs in its first attempt at the first batch, in every task; writes its process id down before it does."""
+
+    deterministic = True
+
+    def __init__(self, folder: Path, how: Callable[[], None]) -> None:
+        self.folder = str(folder)
+        self.how = how
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        if (tup.attempt.txid, tup.attempt.attempt_id) == (1, 1):
+            (Path(self.folder) / str(os.getpid())).touch()
+            self.how()
+        collector.emit([tup["word"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stalling(tmp_path: Path, how: Callable[[], None]) -> Any:
+    (tmp_path / "pids").mkdir()
+    spout = OpaqueMemoryTransactionalSpout(ROWS, Fields(word=str), 20)
+    builder = TransactionalTopologyBuilder("stalls", "spout", spout, 2)
+    builder.set_bolt("stalls", Stalls(tmp_path / "pids", how), 2).shuffle_grouping("spout")
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    committer = StateCommitter(state, ["word"], {"n": Count()})
+    builder.set_bolt("count", committer, 2).fields_grouping("stalls", Fields("word"))
+    return builder.build()
+
+
+def counted(path: Path) -> dict[str, int]:
+    with sqlite3.connect(path) as connection:
+        return dict(connection.execute("SELECT word, n FROM words WHERE _deleted = 0"))
+
+
+def gone(pid: int, within_s: float = 30.0) -> bool:
+    """Whether a process ends (or is a zombie that nobody has waited for yet)."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, tmp_path: Path) -> None:
+    """1.12. The hanging tasks fill every slot that there is: the replay needs them back."""
+    topology = stalling(tmp_path, hang)
+    with start(topology, runner, **{"topology.message.timeout.secs": 2}) as run:
+        run.wait_until_caught_up(90)
+        failed = [event for event in run.events() if event.kind == "cancelled"]
+        assert "processing phase of 1:1 took longer than topology.message.timeout.secs (2 s)" in failed[0].detail
+        plans = [each.plan for each in run.transactions()]
+    assert counted(tmp_path / "x.db") == EXACT
+    assert plans[0]["0"]["next"] in (10, 5, 2)  # C18: half of what timed out, each time
+    pids = {int(each.name) for each in (tmp_path / "pids").iterdir()}
+    if runner[0] == "spark":
+        assert os.getpid() not in pids
+        assert all(gone(pid) for pid in pids)
+
+
+def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:
+    """Fault 6."""
+    if runner[0] == "local":
+        return  # the worker is this process
+    with start(stalling(tmp_path, die), runner) as run:
+        run.wait_until_caught_up(90)
+        assert run.status().attempts_failed >= 1
+    assert counted(tmp_path / "x.db") == EXACT
+
+
+class LateCommit(UpdateGlobalCount):
+    """The first attempt stalls inside its commit phase, past its timeout, then writes: what a zombie would do."""
+
+    commits_on_driver = True
+
+    def __init__(self, state: OpaqueMapState, folder: Path) -> None:
+        super().__init__(state)
+        self.folder = str(folder)
+
+    def finish_batch(self) -> None:
+        folder = Path(self.folder)
+        if self.attempt.attempt_id == 1:
+            self.state.begin_commit(self.attempt)
+            self.state.multi_update(["zombie"], [lambda old: 1_000_000])
+            (folder / "stalled").touch()
+            deadline = time.monotonic() + 60
+            while not (folder / "go on").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            try:
+                self.state.commit(self.attempt)
+                (folder / "wrote").touch()
+            except BaseException as error:
+                (folder / "refused").write_text(str(error))
+                raise
+        super().finish_batch()
+
+
+def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: Path) -> None:
+    """C1, fault 7: in this process, where no Spark ends the thread. The fence is closed before the replay commits; the key
+    that the zombie writes is one that its successor never touches."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[1], [2]]}, Fields(count=int), 10)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words", Fields(word=str), Fields(n=int)))
+    builder = TransactionalTopologyBuilder("zombie", "spout", spout, 1)
+    builder.set_bolt("sum", LateCommit(state, tmp_path)).global_grouping("spout")
+    builder.set_bolt("hold", Holds(tmp_path)).global_grouping("sum")
+    config = {"topology.message.timeout.secs": 2}
+    with start(builder.build(), ("local", {}), **config) as run:
+        deadline = time.monotonic() + 30
+        while state_open(tmp_path / "x.db") != (1, 2):  # closed: open for the attempt that will follow
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (tmp_path / "go on").touch()
+        while not (tmp_path / "refused").exists():
+            assert time.monotonic() < deadline + 30
+            assert not (tmp_path / "wrote").exists()
+            time.sleep(0.02)
+        (tmp_path / "finish").touch()
+        run.wait_until_caught_up(60)
+    assert counted(tmp_path / "x.db") == {"total": 3}
+    assert "is open for" in (tmp_path / "refused").read_text() or "open for" in (tmp_path / "refused").read_text()
+
+
+class Holds(BaseBatchBolt):
+    """Below the committer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def execute(self, tup: Any) -> None:
+        pass
+
+    def finish_batch(self) -> None:
+        deadline = time.monotonic() + 1.5
+        while not (Path(self.folder) / "finish").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def state_open(path: Path) -> tuple[int, int] | None:
+    try:
+        with sqlite3.connect(path) as connection:
+            row = connection.execute("SELECT open_txid, open_attempt FROM _ratchet_headers").fetchone()
+    except sqlite3.OperationalError:
+        return None
+    return (row[0], row[1]) if row is not None and row[0] is not None else None
