@@ -46,6 +46,13 @@ def main(
         bool, typer.Option("--until-caught-up", help="Stop when all that the source held at the start is committed.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Progress and logs as JSON lines.")] = False,
+    accept_changed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changed-topology",
+            help="Go on from the state of a topology of the same id and another shape; the difference is logged.",
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
@@ -55,7 +62,7 @@ def main(
         if topology is None:
             raise typer.Exit(_resolve(DEMO)(settings, json_lines=as_json))
         built = load_topology(topology, settings)
-        run = submit(built, settings)
+        run = submit(built, settings, accept_changed_topology=accept_changed)
         supervise(run, until_caught_up=until_caught_up, json_lines=as_json)
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)

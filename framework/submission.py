@@ -220,7 +220,7 @@ def submit(
     runner = _executor(executor, plan, checked)
     owned = store is None
     if store is None:
-        store = _store(checked)
+        store = store_of(checked)
     try:
         runner.start()
     except BaseException:
@@ -244,7 +244,8 @@ def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
     return executor
 
 
-def _store(config: Config) -> CoordinationStore:
+def store_of(config: Config) -> CoordinationStore:
+    """The store that a configuration names: ZooKeeper, or memory when it names none."""
     hosts = config.zookeeper_hosts()
     if hosts is None:
         _log.warning(

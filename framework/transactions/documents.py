@@ -138,14 +138,17 @@ class TopologyDocuments:
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})
 
-    def forget_everything(self) -> None:
-        """Remove all but the epoch, which goes on rising: a driver of before must not write again."""
-        with self._state.atomically():
-            for path in (META, CURRTX, ATTEMPTS):
-                self._state.delete(path)
-            for folder in (HISTORY, *(f"user/{spout}" for spout in self._state.children("user"))):
-                for name in self._state.children(folder):
-                    self._state.delete(f"{folder}/{name}")
+
+def forget_everything(store: CoordinationStore, leadership: Leadership, topology_id: str) -> None:
+    """Remove all documents of a topology, readable or not, but the epoch, which goes on rising: a driver of before must
+    not write again."""
+    state = TransactionalState(store, topology_id, leadership.apply)
+    with state.atomically():
+        for path in (META, CURRTX, ATTEMPTS):
+            state.delete(path)
+        for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
+            for name in state.children(folder):
+                state.delete(f"{folder}/{name}")
 
 
 def read_history(store: CoordinationStore, topology_id: str) -> list[TransactionRecord]:

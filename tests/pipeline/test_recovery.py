@@ -24,6 +24,7 @@ from framework.transactions import Delete, MemoryStore, Put
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 
+WORD = Fields(word=str)
 WORDS = [[f"w{number % 5}"] for number in range(40)]
 
 
@@ -33,7 +34,7 @@ class Setup:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "words.db"
         self.store = MemoryStore()
-        self.spout = OpaqueMemoryTransactionalSpout({0: WORDS, 1: WORDS[:10]}, Fields(word=str), 10)
+        self.spout = OpaqueMemoryTransactionalSpout({0: WORDS, 1: WORDS[:10]}, WORD, 10)
         self.backend = SqliteBackend(self.path, "words")
         self.wrap: Callable[[LocalExecutor], Any] = lambda executor: executor
 
@@ -43,10 +44,16 @@ class Setup:
         builder.set_bolt("count", committer, parallelism).fields_grouping("spout", Fields("word"))
         return builder.build()
 
-    def start(self, topology: Topology | None = None, **config: Any) -> Run:
+    def start(self, topology: Topology | None = None, *, accept_changed_topology: bool = False, **config: Any) -> Run:
         built = topology or self.topology()
         executor = self.wrap(LocalExecutor(plan_execution(built), {}))
-        return submit(built, {"topology.max.spout.pending": 2, **config}, store=self.store, executor=executor)
+        return submit(
+            built,
+            {"topology.max.spout.pending": 2, **config},
+            store=self.store,
+            executor=executor,
+            accept_changed_topology=accept_changed_topology,
+        )
 
     def run_all(self) -> None:
         with self.start() as run:

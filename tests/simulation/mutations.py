@@ -16,7 +16,7 @@ from framework.topology import OpenCommit
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
-from framework.transactions.documents import TopologyDocuments
+from framework.transactions.documents import TopologyDocuments, forget_everything
 from framework.transactions.fenced import FencedLeadership
 from sinks import MemoryBackend, Row, values
 from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
@@ -104,6 +104,11 @@ def _save_by_partition(self: TopologyDocuments, change: Any, record: Any = None)
         half = {each: plan[each] for each in sorted(plan)[: (len(plan) + 1) // 2]}
         _real_save(self, replace(change, plans={txid: (attempt_id, half)}), None)
     _real_save(self, change, record)
+
+
+def _forget_all(self: TopologyDocuments) -> None:
+    access: Any = self._state._access
+    forget_everything(access, access.holder, self._topology.id)
 
 
 def _recover_without_attempts(self: TopologyDocuments) -> Any:
@@ -241,7 +246,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C15: a partition that is away is missing from the plan",
              [(memory._MemoryPlanner, "plan_smaller", _plan_of_the_available)]),
     Mutation("C17: forgetting positions forgets txids too",
-             [(TopologyDocuments, "forget_positions", TopologyDocuments.forget_everything)]),
+             [(TopologyDocuments, "forget_positions", _forget_all)]),
     Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
     # what else the protocol stands on
     Mutation("a deletion forgets prev",

@@ -1,0 +1,132 @@
+"""``python -m framework.reset MODULE:TOPOLOGY``: goes back, on purpose and by name.
+
+Without ``--yes`` it shows what there is and what would go. It needs the topology's leadership, so a running driver keeps
+it from doing anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from framework.config import Config
+from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
+from framework.execution import LocalExecutor, plan_execution
+from framework.observe import configure_logging
+from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
+from framework.submission import store_of
+from framework.topology import Topology
+from framework.transactions import CoordinationStore, Leadership
+from framework.transactions.commit import CommitPhase, perform
+from framework.transactions.documents import TopologyDocuments, forget_everything
+from framework.transactions.reset import resetting_positions
+
+#: A leader whose session is about to end is waited for this long.
+LEAD_TIMEOUT_S = 15.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    topology: Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="Whose state.")],
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")] = None,
+    positions: Annotated[
+        bool,
+        typer.Option(
+            "--positions",
+            help="Forget where the source was read. Transaction ids go on rising and the sinks stay as they are, so records "
+            "that are read again count again.",
+        ),
+    ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="Forget all, and empty the sinks: the next run starts with transaction 1."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only show.")] = False,
+) -> None:
+    """Forget a topology's positions, or all of its state and its sinks' rows."""
+    configure_logging(level="warning")
+    try:
+        if positions == everything:
+            raise ConfigError("say what to forget: --positions, or --everything")
+        settings = Config.load(config, overrides or ())
+        built = load_topology(topology, settings)
+        if settings.zookeeper_hosts() is None:
+            raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
+        store = store_of(settings)
+        try:
+            for line in describe(built, store):
+                typer.echo(line)
+            if not yes:
+                typer.echo(
+                    f"nothing was changed; add --yes to forget {'everything' if everything else 'the positions'}"
+                )
+                return
+            typer.echo(reset_everything(built, store) if everything else reset_positions(built, store))
+        finally:
+            store.close()
+            for state in built.states:
+                state.close()
+    except RatchetError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED) from None
+
+
+def describe(topology: Topology, store: CoordinationStore) -> list[str]:
+    """What there is: the next txid, the positions, the sinks."""
+    try:
+        with _leadership(topology, store) as leadership:
+            recovered, _ = TopologyDocuments(store, leadership, topology).recover()
+    except CorruptStateError as error:
+        return [f"topology {topology.id!r}: its state cannot be read: {error}"]
+    last = recovered.plans.get(recovered.currtx - 1, {})
+    return [
+        f"topology {topology.id!r}: transaction {recovered.currtx} is next",
+        *(f"  {partition}: {dict(meta)}" for partition, meta in sorted(last.items())),
+        *(f"  sink: {state.location}" for state in topology.states),
+    ]
+
+
+def reset_positions(topology: Topology, store: CoordinationStore) -> str:
+    """Forget where the source was read; see ``resetting_positions``. Raises ``ConfigError`` while a driver leads."""
+    with _leadership(topology, store) as leadership:
+        executor = LocalExecutor(plan_execution(topology), {})
+        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch)
+        documents = TopologyDocuments(store, leadership, topology)
+        txid = perform(resetting_positions(documents, commit, topology.id, leadership.epoch))
+    return f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
+
+
+def reset_everything(topology: Topology, store: CoordinationStore) -> str:
+    """Empty every state, then forget all documents but the epoch. Raises ``ConfigError`` while a driver leads, or for a
+    state that cannot be emptied. A crash in between leaves the sinks behind ZooKeeper: run it again."""
+    with _leadership(topology, store) as leadership:
+        for state in topology.states:
+            state.clear(topology.id)
+        forget_everything(store, leadership, topology.id)
+    return f"everything forgotten, {len(topology.states)} sinks emptied; the next run starts with transaction 1"
+
+
+@contextmanager
+def _leadership(topology: Topology, store: CoordinationStore) -> Iterator[Leadership]:
+    """The topology's leadership, for as long as it takes."""
+    identity = f"reset on {socket.gethostname()}:{os.getpid()}"
+    leadership = store.lead(topology.id, identity, timeout_s=LEAD_TIMEOUT_S)
+    if leadership is None:
+        raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
+    try:
+        yield leadership
+    finally:
+        leadership.resign()
+
+
+if __name__ == "__main__":
+    app()
