@@ -15,8 +15,10 @@ Invariants:
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +72,7 @@ class _Assigned:
 
 
 class KafkaSession:
-    """One consumer with its positions. Used by one task at a time."""
+    """One consumer with its positions. Used by one read at a time: ``KafkaReader`` lends it out."""
 
     def __init__(self, settings: dict[str, Any], where: str) -> None:
         self._consumer = Consumer(settings)
@@ -228,8 +230,10 @@ class KafkaSession:
                 del self._assigned[where]
 
 
-_sessions: dict[tuple[int, str, int], KafkaSession] = {}
-#: Consumers kept per process: one per spout task that this worker has served lately.
+#: Sessions that nobody reads with at the moment.
+_idle: dict[tuple[int, str, int], KafkaSession] = {}
+_idle_lock = threading.Lock()
+#: Idle consumers kept per process: one per spout task that this worker has served lately.
 SESSIONS_MAX = 8
 
 
@@ -255,25 +259,37 @@ class KafkaReader(PartitionReader):
             asked[topic_and_number(partition)] = (int(meta["first_offset"]), int(meta["next_offset"]))
         if not any(first < end for first, end in asked.values()):
             return
-        for messages in self._session().read(asked):
-            yield self._decoded(messages)
+        with self._session() as session:
+            for messages in session.read(asked):
+                yield self._decoded(messages)
 
     def warm_up(self) -> None:
-        self._session().connect()
+        with self._session() as session:
+            session.connect()
         self._codec.decode([None])
 
-    def _session(self) -> KafkaSession:
+    @contextmanager
+    def _session(self) -> Iterator[KafkaSession]:
+        """A session that is nobody else's until it is given back. In a Spark worker tasks come one after the other; in the
+        in-process executor several attempts read at once, and a cancelled one may still be reading."""
         key = (os.getpid(), f"{self._group}|{self._settings.bootstrap_servers}", self._slot)
-        session = _sessions.get(key)
+        with _idle_lock:
+            session = _idle.pop(key, None)
         if session is None:
-            while len(_sessions) >= SESSIONS_MAX:
-                _sessions.pop(next(iter(_sessions))).close()
             try:
                 session = KafkaSession(self._settings.consumer(self._group), self._settings.bootstrap_servers)
             except KafkaException as error:
                 raise kafka_error(error, "Kafka settings") from error
-            _sessions[key] = session
-        return session
+        try:
+            yield session
+        finally:
+            with _idle_lock:
+                surplus = [_idle.pop(key)] if key in _idle else []
+                while len(_idle) >= SESSIONS_MAX:
+                    surplus.append(_idle.pop(next(iter(_idle))))
+                _idle[key] = session
+            for each in surplus:
+                each.close()
 
     def _decoded(self, messages: list[Message]) -> pa.RecordBatch:
         try:
