@@ -59,8 +59,21 @@ def _python_values(values: pa.Array) -> list[Any]:
         zoned = values.type.tz is not None
         counts = values.cast(pa.int64()).to_pylist()
         return [None if count is None else _Instant(count * nanoseconds, zoned) for count in counts]
+    if pa.types.is_duration(values.type):
+        nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[values.type.unit]
+        counts = values.cast(pa.int64()).to_pylist()
+        return [None if count is None else _Span(count * nanoseconds) for count in counts]
     listed: list[Any] = values.to_pylist()
     return listed
+
+
+class _Span:
+    """A duration at full precision."""
+
+    __slots__ = ("nanoseconds",)
+
+    def __init__(self, nanoseconds: int) -> None:
+        self.nanoseconds = nanoseconds
 
 
 class _Instant:
@@ -93,6 +106,8 @@ def _canonical(value: Any) -> bytes:
         return b"y" + value
     if isinstance(value, _Instant):
         return b"%s%d" % (b"z" if value.zoned else b"t", value.nanoseconds)
+    if isinstance(value, _Span):
+        return b"u%d" % value.nanoseconds
     if isinstance(value, decimal.Decimal):
         if value == value.to_integral_value():
             return b"i%d" % int(value)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from framework import BaseBasicBolt, BaseBatchBolt, Fields, TransactionalTopologyBuilder
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -79,6 +81,7 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
     return False
 
 
+@pytest.mark.behaviour("1.12")
 def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, tmp_path: Path) -> None:
     """1.12. The hanging tasks fill every slot that there is: the replay needs them back."""
     topology = stalling(tmp_path, hang)

@@ -59,6 +59,7 @@ def global_count(path: Path, opaque: bool = True) -> tuple[TransactionalTopology
 
 
 @pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.behaviour("1.1")
 def test_global_count_is_exact_and_resumes(runner: Any, tmp_path: Path, opaque: bool) -> None:
     builder, state = global_count(tmp_path / "x.db", opaque)
     store = MemoryStore()
@@ -97,6 +98,7 @@ class Order(BaseTransactionalBolt, Committer):
         declarer.declare(Fields(task=int, n=int))
 
 
+@pytest.mark.behaviour("1.3", "1.6")
 def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path: Path) -> None:
     """1.3 and 1.6: also tasks without a tuple finish; a replayed batch brings the same tuples in the same order."""
     failures = tmp_path / "failures"
@@ -140,6 +142,7 @@ class Failing(BaseBatchBolt):
 
 
 @pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.behaviour("1.5")
 def test_failed_exceptions_replay_and_count_once(runner: Any, tmp_path: Path, opaque: bool) -> None:
     builder, state = global_count(tmp_path / "x.db", opaque)
     (tmp_path / "failures").write_text("5")
@@ -162,6 +165,7 @@ class LateTotal(Failing):
         self.n += tup["total"]
 
 
+@pytest.mark.behaviour("1.5")
 def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tmp_path: Path) -> None:
     builder, state = global_count(tmp_path / "x.db")
     (tmp_path / "failures").write_text("1000")
@@ -192,6 +196,7 @@ class Doubles(ArrowBolt):
         declarer.declare(Fields(word=str), "twice")
 
 
+@pytest.mark.behaviour("1.9")
 def test_streams_diamonds_and_a_committer_below_a_committer(runner: Any, tmp_path: Path) -> None:
     """Several streams, a join of two components, the A-B-C-D example, all groupings; counts verified on every edge."""
     path = tmp_path / "x.db"
@@ -262,6 +267,7 @@ class Wrong(Split):
             collector.emit(self.values)
 
 
+@pytest.mark.behaviour("1.2")
 def test_several_batches_process_at_once_and_commits_do_not_overlap(runner: Any, tmp_path: Path) -> None:
     """1.2, on recorded events: with four pending, processing overlaps; commits are strictly one after the other."""
     builder, _ = global_count(tmp_path / "x.db")

@@ -86,6 +86,7 @@ def counts(state: MapState, words: Sequence[str]) -> dict[str, Any]:
     return {word: state.get(word) for word in words}
 
 
+@pytest.mark.behaviour("1.1", "1.3")
 def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: Any, tmp_path: Path) -> None:
     """1.1, 1.3: metadata of txid N is made from that of N - 1, once, over failures and a restart."""
     (tmp_path / "failures").write_text("2")
@@ -174,6 +175,7 @@ def routed(state: MapState, wrong: str = "", tasks: int = 3) -> TransactionalTop
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.behaviour("1.10")
 def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
     runner: Any, tmp_path: Path, tasks: int
 ) -> None:

@@ -312,6 +312,7 @@ def test_every_attempt_has_one_line_in_the_log(setup: Setup) -> None:
 # --- an idle source (1.15) -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("1.15")
 def test_empty_batches_are_made_when_asked_for_and_no_more_often_than_asked(setup: Setup) -> None:
     setup.run_all()
     config = {"topology.spout.emit.empty.batches": True, "topology.trident.batch.emit.interval.millis": 50}

@@ -12,6 +12,7 @@ from integration import EmbeddedServers
 
 
 @pytest.mark.parametrize("executor", ["local", "spark"])
+@pytest.mark.behaviour("1.14")
 def test_global_count_counts_every_word_once(executor: str, tmp_path: Path, spark: str) -> None:
     assert global_count.count(tmp_path / "count.db", executor) == 19
 

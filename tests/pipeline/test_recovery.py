@@ -76,6 +76,7 @@ def setup(tmp_path: Path) -> Setup:
 EXACT = {f"w{number}": 10 for number in range(5)}
 
 
+@pytest.mark.behaviour("1.1")
 def test_txids_rise_over_restarts_and_nothing_is_counted_twice(setup: Setup) -> None:
     setup.run_all()
     assert setup.counts() == EXACT
@@ -87,6 +88,7 @@ def test_txids_rise_over_restarts_and_nothing_is_counted_twice(setup: Setup) -> 
     assert setup.counts() == {**EXACT, "w0": 11}
 
 
+@pytest.mark.behaviour("1.1")
 def test_two_topologies_in_one_store_do_not_see_each_other(setup: Setup, tmp_path: Path) -> None:
     setup.run_all()
     other = Setup(tmp_path / "other")
@@ -101,6 +103,7 @@ def test_two_topologies_in_one_store_do_not_see_each_other(setup: Setup, tmp_pat
     assert other.counts() == EXACT
 
 
+@pytest.mark.behaviour("1.15")
 def test_an_empty_source_makes_no_transactions(setup: Setup) -> None:
     setup.run_all()
     with setup.start() as run:
@@ -130,6 +133,7 @@ class Crash:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.behaviour("1.8")
 def test_commits_whose_answer_is_lost_are_redone_exactly_once(setup: Setup, when: str) -> None:
     setup.wrap = lambda executor: Crash(executor, when, 3)
     setup.run_all()
@@ -318,6 +322,7 @@ def test_rows_of_a_dead_attempt_are_swept_when_its_replay_does_not_touch_them(se
 
 
 @pytest.mark.parametrize("fault", ["lost", "doubled"])
+@pytest.mark.behaviour("1.11")
 def test_rows_that_get_lost_between_tasks_fail_the_attempt(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:

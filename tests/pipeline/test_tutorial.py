@@ -34,6 +34,7 @@ def test_tutorial_quotes_the_examples_word_for_word(block: re.Match[str]) -> Non
     assert textwrap.dedent(block["code"]) == textwrap.dedent(inspect.getsource(found))
 
 
+@pytest.mark.behaviour("1.14")
 def test_tutorial_prints_what_it_shows() -> None:
     namespace: dict[str, Any] = {}
     executed = [each for each in blocks() if not each["file"]]

@@ -40,6 +40,7 @@ class Failing(transactional_words.Bucketize):
 
 
 @pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.behaviour("1.14")
 def test_words_and_histogram_agree_over_failures_between_their_commits(
     runner: Any, tmp_path: Path, opaque: bool
 ) -> None:
@@ -55,6 +56,7 @@ def test_words_and_histogram_agree_over_failures_between_their_commits(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.behaviour("1.14")
 def test_words_and_histogram_agree_after_the_process_died_between_their_commits(
     servers: EmbeddedServers, name: str, tmp_path: Path, opaque: bool
 ) -> None:

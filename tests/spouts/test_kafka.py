@@ -263,6 +263,39 @@ class TestReading:
             found = values(source, {f"{name}/0": {"first_offset": first, "next_offset": end}})
             assert found == [str(number) for number in range(first, end)]
 
+    def test_reads_side_by_side_in_one_process_do_not_take_each_others_records(self, topics: Topics, name: str) -> None:
+        """As two attempts in the in-process executor: the same task, interleaved, over different ranges."""
+        topics.send(topics.create(name, 1), [str(number).encode() for number in range(30_000)])
+        source = spout(topics, name)
+        reader = source.reader({}, CONTEXT)
+        attempt = TransactionAttempt(1, 1)
+        first = reader.read_all(attempt, {f"{name}/0": {"first_offset": 0, "next_offset": 25_000}})
+        second = reader.read_all(attempt, {f"{name}/0": {"first_offset": 25_000, "next_offset": 30_000}})
+        seen: dict[int, list[str]] = {0: [], 1: []}
+        streams = {0: first, 1: second}
+        while streams:
+            for number, stream in list(streams.items()):
+                batch = next(stream, None)
+                if batch is None:
+                    del streams[number]
+                else:
+                    seen[number] += batch.column(0).to_pylist()
+        assert seen[0] == [str(number) for number in range(25_000)]
+        assert seen[1] == [str(number) for number in range(25_000, 30_000)]
+
+    def test_a_batch_that_timed_out_is_planned_smaller_and_an_idle_source_gives_empty_ones(
+        self, topics: Topics, name: str
+    ) -> None:
+        """C18, 1.15"""
+        topics.send(topics.create(name, 1), [str(number).encode() for number in range(100)])
+        source = spout(topics, name, batch_records_max=80)
+        planner = source.planner({}, CONTEXT)
+        assert planner.plan_smaller({}, 8) == {f"{name}/0": {"first_offset": 0, "next_offset": 10}}
+        whole = planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 80}})
+        assert planner.plan(whole) is None
+        assert planner.empty_plan(whole) == {f"{name}/0": {"first_offset": 100, "next_offset": 100}}
+        planner.close()
+
     def test_aborted_records_and_markers_are_gaps_also_at_the_end(self, topics: Topics, name: str) -> None:
         """2.5 and C16: markers at the end of a range must not hang it."""
         topics.create(name, 1)

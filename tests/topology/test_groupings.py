@@ -44,6 +44,7 @@ def test_grouping_every_row_reaches_exactly_one_task_in_order(
 
 
 @given(words, st.integers(1, 7))
+@pytest.mark.behaviour("1.10")
 def test_fields_grouping_equal_values_meet_in_one_task(words: list[str | None], tasks: int) -> None:
     homes: dict[str | None, set[int]] = {}
     for task, piece in FieldsGrouping(BY_WORD).split(batch(words), tasks, 0):
@@ -52,6 +53,7 @@ def test_fields_grouping_equal_values_meet_in_one_task(words: list[str | None], 
     assert all(len(tasks_of) == 1 for tasks_of in homes.values())
 
 
+@pytest.mark.behaviour("1.10")
 def test_shuffle_grouping_balances_to_within_a_row() -> None:
     sizes = [len(rows) for rows in pieces(ShuffleGrouping(), batch(["x"] * 11), 4).values()]
     assert max(sizes) - min(sizes) <= 1
@@ -62,14 +64,17 @@ def test_shuffle_grouping_turns_decide_who_gets_the_extra_row() -> None:
     assert pieces(ShuffleGrouping(), batch(["x"]), 3, turn=2) == {2: [0]}
 
 
+@pytest.mark.behaviour("1.10")
 def test_all_grouping_reaches_every_task_with_every_row() -> None:
     assert pieces(AllGrouping(), batch(["a", "b"]), 3) == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
 
 
+@pytest.mark.behaviour("1.10")
 def test_global_grouping_goes_to_task_zero() -> None:
     assert pieces(GlobalGrouping(), batch(["a", "b"]), 3) == {0: [0, 1]}
 
 
+@pytest.mark.behaviour("1.10")
 def test_partial_key_grouping_uses_two_tasks_of_a_frequent_key() -> None:
     found = pieces(PartialKeyGrouping(BY_WORD), batch(["x"] * 100), 16)
     assert len(found) == 2

@@ -95,6 +95,7 @@ def test_max_pending_bounds_what_is_in_flight() -> None:
     assert script.of(AskPlan)[-1].txid == 3
 
 
+@pytest.mark.behaviour("1.2")
 def test_invariant_1_commits_wait_for_their_turn() -> None:
     script = Script(max_pending=3)
     for end in (10, 20, 30):
@@ -115,6 +116,7 @@ def test_commit_closes_with_one_write_then_releases() -> None:
     assert commands[1] == Release(1, 1)
 
 
+@pytest.mark.behaviour("1.4")
 def test_invariant_2_a_failure_fails_every_later_transaction_too() -> None:
     script = Script(max_pending=3)
     for end in (10, 20, 30):
@@ -134,6 +136,7 @@ def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
     assert script.of(AskPlan, commands) == []
 
 
+@pytest.mark.behaviour("1.4")
 def test_opaque_example_of_the_seed_skips_nothing() -> None:
     """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
     script = Script(SpoutKind.OPAQUE, max_pending=2)
@@ -159,6 +162,7 @@ def test_invariant_4_an_opaque_plan_is_binding_once_its_commit_has_opened() -> N
     assert script.of(Commit, script.do(Processed(1, 2)))[0].replay is True
 
 
+@pytest.mark.behaviour("1.4")
 def test_invariant_7_late_answers_change_nothing() -> None:
     script = Script(max_pending=2)
     script.planned(10)
@@ -211,6 +215,7 @@ def test_fatal_failures_stop_at_once() -> None:
 
 
 @pytest.mark.parametrize("phase", ["processing", "commit"])
+@pytest.mark.behaviour("1.12")
 def test_a_phase_that_lasts_too_long_fails_its_attempt(phase: str) -> None:
     script = Script(timeout_ms=1_000)
     script.planned(10)

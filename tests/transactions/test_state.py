@@ -12,6 +12,7 @@ def named(txid: int, previous: object) -> list[object]:
     return [txid, previous]
 
 
+@pytest.mark.behaviour("1.13")
 def test_strict_state_starts_at_1_and_follows_by_1() -> None:
     state = RotatingTransactionalState(MemoryStore(), "meta", strict_order=True)
     with pytest.raises(InvariantViolation, match="txid 2 would be the first"):
@@ -22,6 +23,7 @@ def test_strict_state_starts_at_1_and_follows_by_1() -> None:
     assert state.get_state(2, named) == [2, [1, None]]
 
 
+@pytest.mark.behaviour("1.13")
 def test_loose_state_below_an_existing_one_is_none() -> None:
     state = RotatingTransactionalState(MemoryStore(), "meta")
     assert state.get_state(5, named) == [5, None]
@@ -29,12 +31,14 @@ def test_loose_state_below_an_existing_one_is_none() -> None:
     assert state.get_state(9, named) == [9, [5, None]]
 
 
+@pytest.mark.behaviour("1.13")
 def test_get_or_create_tells_created_from_existing() -> None:
     state = RotatingTransactionalState(MemoryStore(), "meta")
     assert state.get_state_or_create(1, named) is None
     assert state.get_state_or_create(1, named) == [1, None]
 
 
+@pytest.mark.behaviour("1.13")
 def test_previous_last_override_remove_and_cleanup() -> None:
     state = RotatingTransactionalState(MemoryStore(), "meta", strict_order=True)
     for txid in (1, 2, 3):
@@ -68,6 +72,7 @@ def test_a_name_that_is_no_txid_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"{", b"[1]", b'{"value":1}', b'{"format":"1","value":1}'])
+@pytest.mark.behaviour("1.13")
 def test_what_does_not_parse_is_never_absent(garbage: bytes) -> None:
     store = MemoryStore()
     store.apply([Put("t/coordinator/currtx", garbage)])

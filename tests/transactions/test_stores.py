@@ -162,6 +162,7 @@ def test_zookeeper_that_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.behaviour("1.13")
 def test_zookeeper_acl_that_denies_is_named_and_credentials_protect_every_znode(
     servers: EmbeddedServers, name: str
 ) -> None:

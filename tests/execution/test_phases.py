@@ -1,0 +1,158 @@
+"""When a bolt's methods are called: the A-B-C-D example, replays of both phases, and opaque batches that come back shorter."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import BaseBatchBolt, BaseTransactionalBolt, FailedException, Fields, TransactionalTopologyBuilder
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.execution.test_executors import runner, start
+
+__all__ = ["runner"]
+
+
+class Noted(BaseBatchBolt):
+    """Writes down when it is called; passes its tuples on at the end, one while it goes."""
+
+    def __init__(self, folder: Path, fails: tuple[str, ...] = ()) -> None:
+        self.folder = str(folder)
+        self.fails = fails
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector, self.attempt, self.name = collector, batch_id, context.component_id
+        self.task, self.rows = context.task_index, 0
+        self.note("prepare")
+
+    def execute(self, tup: Any) -> None:
+        self.rows += 1
+        if self.rows == 1:
+            self.collector.emit([1])
+        self.note("execute")
+
+    def finish_batch(self) -> None:
+        self.note("finish")
+        if f"{self.name} {self.attempt}" in self.fails:
+            raise FailedException("as asked")
+        self.collector.emit([self.rows])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(n=int))
+
+    def note(self, what: str) -> None:
+        line = json.dumps([self.name, what, self.attempt.txid, self.attempt.attempt_id, self.task, time.monotonic()])
+        descriptor = os.open(Path(self.folder) / "calls", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, (line + "\n").encode())
+        os.close(descriptor)
+
+
+class NotedCommitter(Noted, BaseTransactionalBolt):
+    """The same, to be set as a committer."""
+
+
+def abcd(folder: Path, fails: tuple[str, ...] = ()) -> TransactionalTopologyBuilder:
+    """The topology of the seed: B and D commit; C is fed by A and by B, D by C."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 6}, Fields(n=int), 3)
+    builder = TransactionalTopologyBuilder("abcd", "spout", spout, 1)
+    builder.set_bolt("A", Noted(folder, fails), 2).shuffle_grouping("spout")
+    builder.set_committer_bolt("B", NotedCommitter(folder, fails), 2).shuffle_grouping("A")
+    builder.set_bolt("C", Noted(folder, fails), 2).shuffle_grouping("A").shuffle_grouping("B")
+    builder.set_committer_bolt("D", NotedCommitter(folder, fails)).global_grouping("C")
+    return builder
+
+
+def calls(folder: Path) -> list[tuple[str, str, int, int, int, float]]:
+    return [tuple(json.loads(line)) for line in (folder / "calls").read_text().splitlines()]
+
+
+@pytest.mark.behaviour("1.7", "1.6")
+def test_abcd_finishes_in_one_commit_phase_in_the_order_of_the_graph(runner: Any, tmp_path: Path) -> None:
+    with start(abcd(tmp_path).build(), runner, **{"topology.max.spout.pending": 2}) as run:
+        run.wait_until_caught_up(60)
+        at = {(event.kind, event.txid): event.at_s for event in run.events()}
+    seen = calls(tmp_path)
+    for txid in (1, 2):
+        when = {
+            (name, what): [moment for n, w, t, _, _, moment in seen if (n, w, t) == (name, what, txid)]
+            for name in "ABCD"
+            for what in ("prepare", "execute", "finish")
+        }
+        opened, closed = at[("committing", txid)], at[("committed", txid)]
+        assert max(when[("A", "finish")]) < opened
+        assert max(when[("B", "execute")]) < opened  # a committer executes in the processing phase
+        assert opened < min(when[("B", "finish")])
+        assert max(when[("B", "finish")]) < min(when[("C", "finish")])
+        assert max(when[("C", "finish")]) < min(when[("D", "finish")]) < closed
+        tasks = Counter((name, task) for name, what, t, _, task, _ in seen if what == "finish" and t == txid)
+        assert tasks == {("A", 0): 1, ("A", 1): 1, ("B", 0): 1, ("B", 1): 1, ("C", 0): 1, ("C", 1): 1, ("D", 0): 1}
+    assert at[("committed", 1)] < at[("committing", 2)]
+
+
+@pytest.mark.behaviour("1.8")
+@pytest.mark.parametrize("where", ["B", "C", "D"])
+def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction(
+    runner: Any, tmp_path: Path, where: str
+) -> None:
+    topology = abcd(tmp_path, fails=(f"{where} 1:1", f"{where} 1:2")).build()
+    with start(topology, runner, **{"topology.max.spout.pending": 2}) as run:
+        run.wait_until_caught_up(60)
+        records = run.transactions()
+    assert [each.outcome for each in records[0].attempts] == ["failed", "failed", "committed"]
+    seen = calls(tmp_path)
+    for attempt in (1, 2, 3):  # both phases, every time
+        assert {name for name, what, txid, a, _, _ in seen if (what, txid, a) == ("finish", 1, attempt)} >= {"A", "B"}
+    finished = [a for name, what, txid, a, _, _ in seen if (name, what, txid) == ("D", "finish", 1)]
+    assert finished[-1] == 3
+
+
+@pytest.mark.behaviour("1.4")
+def test_the_seeds_example_of_a_batch_that_comes_back_shorter(runner: Any, tmp_path: Path) -> None:
+    """A gives 1 to 50, B 51 to 100; A fails and comes back as 1 to 40; then B is 41 to 90, and C 91 to 140."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[str(number)] for number in range(1, 141)]}, Fields(word=str), 50)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))
+    builder = TransactionalTopologyBuilder("shorter", "spout", spout, 1)
+    builder.set_bolt("gate", Gate(tmp_path)).global_grouping("spout")
+    builder.set_bolt("seen", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")
+    with start(builder.build(), runner, **{"topology.max.spout.pending": 2}) as run:
+        deadline = time.monotonic() + 60
+        while len(run.transactions()) < 2:  # B is emitted while A is being processed
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        spout.set_take(40)
+        (tmp_path / "fail").touch()
+        run.wait_for_commit(1, 60)
+        spout.set_take(50)
+        run.wait_until_caught_up(60)
+        records = run.transactions()
+    first, second = records[0], records[1]
+    assert first.plan == {"0": {"first": 0, "next": 40}}
+    assert second.plan["0"]["first"] == 40
+    assert second.attempts[0].outcome == "cancelled" and second.attempts[-1].outcome == "committed"
+    assert {number: state.get(str(number)) for number in range(1, 141)} == dict.fromkeys(range(1, 141), 1)
+
+
+class Gate(BaseBatchBolt):
+    """Fails the first attempt at txid 1, but not before it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.attempt = batch_id
+
+    def execute(self, tup: Any) -> None:
+        pass
+
+    def finish_batch(self) -> None:
+        if (self.attempt.txid, self.attempt.attempt_id) == (1, 1):
+            deadline = time.monotonic() + 20
+            while not (Path(self.folder) / "fail").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise FailedException("as asked")
