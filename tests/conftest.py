@@ -93,7 +93,12 @@ def cluster(spark_masters: SparkMasters) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that want the cluster come last: changing over costs a start of Spark each time."""
-    items.sort(key=lambda item: "cluster" in getattr(item, "callspec", item).__dict__.get("params", {}).values())
+
+    def wants_cluster(item: pytest.Item) -> bool:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        return "cluster" in parameters.values() or "cluster" in getattr(item, "fixturenames", ())
+
+    items.sort(key=wants_cluster)
 
 
 class Topics:

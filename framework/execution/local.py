@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, seeds, summarise
 from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
 from framework.execution.tasks import PlannedTopology
+
+if TYPE_CHECKING:
+    from framework.execution.spark_frames import SqlFrames
 
 
 class LocalExecutor:
@@ -21,16 +24,16 @@ class LocalExecutor:
         self._results: dict[AttemptHeader, list[Record]] = {}
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
+        self._sql: SqlFrames | None = None
         self._frames: Frames | None = None
 
     def start(self) -> None:
         """DataFrame bolts need Spark SQL, in this process too; for anything else there is nothing to make ready."""
         if self._topology.plan.frame_outputs:
             from framework.execution.spark_frames import SqlFrames  # Spark is loaded only by runs that use it
-            from framework.execution.spark_session import start_context
 
-            context = start_context(f"ratchet {self._topology.plan.topology_id}", {"spark.master": "local[1]"})
-            self._frames = SqlFrames(context, self._topology).of_rows
+            self._sql = SqlFrames.in_this_process(self._topology)
+            self._frames = self._sql.of_rows
 
     def process(self, job: ProcessingJob) -> PhaseResult:
         reports: list[TaskReport] = []
@@ -68,3 +71,5 @@ class LocalExecutor:
     def close(self) -> None:
         with self._lock:
             self._results.clear()
+        if self._sql is not None:
+            self._sql.close()

@@ -108,6 +108,23 @@ def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -
     assert counted(tmp_path / "x.db") == EXACT
 
 
+def kill_executor() -> None:
+    """The JVM that this worker works for: its parent is the daemon that forked it, and that one's is the executor."""
+    daemon = os.getppid()
+    executor = int(Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(executor, signal.SIGKILL)
+    hang()
+
+
+def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Path) -> None:
+    """Fault 5, and 1.8: what it held is lost with it; the other one, or its successor, does the batch again."""
+    config = {"topology.message.timeout.secs": 60, "topology.collapse.records.max": 0}
+    with start(stalling(tmp_path, kill_executor), ("spark", config)) as run:
+        run.wait_until_caught_up(120)
+        assert run.status().attempts_failed >= 1
+    assert counted(tmp_path / "x.db") == EXACT
+
+
 class LateCommit(UpdateGlobalCount):
     """The first attempt stalls inside its commit phase, past its timeout, then writes: what a zombie would do."""
 
