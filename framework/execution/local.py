@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, seeds, summarise
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, seeds, summarise
 from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
 from framework.execution.tasks import PlannedTopology
 
@@ -21,7 +21,7 @@ class LocalExecutor:
 
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
         self._topology = PlannedTopology(plan, conf)
-        self._results: dict[AttemptHeader, list[Record]] = {}
+        self._results: dict[AttemptHeader, tuple[list[Record], dict[int, int]]] = {}
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
         self._sql: SqlFrames | None = None
@@ -46,18 +46,19 @@ class LocalExecutor:
         result = summarise(plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
         with self._lock:
             if result.failure is None and job.header not in self._dead:
-                self._results[job.header] = records
+                self._results[job.header] = records, held_rows(plan, reports)
         return result
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
         with self._lock:
-            records = self._results.get(header)
-        if records is None:
+            kept = self._results.get(header)
+        if kept is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
+        records, held = kept
         reports: list[TaskReport] = []
         run_commit(self._topology, header, records, reports.append, lambda: header in self._dead, self._frames)
         plan = self._topology.plan
-        return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT))
+        return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT), held)
 
     def cancel(self, header: AttemptHeader) -> None:
         """What runs sees it before its next record batch."""

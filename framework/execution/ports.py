@@ -100,10 +100,27 @@ def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
     ]
 
 
-def summarise(plan: ExecutionPlan, phase: Phase, reports: Iterable[TaskReport], expected_tasks: int) -> PhaseResult:
-    """Add up the reports of a phase, and fail the attempt when anything is missing."""
+def held_rows(plan: ExecutionPlan, reports: Iterable[TaskReport]) -> dict[int, int]:
+    """Edge -> rows that were sent in the processing phase and will be received in the commit phase."""
+    held: dict[int, int] = defaultdict(int)
+    for report in reports:
+        for edge, rows in report.sent.items():
+            if plan.edges[edge].phase is Phase.COMMIT:
+                held[edge] += rows
+    return dict(held)
+
+
+def summarise(
+    plan: ExecutionPlan,
+    phase: Phase,
+    reports: Iterable[TaskReport],
+    expected_tasks: int,
+    held: Mapping[int, int] | None = None,
+) -> PhaseResult:
+    """Add up the reports of a phase, and fail the attempt when anything is missing. ``held``: for the commit phase, what
+    ``held_rows`` said of the processing phase."""
     collected = list(reports)
-    sent: dict[int, int] = defaultdict(int)
+    sent: dict[int, int] = defaultdict(int, held or {})
     received: dict[int, int] = defaultdict(int)
     for report in collected:
         for edge, rows in report.sent.items():
@@ -147,13 +164,7 @@ def _incomplete(
     elif committers != plan.commit_tasks:
         problem = f"{committers} of {plan.commit_tasks} committer tasks reported"
     for edge in plan.edges:
-        held = edge.phase is Phase.COMMIT and phase is Phase.PROCESSING  # delivered later
-        late = edge.phase is phase and _sent_earlier(plan, edge.source, phase)
-        if not held and not late and sent.get(edge.index, 0) != received.get(edge.index, 0):
+        delivered_later = edge.phase is Phase.COMMIT and phase is Phase.PROCESSING
+        if not delivered_later and sent.get(edge.index, 0) != received.get(edge.index, 0):
             problem = f"edge {edge.label}: {sent.get(edge.index, 0)} rows sent, {received.get(edge.index, 0)} received"
     return TaskFailure(FailureKind.RETRYABLE, "exchange", 0, problem) if problem else None
-
-
-def _sent_earlier(plan: ExecutionPlan, source: str, phase: Phase) -> bool:
-    """Whether (some of) a component's rows were sent in the phase before they are received in."""
-    return phase is Phase.COMMIT and plan.segment_of.get((Phase.PROCESSING, source)) is not None

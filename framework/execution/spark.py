@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -27,7 +27,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, seeds, summarise
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, seeds, summarise
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
@@ -231,11 +231,12 @@ def _by_partition(key: int) -> int:
 
 @dataclass
 class _Result:
-    """Where the result of a processing phase is: on the executors, or here."""
+    """Where the result of a processing phase is: on the executors, or here; and the rows that wait in it per edge."""
 
     spread: RDD[tuple[int, Record]] | None
     records: Sequence[Record]
     partitions: int
+    held: Mapping[int, int] = field(default_factory=dict)
 
 
 class SparkExecutor:
@@ -375,10 +376,11 @@ class SparkExecutor:
                 rdd._jrdd.count()
             reports = self._take_reports(header, Phase.COMMIT)
         expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
-        return summarise(self._plan, Phase.COMMIT, reports, expected)
+        return summarise(self._plan, Phase.COMMIT, reports, expected, result.held)
 
     def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport]) -> PhaseResult:
         summary = summarise(self._plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
+        result = replace(result, held=held_rows(self._plan, reports))
         with self._lock:
             wanted = summary.failure is None and header not in self._dead
             if wanted:

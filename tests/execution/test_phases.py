@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from framework import BaseBatchBolt, BaseTransactionalBolt, FailedException, Fields, TransactionalTopologyBuilder
+from framework.execution import Phase, collapsed
+from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.execution.test_executors import runner, start
@@ -156,3 +159,27 @@ class Gate(BaseBatchBolt):
             while not (Path(self.folder) / "fail").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise FailedException("as asked")
+
+
+@pytest.mark.behaviour("1.11")
+def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From A to C rows are sent in the processing phase and received in the commit phase."""
+    real, lost = collapsed.run_level, []
+
+    def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, *arguments, **options):
+            held = isinstance(record, Piece) and topology.plan.edges[record.edge].phase is not phase
+            if held and phase is Phase.PROCESSING and not lost:
+                lost.append(record)
+            else:
+                yield target, record
+
+    monkeypatch.setattr(collapsed, "run_level", lossy)
+    with start(abcd(tmp_path).build(), ("local", {})) as run:
+        run.wait_until_caught_up(60)
+        reasons = [attempt.reason for each in run.transactions() for attempt in each.attempts if attempt.reason]
+    assert lost
+    assert len(reasons) == 1
+    assert re.search(r"edge A->C: \d+ rows sent, \d+ received", reasons[0])
