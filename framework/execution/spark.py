@@ -215,7 +215,11 @@ def _materialise(rdd: RDD[tuple[int, Record]]) -> None:
     rdd.persist()
     rdd.localCheckpoint()
     rdd.is_checkpointed = True  # PySpark does not note it, and would compute past a result that was released
-    rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+    try:
+        rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+    except BaseException:
+        rdd.unpersist(blocking=False)  # what failed or was cancelled leaves no blocks behind
+        raise
 
 
 def _pass_on(items: Iterable[Any]) -> Iterator[Any]:

@@ -119,3 +119,19 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(spark_module.TaskContext, "get", staticmethod(Second))
     with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
         _refuse_repetition()
+
+
+class Breaks(BatchCount):
+    def execute(self, tup: Any) -> None:
+        os._exit(3)
+
+
+def test_a_phase_that_breaks_leaves_no_block(spark: str) -> None:
+    builder = TransactionalTopologyBuilder("t", "spout", MemoryTransactionalSpout({0: []}, Fields(word=str), 1), 2)
+    builder.set_bolt("breaks", Breaks(), 3).shuffle_grouping("spout")
+    made = SparkExecutor(plan_execution(builder.build()), {}, {}, collapse_records_max=0)
+    made.start()
+    before = made._context._jsc.getPersistentRDDs().size()  # type: ignore[union-attr]
+    assert made.process(ProcessingJob(HEADER, RANGES, 15)).failure is not None
+    assert made._context._jsc.getPersistentRDDs().size() == before  # type: ignore[union-attr]
+    made.close()
