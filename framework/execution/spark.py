@@ -14,6 +14,7 @@ repeats nothing inside an attempt; a task that is a repetition fails itself (C10
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,9 @@ class _Payload:
         if found is None:
             _topologies.clear()  # one run at a time per worker: the plan before is of no use
             found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
+            # PySpark collects garbage, all of it, after every task: 50 ms and more with what a worker has imported by
+            # now. Frozen, those objects are not looked at.
+            gc.freeze()
         return found
 
 
@@ -167,6 +171,7 @@ class _WarmUp:
                 with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and say so
                     reader.warm_up()
                 reader.close()
+        gc.freeze()  # with what the readers have imported
         yield sum(1 for _ in items)
 
 
