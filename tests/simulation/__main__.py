@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ CHUNK = 500
 
 
 def _quiet() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the seeds
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.freeze()
 
@@ -44,6 +46,8 @@ def main() -> int:
     coverage: Coverage = Counter()
     bad: list[Outcome] = []
     done, started, shown = 0, time.monotonic(), 0.0
+    stopped: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
     with ProcessPoolExecutor(arguments.processes, initializer=_quiet) as pool:
         end = arguments.first_seed + arguments.schedules
         todo = iter(range(arguments.first_seed, end, CHUNK))
@@ -57,7 +61,7 @@ def main() -> int:
                 done += count
                 coverage.update(seen)
                 bad += violations
-                first = next(todo, None)
+                first = next(todo, None) if not stopped else None
                 if first is not None:
                     running.add(pool.submit(_chunk, first, min(CHUNK, end - first)))
             if time.monotonic() - shown > 10:
@@ -67,6 +71,8 @@ def main() -> int:
         pool.shutdown(cancel_futures=True)
     elapsed = time.monotonic() - started
     print(f"{done:,} schedules in {elapsed:.0f} s ({done / elapsed * 60:,.0f} a minute), {len(bad)} with a violation")
+    if stopped and not bad:
+        print(f"stopped; go on with --first-seed {arguments.first_seed + done}")
     _show(coverage)
     for outcome in bad[:3]:
         print(f"seed {outcome.seed}: {outcome.violation}\n  again: python -m tests.simulation --seed {outcome.seed}")
