@@ -52,7 +52,8 @@ def main() -> int:
         end = arguments.first_seed + arguments.schedules
         todo = iter(range(arguments.first_seed, end, CHUNK))
         running = {
-            pool.submit(_chunk, first, min(CHUNK, end - first)) for _, first in zip(range(16), todo, strict=False)
+            pool.submit(_chunk, first, min(CHUNK, end - first))
+            for _, first in zip(range(2 * arguments.processes), todo, strict=False)
         }
         while running and not bad:
             finished, running = wait(running, return_when=FIRST_COMPLETED)
