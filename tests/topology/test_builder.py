@@ -203,7 +203,7 @@ def test_outline_changes_with_the_topology() -> None:
     [
         ("memory", "local[2]", "lives in one process, and Spark's tasks run in others"),
         ("sqlite", "spark://host:7077", "can be written from one host only, and spark.master is 'spark://host:7077'"),
-        ("sqlite", "local-cluster[2,1,1024]", "can be written from one host only"),
+        ("memory", "local-cluster[2,1,1024]", "lives in one process, and Spark's tasks run in others"),
     ],
 )
 def test_submit_states_that_tasks_cannot_reach_are_refused(
