@@ -401,24 +401,24 @@ class SparkExecutor:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _level(self, phase: Phase, number: int, width: int, header: AttemptHeader | None = None) -> _LevelFunction:
+        return _LevelFunction(self._payload, phase, number, width, self._accumulator(), header)
+
+    def _accumulator(self) -> Accumulator[Reports]:
         if self._reports is None:
             raise InvariantViolation("the executor is not started")
-        return _LevelFunction(self._payload, phase, number, width, self._reports, header)
+        return self._reports
 
     def _reports_of(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
         """The reports of one phase of one attempt that have come so far."""
-        if self._reports is None:
-            raise InvariantViolation("the executor is not started")
+        gathered = self._accumulator().value
         with _reports_lock:
-            return [each for each in self._reports.value if each.header == header and each.phase is phase]
+            return [each for each in gathered if each.header == header and each.phase is phase]
 
     def _take_reports(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
         """The reports of one phase of one attempt, for good; those of dead attempts go with them."""
-        mine = self._reports_of(header, phase)
-        if self._reports is None:
-            raise InvariantViolation("the executor is not started")
-        gathered = self._reports.value
+        gathered = self._accumulator().value
         with _reports_lock:
+            mine = [each for each in gathered if each.header == header and each.phase is phase]
             gathered[:] = [
                 each
                 for each in gathered

@@ -48,6 +48,7 @@ class PlannedTopology:
         self.plan = plan
         self.conf = conf
         self._pickled: dict[str, bytes] = {}
+        self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
 
     def instance(self, component: TaskComponent) -> Any:
         """A new copy of a component."""
@@ -61,9 +62,8 @@ class PlannedTopology:
         return cloudpickle.loads(pickled)
 
     def context(self, component: TaskComponent, task: int) -> TopologyContext:
-        parallelisms = {each.id: each.parallelism for each in self.plan.components.values()}
         return TopologyContext(
-            self.plan.topology_id, component.id, task, component.parallelism, self.conf, parallelisms
+            self.plan.topology_id, component.id, task, component.parallelism, self.conf, self._parallelisms
         )
 
 
@@ -93,8 +93,7 @@ class _Outbox:
         for target_task, rows in split:
             if not 0 <= target_task < edge.target_tasks:
                 raise TopologyError(_no_such_task(edge, target_task))
-            payload = encode_batch(rows) if level.encode else rows
-            piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, payload)
+            piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, level.packed(rows))
             self._sequence += 1
             self.put(piece)
             level.report.sent[edge.index] = level.report.sent.get(edge.index, 0) + rows.num_rows
@@ -318,14 +317,16 @@ class _LevelTask:
         bolt = target.template if target.factory is None else self.topology.instance(target)
         return bolt.combiner() if isinstance(bolt, Bolt) else None
 
+    def packed(self, payload: bytes | pa.RecordBatch) -> bytes | pa.RecordBatch:
+        """Rows as they leave this task: as bytes, when they leave the process."""
+        return encode_batch(payload) if self.encode and not isinstance(payload, bytes) else payload
+
     def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
         """Count a DataFrame bolt's share of rows and hand it on: Spark SQL takes them between this level and the next."""
         for piece in sorted(pieces, key=_arrival):
             self.report.received[piece.edge] = self.report.received.get(piece.edge, 0) + piece.rows
-            payload = (
-                encode_batch(piece.payload) if self.encode and not isinstance(piece.payload, bytes) else piece.payload
-            )
-            self.outbox.records.append((self.onward(), FrameRows(component_id, piece.edge, payload)))
+            rows = FrameRows(component_id, piece.edge, self.packed(piece.payload))
+            self.outbox.records.append((self.onward(), rows))
 
     def emit_frame(self, component_id: str, task: int, outputs: list[FrameOutput]) -> None:
         """Emit what Spark SQL made of a DataFrame bolt's input."""
@@ -425,9 +426,7 @@ def run_level(
         if failure is None:
             for record in passing:
                 if isinstance(record, Piece):
-                    if encode and not isinstance(record.payload, bytes):
-                        record = record._replace(payload=encode_batch(record.payload))
-                    task.outbox.put(record)
+                    task.outbox.put(record._replace(payload=task.packed(record.payload)))
                 else:
                     task.outbox.records.append((task.onward(), record))
             if first_of_commit:

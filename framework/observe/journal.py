@@ -75,13 +75,6 @@ class TransactionRecord:
         return cls(**{**document, "attempts": attempts})
 
 
-@dataclass(slots=True)
-class _Clock:
-    """When the current phase of a live attempt began."""
-
-    since_s: float
-
-
 class Journal:
     """A ring of events, a ring of records, and a few running totals. Safe to use from several threads."""
 
@@ -89,7 +82,7 @@ class Journal:
         self._events: deque[TransactionEvent] = deque(maxlen=EVENTS_MAX)
         self._closed: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
         self._open: dict[int, TransactionRecord] = {}
-        self._clocks: dict[tuple[int, int], _Clock] = {}
+        self._phase_since_s: dict[tuple[int, int], float] = {}  # live attempts: when their current phase began
         self._lock = threading.Lock()
         self.committed_rows = 0
         self.read_rows = 0
@@ -103,7 +96,7 @@ class Journal:
             known = self._open.get(txid) or TransactionRecord(txid, plan, digest)
             attempts = (*known.attempts, AttemptRecord(attempt_id, epoch, time.time()))[-ATTEMPTS_KEPT:]
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
-            self._clocks[(txid, attempt_id)] = _Clock(time.monotonic())
+            self._phase_since_s[(txid, attempt_id)] = time.monotonic()
 
     def processed(self, txid: int, attempt_id: int, source_rows: int, rows: Mapping[str, int]) -> None:
         with self._lock:
@@ -135,8 +128,8 @@ class Journal:
             if closed is not None and attempt is not None:
                 self.committed_rows += attempt.source_rows
                 self._closed.append(closed)
-            for key in [each for each in self._clocks if each[0] <= txid]:
-                del self._clocks[key]
+            for key in [each for each in self._phase_since_s if each[0] <= txid]:
+                del self._phase_since_s[key]
             return attempt
 
     def failed(self, txid: int, attempt_id: int, reason: str) -> None:
@@ -181,7 +174,7 @@ class Journal:
         """A leadership has ended: what was in flight is another's now."""
         with self._lock:
             self._open.clear()
-            self._clocks.clear()
+            self._phase_since_s.clear()
 
     # --- inside, with the lock held ------------------------------------------------------------------------------
 
@@ -190,12 +183,11 @@ class Journal:
 
     def _lap(self, txid: int, attempt_id: int) -> float | None:
         """Milliseconds since the current phase began; the next one begins now."""
-        clock = self._clocks.get((txid, attempt_id))
-        if clock is None:
+        since_s = self._phase_since_s.get((txid, attempt_id))
+        if since_s is None:
             return None
-        now = time.monotonic()
-        elapsed_ms, clock.since_s = (now - clock.since_s) * 1000, now
-        return round(elapsed_ms, 3)
+        now = self._phase_since_s[(txid, attempt_id)] = time.monotonic()
+        return round((now - since_s) * 1000, 3)
 
     def _attempt(self, txid: int, attempt_id: int) -> AttemptRecord | None:
         known = self._open.get(txid)
@@ -213,5 +205,5 @@ class Journal:
         if known is None or known.outcome not in ("running", "committed"):
             return False
         self._change(txid, attempt_id, outcome=outcome, reason=reason)
-        self._clocks.pop((txid, attempt_id), None)
+        self._phase_since_s.pop((txid, attempt_id), None)
         return True

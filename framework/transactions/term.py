@@ -401,15 +401,14 @@ class Term:
         txid, attempt_id = event.txid, event.attempt_id
         if (txid, attempt_id) not in self._headers:
             return
+        rows = {label: received for label, (_, received) in result.rows.items()}
         if event.failure is not None:
             self._journal.failed(txid, attempt_id, str(event.failure))
             self._update(last_error=str(event.failure))
             self._log_failure("batch.failed", event.failure, txid=txid, attempt=attempt_id)
         elif isinstance(event, Processed):
-            rows = {label: received for label, (_, received) in result.rows.items()}
             self._journal.processed(txid, attempt_id, result.source_rows, rows)
         elif isinstance(event, Committed):
-            rows = {label: received for label, (_, received) in result.rows.items()}
             self._journal.commit_phase_done(txid, attempt_id, rows)
         else:
             self._journal.rolled_back(txid, attempt_id)
