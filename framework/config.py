@@ -1,12 +1,15 @@
 """The configuration of a run: typed, checked whole before anything starts, unknown keys refused.
 
 Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for what would break a guarantee.
-``app.*`` is the user's own and reaches components through ``conf``.
+``kafka.*`` goes to Kafka's clients under librdkafka's names. ``app.*`` is the user's own and reaches components through
+``conf``.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +18,23 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from framework.errors import ConfigError
+
+#: Keys that go to Kafka clients as they are, under librdkafka's names.
+KAFKA_PREFIX = "kafka."
+#: Environment variables that set them: RATCHET_KAFKA_SASL_PASSWORD is kafka.sasl.password.
+KAFKA_ENVIRONMENT = "RATCHET_KAFKA_"
+#: Whatever could hold a secret has one of these in its name.
+_SECRET_FRAGMENTS = (
+    "password",
+    "secret",
+    "key.pem",
+    "jaas",
+    "token",
+    "credential",
+    "oauthbearer.config",
+    "private.key",
+)
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Spark settings that the protocol depends on (C10), and why.
 _SPARK_FIXED = {
@@ -59,6 +79,7 @@ class Config(BaseModel):
     )
     zookeeper_auth: SecretStr | None = Field(None, alias="transactional.zookeeper.auth")
     spark: Mapping[str, str] = Field(default_factory=dict)
+    kafka: Mapping[str, Any] = Field(default_factory=dict)
     app: Mapping[str, Any] = Field(default_factory=dict)
 
     @field_validator("zookeeper_servers", mode="before")
@@ -87,13 +108,18 @@ class Config(BaseModel):
             return values
         spark = {key: _spark_value(key, value) for key, value in values.items() if key.startswith("spark.")}
         app = {key: value for key, value in values.items() if key.startswith("app.")}
-        rest = {key: value for key, value in values.items() if key not in spark and key not in app}
+        kafka = {
+            key: SecretStr(str(value)) if is_secret(key) and not isinstance(value, SecretStr) else value
+            for key, value in values.items()
+            if key.startswith(KAFKA_PREFIX)
+        }
+        rest = {key: value for key, value in values.items() if key not in spark and key not in app and key not in kafka}
         known = [field.alias for field in cls.model_fields.values() if field.alias]
         for key in rest:
             if key not in known:
                 raise ConfigError(f"unknown key {key!r}: {_suggestion(key, known)}")
         try:
-            return cls(**rest, spark=spark, app=app)
+            return cls(**rest, spark=spark, kafka=kafka, app=app)
         except ValidationError as error:
             problems = [
                 f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
@@ -104,11 +130,20 @@ class Config(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
-        """Read a TOML file (nested tables become dotted keys) and ``KEY=VALUE`` overrides, values in TOML or plain."""
-        values: dict[str, Any] = {}
+        """Read a TOML file (nested tables become dotted keys) and ``KEY=VALUE`` overrides, values in TOML or plain.
+
+        ``${NAME}`` in a value stands for an environment variable, and ``RATCHET_KAFKA_SASL_PASSWORD`` sets
+        ``kafka.sasl.password``, as any such name does its key: for secrets, which belong neither in files nor in command
+        lines. The file wins over such variables, overrides win over the file.
+        """
+        values: dict[str, Any] = {
+            KAFKA_PREFIX + name.removeprefix(KAFKA_ENVIRONMENT).lower().replace("_", "."): value
+            for name, value in os.environ.items()
+            if name.startswith(KAFKA_ENVIRONMENT)
+        }
         if path is not None:
             try:
-                values = flatten(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+                values.update(flatten(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
             except FileNotFoundError:
                 raise ConfigError(f"{path}: no such configuration file") from None
             except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -118,7 +153,7 @@ class Config(BaseModel):
             if not separator or not key:
                 raise ConfigError(f"--set {override!r}: write KEY=VALUE")
             values[key.strip()] = _toml_value(text.strip())
-        return cls.of(values)
+        return cls.of({key: _resolved(key, value) for key, value in values.items()})
 
     def zookeeper_hosts(self) -> str | None:
         """``host:port,...``, or None when no servers are configured. A server may carry a port of its own."""
@@ -129,13 +164,44 @@ class Config(BaseModel):
         )
 
     def for_components(self) -> dict[str, Any]:
-        """What components see as ``conf``: no secrets in it."""
+        """What components see as ``conf``. Secrets of ``kafka.*`` are wrapped, so that they do not print; those of
+        ZooKeeper are not in it."""
         visible = {
             field.alias: getattr(self, name)
             for name, field in type(self).model_fields.items()
             if field.alias and name != "zookeeper_auth"
         }
-        return {**visible, **self.app}
+        return {**visible, **self.kafka, **self.app}
+
+
+def is_secret(key: str) -> bool:
+    """Whether a setting of that name is never shown.
+
+    >>> is_secret("kafka.sasl.password"), is_secret("kafka.sasl.username")
+    (True, False)
+    """
+    return any(fragment in key for fragment in _SECRET_FRAGMENTS)
+
+
+def revealed(value: Any) -> Any:
+    """A setting as a client needs it."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def _resolved(key: str, value: Any) -> Any:
+    """A value with the environment variables that it refers to. Raises ``ConfigError`` for one that is not set."""
+
+    def look_up(match: re.Match[str]) -> str:
+        found = os.environ.get(match.group(1))
+        if found is None:
+            raise ConfigError(
+                f"{key} refers to ${{{match.group(1)}}}, and there is no such environment variable: set it"
+            )
+        return found
+
+    if isinstance(value, str):
+        return _REFERENCE.sub(look_up, value)
+    return [_resolved(key, each) for each in value] if isinstance(value, list) else value
 
 
 def checked_zookeeper_root(value: str) -> str:
@@ -175,7 +241,11 @@ def _spark_value(key: str, value: Any) -> str:
 
 def _suggestion(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"the known keys are {', '.join(sorted(known))}, spark.* and app.*"
+    return (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"the known keys are {', '.join(sorted(known))}, spark.*, kafka.* and app.*"
+    )
 
 
 def _toml_value(text: str) -> Any:

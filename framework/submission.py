@@ -13,10 +13,10 @@ import cloudpickle
 import structlog
 
 from framework.config import Config
-from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
-from framework.execution import BatchExecutor, LocalExecutor, TaskFailure, plan_execution
+from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
+from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
 from framework.observe import TransactionEvent, TransactionRecord
-from framework.topology import Reach, Topology
+from framework.topology import PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.term import DriverSettings
 
@@ -32,14 +32,31 @@ class TopologyFailed(RatchetError):
         super().__init__(str(failure))
         self.failure = failure
 
+    @staticmethod
+    def of(failure: TaskFailure) -> TopologyFailed:
+        """As the kind of error that it is, for whoever catches by recovery."""
+        if failure.kind is FailureKind.DATA_LOSS:
+            return TopologyLostData(failure)
+        return TopologyMetBadRecord(failure) if failure.error == BadRecordError.__name__ else TopologyFailed(failure)
+
+
+class TopologyLostData(TopologyFailed, DataLossError):
+    """A run ended because its source lost what was not read yet; the message names partition and offsets."""
+
+
+class TopologyMetBadRecord(TopologyFailed, BadRecordError):
+    """A run ended because of records that cannot be decoded; the message names topic, partition and offset."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """A snapshot of a run.
 
     ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records in the source that
-    are not committed yet, None when unknown. ``read_rows`` and ``committed_rows``: source rows that this process has
-    processed (a replayed batch counts again) and committed.
+    are not committed yet, None when unknown. ``partitions``: the same per partition. ``read_rows`` and
+    ``committed_rows``: source rows that this process has processed (a replayed batch counts again) and committed;
+    ``bad_records`` of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they were
+    read, and skipped, since the positions began.
     """
 
     topology_id: str
@@ -49,8 +66,11 @@ class RunStatus:
     in_flight: Mapping[int, str]
     in_flight_rows: int | None
     lag: int | None
+    partitions: Mapping[str, PartitionProgress]
     read_rows: int
     committed_rows: int
+    bad_records: int
+    lost_records: int
     rows_per_second: float
     attempts_failed: int
     last_error: str | None
@@ -101,7 +121,7 @@ class Run:
 
     def status(self) -> RunStatus:
         """Where the run stands now."""
-        status, journal = self._driver.status(), self._driver.journal
+        status, journal, partitions = self._driver.status(), self._driver.journal, self._driver.partitions()
         elapsed = max(time.monotonic() - self._started, 1e-9)
         return RunStatus(
             self._topology.id,
@@ -111,8 +131,11 @@ class Run:
             status.in_flight,
             status.in_flight_rows,
             status.lag,
+            partitions,
             journal.read_rows,
             journal.committed_rows,
+            journal.committed_bad_records,
+            sum(each.lost_records for each in partitions.values()),
             journal.committed_rows / elapsed,
             journal.attempts_failed,
             status.last_error,
@@ -189,7 +212,7 @@ class Run:
         if self._driver.error is not None:
             raise self._driver.error
         if self._driver.failure is not None:
-            raise TopologyFailed(self._driver.failure)
+            raise TopologyFailed.of(self._driver.failure)
 
 
 def submit(
@@ -216,6 +239,9 @@ def submit(
     if executor is None or executor == "spark":
         _check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     _check_pickles(topology)
+    spout = topology.spout.instance
+    if isinstance(spout, Spout):
+        spout.check(checked.for_components())
     plan = plan_execution(topology)
     runner = _executor(executor, plan, checked)
     owned = store is None

@@ -1,10 +1,17 @@
 """Where batches come from: Kafka and memory, and the codecs that decode values."""
 
-from spouts.codecs import BytesCodec, Codec, JsonCodec, TextCodec, UndecodableValueError
+from spouts.avro_codec import AvroCodec
+from spouts.bad_records import BadRecord
+from spouts.codecs import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
+from spouts.json_codec import JsonCodec
 from spouts.kafka import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from spouts.memory import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts.schema_registry import RegistryAvroCodec
 
 __all__ = [
+    "AvroCodec",
+    "BadRecord",
+    "BulkCodec",
     "BytesCodec",
     "Codec",
     "JsonCodec",
@@ -12,6 +19,7 @@ __all__ = [
     "MemoryTransactionalSpout",
     "OpaqueKafkaTransactionalSpout",
     "OpaqueMemoryTransactionalSpout",
+    "RegistryAvroCodec",
     "TextCodec",
     "UndecodableValueError",
 ]

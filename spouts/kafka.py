@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from framework.errors import ConfigError
 from framework.topology import (
+    DEAD_LETTER_FIELDS,
+    DEAD_LETTER_STREAM,
+    Bolt,
     Fields,
     OpaquePartitionedTransactionalSpout,
+    OutputFieldsDeclarer,
     PartitionedTransactionalSpout,
     PartitionPlanner,
     PartitionReader,
     TopologyContext,
 )
+from spouts.bad_records import BadRecordShare, OnBadRecord
 from spouts.codecs import BytesCodec, Codec
-from spouts.kafka_planner import KafkaLimits, KafkaPlanner, KafkaSource
-from spouts.kafka_reader import KafkaReader, metadata_fields
+from spouts.kafka_group import GroupOffsets
+from spouts.kafka_limits import KafkaLimits
+from spouts.kafka_planner import KafkaPlanner, KafkaSource
+from spouts.kafka_reader import KafkaReader, RecordFormat
+from spouts.kafka_session import sessions
 from spouts.kafka_settings import KafkaSettings
 
 #: Records per batch while there is a backlog: a job's own cost hardly matters any more, and a replay repeats seconds.
 BATCH_RECORDS_MAX = 500_000
+#: Of the records read lately, so many may be bad before the topology stops.
+BAD_RECORD_SHARE_MAX = 0.1
+#: Batches are made so large that processing one takes this share of ``topology.message.timeout.secs``.
+_TIMEOUT_SHARE = 1 / 3
 _TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
+_GROUP = re.compile(r"\S.{0,254}")
 
 
 class _KafkaSpout:
-    """What both kinds take.
+    """The parameters of both kinds.
 
-    ``topics``: names; or ``pattern``: a regular expression that whole names must match. Topics and partitions that appear
-    later are read from their beginning. ``codec`` decodes values; its fields come first. ``metadata`` adds fields of the
-    record itself: any of ``topic``, ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``. ``start``: where a
-    new topology begins, "earliest", "latest" or milliseconds since 1970; a resumed one ignores it. ``batch_records_max``
-    and ``partition_records_max`` bound a batch. ``settings``: librdkafka's own, such as security; those that would break
-    a guarantee are refused.
+    **Which records.** ``topics``: names; or ``pattern``: a regular expression that whole names must match. Topics and
+    partitions that appear later are read from their beginning. ``start``: where a new topology begins, "earliest",
+    "latest", milliseconds since 1970, or a ``datetime`` with a zone; a resumed one ignores it.
+
+    **Rows.** ``codec`` decodes values; its fields come first. Then come those of ``key_codec``, those of ``header_codecs``
+    (header name -> codec; the last header of that name counts, an absent one is null), and ``metadata``, fields of the
+    record itself: any of ``topic``, ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``.
+
+    **How much at a time.** ``batch_records_max`` and ``partition_records_max`` bound a batch exactly (in offsets).
+    ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of processing; by default a third of
+    ``topology.message.timeout.secs``) are aimed at, by what records weighed and took lately.
+
+    **What goes wrong.** ``on_data_loss``: offsets that are gone before they were read (retention, a truncated log, a topic
+    created again, another cluster) stop the topology ("fail") or are skipped and counted ("skip"). ``on_bad_record``: a
+    record that cannot be decoded stops the topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters``
+    under the same txid ("dead_letter"): a committer such as ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. More bad
+    records than ``bad_record_share_max`` stop the topology in any case (None: never).
+
+    **Clients.** ``bootstrap_servers`` and ``settings``, librdkafka's own, such as security; both may also come from the
+    configuration's ``kafka.*`` keys, and win over them. Settings that would break a guarantee are refused.
+    ``consumer_group``: publish the committed offsets to this group, for tools that show lag; nothing reads them back.
     """
 
     _waits_for_leaders: bool
@@ -42,49 +71,90 @@ class _KafkaSpout:
         self,
         topics: Sequence[str] = (),
         *,
-        bootstrap_servers: str,
+        bootstrap_servers: str | None = None,
         pattern: str | None = None,
         codec: Codec | None = None,
+        key_codec: Codec | None = None,
+        header_codecs: Mapping[str, Codec] | None = None,
         metadata: Sequence[str] = (),
-        start: str | int = "earliest",
+        start: str | int | datetime.datetime = "earliest",
         batch_records_max: int = BATCH_RECORDS_MAX,
         partition_records_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        batch_time_max_s: float | None = None,
+        on_data_loss: Literal["fail", "skip"] = "fail",
+        on_bad_record: Literal["fail", "skip", "dead_letter"] = "fail",
+        dead_letters: Bolt | None = None,
+        bad_record_share_max: float | None = BAD_RECORD_SHARE_MAX,
+        consumer_group: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._source = _checked_source(topics, pattern, start)
+        if on_data_loss not in ("fail", "skip"):
+            raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
+        names = _checked_topics(topics, pattern)
+        self._source = KafkaSource(
+            names, pattern, _start(start), on_data_loss == "skip", waits_for_leaders=self._waits_for_leaders
+        )
         self._settings = KafkaSettings(bootstrap_servers, settings)
-        self._codec = codec if codec is not None else BytesCodec()
-        self._metadata = tuple(metadata)
-        _check_limit("batch_records_max", batch_records_max)
-        if partition_records_max is not None:
-            _check_limit("partition_records_max", partition_records_max)
-        self._limits = KafkaLimits(batch_records_max, partition_records_max)
-        try:
-            added = metadata_fields(self._metadata)
-        except KeyError as error:
+        self._format = _checked_format(codec, key_codec, header_codecs, metadata)
+        self._fields = _fields_of(self._format)
+        self._limits = KafkaLimits(
+            _at_least_1("batch_records_max", batch_records_max),
+            _at_least_1("partition_records_max", partition_records_max) if partition_records_max is not None else None,
+            _at_least_1("batch_bytes_max", batch_bytes_max) if batch_bytes_max is not None else None,
+            _positive("batch_time_max_s", batch_time_max_s) if batch_time_max_s is not None else None,
+        )
+        self._on_bad_record = OnBadRecord.of(on_bad_record)
+        self._dead_letters = dead_letters
+        if (dead_letters is not None) != (self._on_bad_record is OnBadRecord.DEAD_LETTER):
             raise ConfigError(
-                f"metadata field {error.args[0]!r} is not known: topic, partition, offset, timestamp_ms, key or headers"
-            ) from None
-        decoded = {name: self._codec.fields.type_of(name) for name in self._codec.fields}
-        both = sorted(set(added) & set(decoded))
-        if both:
-            raise ConfigError(f"{both[0]!r} is both a field of the codec and a metadata field: rename the codec's")
-        self._fields = Fields.of({**decoded, **added})
+                "on_bad_record='dead_letter' and dead_letters= belong together: name the committer that takes the records, "
+                "such as sinks.DeadLetterTable or sinks.DeadLetterTopic"
+            )
+        BadRecordShare(bad_record_share_max)  # checked here, made anew for each leader
+        self._bad_record_share_max = bad_record_share_max
+        if consumer_group is not None and not (isinstance(consumer_group, str) and _GROUP.fullmatch(consumer_group)):
+            raise ConfigError(f"consumer_group must be a name, not {consumer_group!r}")
+        self._consumer_group = consumer_group
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(self._fields)
+        if self._dead_letters is not None:
+            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
 
     def output_fields(self) -> Fields:
+        """The fields of the default stream."""
         return self._fields
 
+    def dead_letters(self) -> Bolt | None:
+        return self._dead_letters
+
+    def check(self, conf: Mapping[str, Any]) -> None:
+        self._settings.with_conf(conf)
+
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
-        return KafkaPlanner(self._source, self._settings, self._limits, waits_for_leaders=self._waits_for_leaders)
+        settings = self._settings.with_conf(conf)
+        return KafkaPlanner(
+            self._source,
+            settings,
+            self._limits.with_time(float(conf.get("topology.message.timeout.secs", 30.0)) * _TIMEOUT_SHARE),
+            bad_records=BadRecordShare(self._bad_record_share_max),
+            group=GroupOffsets(settings, self._consumer_group) if self._consumer_group is not None else None,
+        )
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
         group = f"ratchet-{context.topology_id}"
-        return KafkaReader(self._settings, group, self._codec, self._metadata, self._fields, context.task_index)
+        settings = self._settings.with_conf(conf)
+        return KafkaReader(settings, group, self._format, self._on_bad_record, context.task_index)
+
+    def release(self) -> None:
+        sessions.close()
 
 
 class KafkaTransactionalSpout(_KafkaSpout, PartitionedTransactionalSpout):
-    """Idempotent: a replayed batch is the same records in the same order per partition. While a partition has no leader
-    the topology waits for it.
+    """Idempotent: a replayed batch is the same records in the same order per partition. While a partition has no
+    leader the topology waits for it. A planned range that is lost before it is committed ends the topology, whatever
+    ``on_data_loss`` says: an idempotent batch can only be replayed as it was.
 
     Source: ``org.apache.storm.kafka.spout.trident.KafkaTridentSpoutTransactional``.
     """
@@ -93,8 +163,8 @@ class KafkaTransactionalSpout(_KafkaSpout, PartitionedTransactionalSpout):
 
 
 class OpaqueKafkaTransactionalSpout(_KafkaSpout, OpaquePartitionedTransactionalSpout):
-    """Opaque: a batch that failed before its commit opened is planned afresh, without partitions that are away. Needs
-    opaque states.
+    """Opaque: a batch that failed before its commit opened is planned afresh, without partitions that are away.
+    Needs opaque states.
 
     Source: ``org.apache.storm.kafka.spout.trident.KafkaTridentSpoutOpaque``.
     """
@@ -102,25 +172,65 @@ class OpaqueKafkaTransactionalSpout(_KafkaSpout, OpaquePartitionedTransactionalS
     _waits_for_leaders = False
 
 
-def _checked_source(topics: Sequence[str], pattern: str | None, start: str | int) -> KafkaSource:
+def _checked_topics(topics: Sequence[str], pattern: str | None) -> tuple[str, ...]:
     if isinstance(topics, str):
         topics = [topics]
     if bool(topics) == (pattern is not None):
         raise ConfigError("a Kafka spout needs topics=[...] or pattern=..., one of them")
     for topic in topics:
-        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise ConfigError(f"{topic!r} is not a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'")
     if pattern is not None:
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+    return tuple(dict.fromkeys(topics))
+
+
+def _start(start: str | int | datetime.datetime) -> str | int:
+    if isinstance(start, datetime.datetime) and start.tzinfo is not None:
+        start = int(start.timestamp() * 1000)
     valid = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int) and start >= 0
-    if not valid or isinstance(start, bool):
-        raise ConfigError(f"start must be 'earliest', 'latest' or milliseconds since 1970, not {start!r}")
-    return KafkaSource(tuple(topics), pattern, start)
+    if not valid or isinstance(start, (bool, datetime.datetime)):
+        raise ConfigError(
+            f"start must be 'earliest', 'latest', milliseconds since 1970, or a datetime with a zone, not {start!r}"
+        )
+    return start
 
 
-def _check_limit(name: str, value: int) -> None:
+def _checked_format(
+    codec: Codec | None, key_codec: Codec | None, headers: Mapping[str, Codec] | None, metadata: Sequence[str]
+) -> RecordFormat:
+    named = {
+        "codec": codec,
+        "key_codec": key_codec,
+        **{f"header_codecs[{name!r}]": x for name, x in (headers or {}).items()},
+    }
+    for name, each in named.items():
+        if each is not None and not isinstance(each, Codec):
+            raise ConfigError(f"{name} must be a Codec, such as TextCodec(), not {each!r}")
+    return RecordFormat(codec if codec is not None else BytesCodec(), key_codec, dict(headers or {}), tuple(metadata))
+
+
+def _fields_of(record_format: RecordFormat) -> Fields:
+    try:
+        return record_format.fields()
+    except KeyError as error:
+        raise ConfigError(
+            f"metadata field {error.args[0]!r} is not known: topic, partition, offset, timestamp_ms, key or headers"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _at_least_1(name: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} must be 1 or more, not {value!r}")
+    return value
+
+
+def _positive(name: str, value: float) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be above 0, not {value!r}")
+    return float(value)

@@ -1,153 +1,212 @@
 """Plans batches of Kafka offsets, on the driver.
 
+What a plan says of a partition::
+
+    first_offset, next_offset   the range, half-open
+    topic_id                    which topic that is; one of the same name created later has another id
+    first_leader_epoch          the leader epoch in which first_offset was known to be in the log (absent: unknown)
+    next_leader_epoch           the same for next_offset; it becomes the first one of the plan after this
+    gap                         only where offsets were skipped: {"reason", "from_offset", "to_offset"}
+    lost_records, gaps          running totals of such skips, carried from plan to plan (absent: none)
+
 Invariants:
 
 1. A range ends at or before the last stable offset, so that no open or aborted kafka_txn is in it undecided.
 2. Every partition ever planned is in every later plan (C15), with an empty range when it contributes nothing.
 3. A partition first seen while the topology runs starts at its beginning; ``start`` decides only the very first batch.
 4. Shares are fair: a partition with little gives what it has, the others divide the rest evenly.
+5. Where a range does not begin at the end of the one before it, there is a ``gap``, and the user has said "skip".
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_INVALID,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec
+import structlog
 
 from framework.errors import DataLossError, RetryableError
-from framework.topology import PartitionPlanner
+from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts
 from framework.topology.spouts import Meta
-from spouts.kafka_partitions import partition_id, topic_and_number
-from spouts.kafka_settings import KafkaSettings, kafka_error
+from spouts.bad_records import BadRecordShare
+from spouts.kafka_group import GroupOffsets
+from spouts.kafka_limits import BatchSizer, KafkaLimits, fair_shares
+from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset
+from spouts.kafka_partitions import topic_and_number
+from spouts.kafka_settings import KafkaSettings
 
-#: How long a broker may take to answer before the planner says so and asks again.
-REQUEST_TIMEOUT_S = 5.0
-#: How often topics and leaders are looked up again; new partitions are seen this late.
-METADATA_AGE_MAX_S = 5.0
+_log = structlog.get_logger()
+
 #: A broker that comes back may for a moment report less than it has; after this long, the log is truncated.
 TRUNCATED_AFTER_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaLimits:
-    """How much one batch takes: records in all, and per partition (None: no limit of its own)."""
-
-    batch_records_max: int
-    partition_records_max: int | None = None
+_ANEW = "give the topology another id to read it anew, or the spout on_data_loss='skip' to go on after the gap"
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """Which topics, and where the first batch of a new topology starts: "earliest", "latest", or ms since 1970."""
+    """Which topics, and where the first batch of a new topology starts: "earliest", "latest", or ms since 1970.
+    ``skips_lost_data``: the user said ``on_data_loss="skip"``. ``waits_for_leaders``: an idempotent spout's batch waits for
+    every partition; an opaque one goes on without."""
 
     topics: tuple[str, ...]
     pattern: str | None
     start: str | int
+    skips_lost_data: bool
+    waits_for_leaders: bool
 
 
 @dataclass(slots=True)
-class _Topics:
-    """Topics as last looked up: ids, and partitions with or without a leader."""
+class _Position:
+    """Where a partition goes on in the plan that is being made."""
 
-    cluster_id: str
-    topic_ids: dict[str, str]
-    led: list[str]
-    leaderless: list[str]
-    looked_up: float
+    offset: int
+    topic_id: str | None
+    leader_epoch: int | None = None
+    gap: dict[str, Any] | None = None
+    lost_records: int = 0
+    gaps: int = 0
+
+    def skip(self, reason: str, to_offset: int) -> None:
+        lost = max(to_offset - self.offset, 0)
+        self.gap = {"reason": reason, "from_offset": self.offset, "to_offset": to_offset}
+        self.lost_records += lost
+        self.gaps += 1
+        self.offset, self.leader_epoch = to_offset, None
+
+    def meta(self, taken: int, end_epoch: int | None) -> Meta:
+        epoch = end_epoch if end_epoch is not None else self.leader_epoch
+        optional = {
+            "topic_id": self.topic_id,
+            "first_leader_epoch": self.leader_epoch,
+            "next_leader_epoch": epoch,
+            "gap": self.gap,
+            "lost_records": self.lost_records or None,
+            "gaps": self.gaps or None,
+        }
+        present = {key: value for key, value in optional.items() if value is not None}
+        return {"first_offset": self.offset, "next_offset": self.offset + taken, **present}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the planner has heard of the log, for ``lag`` and ``progress``, and what it remembers between plans."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+    beginnings: dict[str, int] = field(default_factory=dict)
+    beginnings_at: float = 0.0
+    short_since: dict[str, float] = field(default_factory=dict)
+    planned_after: Mapping[str, Meta | None] | None = None
+    found_nothing: bool = False
 
 
 class KafkaPlanner(PartitionPlanner):
-    """``waits_for_leaders``: an idempotent spout's batch waits for every partition; an opaque one goes on without."""
+    """``group``: where committed offsets are published, or None. ``bad_records``: the limit on their share."""
 
     def __init__(
-        self, source: KafkaSource, settings: KafkaSettings, limits: KafkaLimits, *, waits_for_leaders: bool
+        self,
+        source: KafkaSource,
+        settings: KafkaSettings,
+        limits: KafkaLimits,
+        *,
+        bad_records: BadRecordShare | None = None,
+        group: GroupOffsets | None = None,
     ) -> None:
         self._source = source
-        self._settings = settings
-        self._limits = limits
-        self._waits_for_leaders = waits_for_leaders
-        self._client: AdminClient | None = None
-        self._topics: _Topics | None = None
-        self._ends: dict[str, int] = {}
-        self._short_since: dict[str, float] = {}
+        self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
+        self._where = settings.bootstrap_servers
+        self._sizer = BatchSizer(limits)
+        self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
+        self._group = group
+        self._seen = _Seen()
 
     # --- PartitionPlanner ------------------------------------------------------------------------------------
 
+    @property
+    def skips_lost_data(self) -> bool:
+        return self._source.skips_lost_data
+
     def partitions(self) -> list[str]:
-        topics = self._looked_up()
-        return sorted([*topics.led, *topics.leaderless])
+        return sorted(self._metadata.topics().leaders)
 
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
-        return self._plan(previous, self._limits)
+        return self._plan(previous, self._sizer.limits())
 
     def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
-        return self._plan(
-            previous, replace(self._limits, batch_records_max=max(self._limits.batch_records_max // divisor, 1))
-        )
+        limits = self._sizer.limits()
+        return self._plan(previous, replace(limits, batch_records_max=max(limits.batch_records_max // divisor, 1)))
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
-        ends = [
-            (partition, int(meta["next_offset"])) for partition, meta in sorted(previous.items()) if meta is not None
-        ]
-        return {partition: _meta(end, end) for partition, end in ends} or None
+        known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
+        return {each: _position(meta).meta(0, None) for each, meta in known.items()} or None
 
-    def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
-        topics = self._looked_up()
-        if topics.leaderless and self._waits_for_leaders:
-            self._topics = None
-            raise RetryableError(f"partition {topics.leaderless[0]} has no leader; the batch waits for it")
-        ends = self._offsets(topics.led, OffsetSpec.latest())
-        if any(partition not in ends for partition in topics.led) and self._waits_for_leaders:
-            self._topics = None
-            raise RetryableError("a partition's leader has moved; looking it up again")
-        self._ends.update(ends)
-        firsts = self._first_offsets(previous, ends)
-        available = {}
-        for partition, end in ends.items():
-            if end < firsts[partition] and self._is_short(partition):
-                raise DataLossError(
-                    f"partition {partition} ends at offset {end}, and offsets up to {firsts[partition]} were read before: the "
-                    "log was truncated or the topic created again; give the topology another id to read it anew"
-                )
-            available[partition] = max(end - firsts[partition], 0)
-            if end >= firsts[partition]:
-                self._short_since.pop(partition, None)
-        shares = fair_shares(available, limits)
-        plan = {
-            partition: _meta(first, first + shares.get(partition, 0)) for partition, first in sorted(firsts.items())
-        }
-        return plan if any(shares.values()) or (not previous and plan and self._source.start != "earliest") else None
+    def confirm(self, plan: Mapping[str, Meta]) -> None:
+        """A consumer reads topics by name, and so reads on when one is deleted and created again: make sure that the
+        topics are still those of the plan."""
+        wanted: dict[str, str] = {}
+        for partition, meta in plan.items():
+            if meta.get("topic_id") is not None and int(meta["first_offset"]) < int(meta["next_offset"]):
+                wanted[topic_and_number(partition)[0]] = str(meta["topic_id"])
+        self._metadata.confirm_topics(wanted)
+
+    def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
+        self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
+        self._bad_records.check(read)
+
+    def committed(self, plan: Mapping[str, Meta]) -> None:
+        for partition, meta in plan.items():
+            gap = meta.get("gap")
+            if gap is not None:
+                _log.warning("source.gap", partition=partition, **gap, lost_records=meta.get("lost_records", 0))
+        if self._group is not None:
+            self._group.publish({each: int(meta["next_offset"]) for each, meta in plan.items()})
 
     def record_count(self, plan: Mapping[str, Meta]) -> int:
         return sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in plan.values())
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
-        if not self._ends:
+        ends = dict(self._seen.ends)
+        if not ends:
             return None
         return sum(
             max(end - int(meta["next_offset"]), 0) if (meta := previous.get(partition)) is not None else end
-            for partition, end in list(self._ends.items())
+            for partition, end in ends.items()
         )
 
+    def progress(
+        self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
+    ) -> Mapping[str, PartitionProgress]:
+        ends = dict(self._seen.ends)
+        found: dict[str, PartitionProgress] = {}
+        for partition in sorted({*ends, *committed, *(each for plan in in_flight for each in plan)}):
+            done = committed.get(partition)
+            ranges = [plan[partition] for plan in in_flight if partition in plan]
+            first = ranges[0]["first_offset"] if ranges else self._seen.beginnings.get(partition, 0)
+            found[partition] = PartitionProgress(
+                ends.get(partition),
+                int(done["next_offset"] if done is not None else first),
+                sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in ranges),
+                int(done.get("lost_records", 0)) if done is not None else 0,
+            )
+        return found
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        first, end = int(meta["first_offset"]), int(meta["next_offset"])
+        if end - first < 2:
+            return None
+        middle = (first + end) // 2
+        bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
+        return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
+
     def source_identity(self) -> Mapping[str, Any]:
-        topics = self._looked_up()
+        topics = self._metadata.topics()
         return {"cluster": topics.cluster_id, "topics": dict(topics.topic_ids)}
 
     def end(self) -> Mapping[str, Meta]:
-        ends = self._offsets(self._looked_up().led, OffsetSpec.latest())
-        return {partition: _meta(0, end) for partition, end in ends.items()}
+        ends = self._metadata.ends(patient=self._source.waits_for_leaders)
+        self._seen.ends.update({each: end.offset for each, end in ends.items()})
+        return {each: {"first_offset": 0, "next_offset": end} for each, end in self._seen.ends.items()}
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
         return all(
@@ -157,128 +216,168 @@ class KafkaPlanner(PartitionPlanner):
         )
 
     def close(self) -> None:
-        self._client = None
+        self._metadata.close()
+        if self._group is not None:
+            self._group.close()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _admin(self) -> AdminClient:
-        if self._client is None:
-            try:
-                self._client = AdminClient(self._settings.admin())
-            except KafkaException as error:
-                raise kafka_error(error, "Kafka settings") from error
-        return self._client
+    def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
+        topics = self._available_topics(previous)
+        ends = self._metadata.ends(patient=self._source.waits_for_leaders)
+        self._seen.ends.update({each: end.offset for each, end in ends.items()})
+        positions = self._positions(previous, topics, ends)
+        available = {}
+        for partition, end in ends.items():
+            position = positions.get(partition)
+            if position is not None and not self._is_short(partition, position, end):
+                available[partition] = end.offset - position.offset
+        shares = fair_shares(available, limits, turn=sum(position.offset for position in positions.values()))
+        epochs = {each: end.leader_epoch for each, end in ends.items()}
+        plan = {
+            each: position.meta(shares.get(each, 0), epochs.get(each)) for each, position in sorted(positions.items())
+        }
+        skipped = any(position.gap is not None for position in positions.values())
+        begins = not previous and plan and self._source.start != "earliest"  # the start itself must be kept
+        if not (any(shares.values()) or skipped or begins):
+            return None
+        self._seen.planned_after = previous
+        return plan
 
-    def _is_short(self, partition: str) -> bool:
-        """Whether a log has ended too early for so long that its broker is not just coming back."""
-        now = time.monotonic()
-        return now - self._short_since.setdefault(partition, now) >= TRUNCATED_AFTER_S
+    def _available_topics(self, previous: Mapping[str, Meta | None]) -> KafkaTopics:
+        """The topics, when this batch can do with them as they are; raises ``RetryableError`` to wait."""
+        topics = self._metadata.topics()
+        if topics.missing and not previous:
+            self._metadata.refresh()
+            raise RetryableError(
+                f"topic {topics.missing[0]!r} does not exist at {self._where}: create it, or correct its name"
+            )
+        if not topics.leaders:
+            self._seen.found_nothing = True
+        if self._source.waits_for_leaders:
+            gone = [each for each in topics.missing if any(topic_and_number(name)[0] == each for name in previous)]
+            if gone:
+                self._metadata.refresh()
+                raise RetryableError(f"topic {gone[0]!r} is gone from {self._where}; the batch waits for it")
+            if topics.leaderless:
+                self._metadata.refresh()
+                raise RetryableError(f"partition {topics.leaderless[0]} has no leader; the batch waits for it")
+        return topics
 
-    def _first_offsets(self, previous: Mapping[str, Meta | None], ends: Mapping[str, int]) -> dict[str, int]:
+    def _positions(
+        self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
+    ) -> dict[str, _Position]:
         """Where each partition goes on, or begins."""
-        known = {each: int(meta["next_offset"]) for each, meta in previous.items() if meta is not None}
-        new = [partition for partition in ends if partition not in known]
-        if not new:
-            return known
-        start = self._source.start if not previous else "earliest"
+        positions = {each: _position(meta) for each, meta in previous.items() if meta is not None}
+        replanned = bool(positions) and self._seen.planned_after == previous
+        self._look_for_beginnings(topics, now=replanned)
+        for partition, position in positions.items():
+            self._check(partition, position, topics, ends, replanned=replanned)
+        new = [partition for partition in ends if partition not in positions]
+        if new:
+            positions.update(self._begin(new, previous, topics, ends))
+        return positions
+
+    def _check(
+        self,
+        partition: str,
+        position: _Position,
+        topics: KafkaTopics,
+        ends: Mapping[str, Offset],
+        *,
+        replanned: bool,
+    ) -> None:
+        """Is what was read before still there, and what comes next? Skips what is lost, or raises ``DataLossError``."""
+        topic, _ = topic_and_number(partition)
+        topic_id = topics.topic_ids.get(topic)
+        if topic_id is None:
+            return  # gone, or not shown: it contributes nothing until it is back
+        if position.topic_id is not None and position.topic_id != topic_id:
+            self._lost(
+                f"topic {topic!r} was deleted and created again (its id was {position.topic_id}, is {topic_id}) after "
+                f"partition {partition} had been read up to offset {position.offset}"
+            )
+            beginning = self._metadata.beginnings([partition], patient=False).get(partition)
+            position.skip("recreated", beginning.offset if beginning is not None else 0)
+            self._seen.beginnings[partition] = position.offset
+        position.topic_id = topic_id
+        beginning_at = self._seen.beginnings.get(partition, 0)
+        if position.offset < beginning_at and position.gap is None:
+            self._lost(
+                f"partition {partition} no longer holds offsets {position.offset} to {beginning_at}, which were not read "
+                "yet: retention removed them"
+            )
+            position.skip("retention", beginning_at)
+        end = ends.get(partition)
+        # A new leader, and the attempt before this has failed: if that is why, then the reader has found that the log was
+        # truncated and has grown again.
+        moved = end is not None and position.leader_epoch not in (None, end.leader_epoch)
+        if replanned and moved and self._source.skips_lost_data:
+            position.leader_epoch = None
+
+    def _is_short(self, partition: str, position: _Position, end: Offset) -> bool:
+        """Whether a log ends before what was read. For a while that may be a broker that is coming back; then it is
+        truncated: skip back to its end, or raise ``DataLossError``."""
+        if end.offset >= position.offset:
+            self._seen.short_since.pop(partition, None)
+            return False
+        now = time.monotonic()
+        if now - self._seen.short_since.setdefault(partition, now) >= TRUNCATED_AFTER_S:
+            self._lost(
+                f"partition {partition} ends at offset {end.offset}, and offsets up to {position.offset} were read before: "
+                "the log was truncated"
+            )
+            position.skip("truncated", end.offset)
+            del self._seen.short_since[partition]
+        return True
+
+    def _lost(self, what: str) -> None:
+        if not self._source.skips_lost_data:
+            raise DataLossError(f"{what}; {_ANEW}")
+
+    def _look_for_beginnings(self, topics: KafkaTopics, *, now: bool) -> None:
+        """Where the logs begin. Retention moves that on, so what was heard before is a lower bound."""
+        seen = self._seen
+        if now or time.monotonic() - seen.beginnings_at > METADATA_AGE_MAX_S:
+            found = self._metadata.beginnings(topics.led, patient=False)
+            seen.beginnings.update({each: beginning.offset for each, beginning in found.items()})
+            seen.beginnings_at = time.monotonic()
+
+    def _begin(
+        self,
+        new: Sequence[str],
+        previous: Mapping[str, Meta | None],
+        topics: KafkaTopics,
+        ends: Mapping[str, Offset],
+    ) -> dict[str, _Position]:
+        """Where partitions begin that were never planned before."""
+        start = self._source.start if not previous and not self._seen.found_nothing else "earliest"
         if start == "latest":
-            return {**known, **{partition: ends[partition] for partition in new}}
-        spec = OffsetSpec.earliest() if start == "earliest" else OffsetSpec.for_timestamp(int(start))
-        found = self._offsets(new, spec)
-        if any(partition not in found for partition in new):
-            self._topics = None
+            found = dict(ends)
+        elif start == "earliest":
+            found = self._metadata.beginnings(new, patient=self._source.waits_for_leaders)
+        else:
+            found = self._metadata.at_timestamp(new, int(start))
+        positions = {}
+        for partition in new:
+            if partition in found:
+                offset = found[partition].offset
+                # No record at or after the timestamp: start at the end.
+                begin = offset if offset >= 0 else ends[partition].offset
+                positions[partition] = _Position(begin, topics.topic_ids.get(topic_and_number(partition)[0]))
+        if len(positions) < len(new) and (self._source.waits_for_leaders or not previous):
+            self._metadata.refresh()
             raise RetryableError("a partition's leader has moved; looking it up again")
-        # No record at or after the timestamp: start at the end.
-        return {**known, **{each: found[each] if found[each] >= 0 else ends[each] for each in new}}
-
-    def _offsets(self, partitions: Sequence[str], spec: OffsetSpec) -> dict[str, int]:
-        """Offsets of partitions; one whose leader does not answer is left out."""
-        if not partitions:
-            return {}
-        wanted = {TopicPartition(*topic_and_number(each)): spec for each in partitions}
-        try:
-            answers = self._admin().list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
-            )
-        except KafkaException as error:
-            raise self._failed(error) from error
-        offsets: dict[str, int] = {}
-        problem: KafkaException | None = None
-        for where, future in answers.items():
-            try:
-                offset = future.result().offset
-                if offset == OFFSET_INVALID:  # what librdkafka makes of a connection that broke at the wrong moment
-                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
-                offsets[partition_id(where.topic, where.partition)] = offset
-            except KafkaException as error:
-                problem = error
-        if problem is not None:
-            self._topics = None
-            if not offsets or self._waits_for_leaders:
-                raise self._failed(problem) from problem
-        return offsets
-
-    def _failed(self, error: KafkaException) -> Exception:
-        return kafka_error(error, f"Kafka at {self._settings.bootstrap_servers}")
-
-    def _looked_up(self) -> _Topics:
-        if self._topics is None or time.monotonic() - self._topics.looked_up > METADATA_AGE_MAX_S:
-            before, self._topics = self._topics, self._look_up()
-            for topic, topic_id in before.topic_ids.items() if before is not None else ():
-                now = self._topics.topic_ids.get(topic, topic_id)
-                if now != topic_id:
-                    raise DataLossError(
-                        f"topic {topic!r} was deleted and created again while it was read (its id was {topic_id}, is {now}); "
-                        "give the topology another id to read it anew"
-                    )
-        return self._topics
-
-    def _look_up(self) -> _Topics:
-        client = self._admin()
-        try:
-            names = list(self._source.topics)
-            listed = client.list_topics(timeout=REQUEST_TIMEOUT_S)
-            if self._source.pattern is not None:
-                names = sorted(name for name in listed.topics if re.fullmatch(self._source.pattern, name))
-            missing = [name for name in names if name not in listed.topics]
-            if missing:
-                raise RetryableError(
-                    f"topic {missing[0]!r} does not exist at {self._settings.bootstrap_servers}: create it, or correct its name"
-                )
-            described = (
-                client.describe_topics(TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S) if names else {}
-            )
-            topic_ids: dict[str, str] = {}
-            led: list[str] = []
-            leaderless: list[str] = []
-            for name, future in described.items():
-                topic = future.result()
-                topic_ids[name] = str(topic.topic_id)
-                for partition in topic.partitions:
-                    (led if partition.leader is not None and partition.leader.id >= 0 else leaderless).append(
-                        partition_id(name, partition.id)
-                    )
-        except KafkaException as error:
-            raise self._failed(error) from error
-        return _Topics(str(listed.cluster_id), topic_ids, led, leaderless, time.monotonic())
+        return positions
 
 
-def fair_shares(available: Mapping[str, int], limits: KafkaLimits) -> dict[str, int]:
-    """Divide the batch among partitions.
-
-    >>> fair_shares({"a": 10, "b": 1000, "c": 1000}, KafkaLimits(batch_records_max=210))
-    {'a': 10, 'b': 100, 'c': 100}
-    """
-    shares: dict[str, int] = {}
-    left = limits.batch_records_max
-    waiting = sorted(available, key=lambda each: (available[each], each))
-    for position, partition in enumerate(waiting):
-        even = -(-left // (len(waiting) - position))  # rounded up, so that nothing is left over
-        share = min(available[partition], even, limits.partition_records_max or available[partition])
-        shares[partition] = share
-        left -= share
-    return shares
-
-
-def _meta(first_offset: int, next_offset: int) -> Meta:
-    return {"first_offset": first_offset, "next_offset": next_offset}
+def _position(meta: Meta) -> _Position:
+    """Where the plan after ``meta`` goes on."""
+    topic_id, epoch = meta.get("topic_id"), meta.get("next_leader_epoch")
+    return _Position(
+        int(meta["next_offset"]),
+        str(topic_id) if topic_id is not None else None,
+        int(epoch) if epoch is not None else None,
+        lost_records=int(meta.get("lost_records", 0)),
+        gaps=int(meta.get("gaps", 0)),
+    )

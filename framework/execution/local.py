@@ -11,6 +11,7 @@ from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, seeds, summarise
 from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
 from framework.execution.tasks import PlannedTopology
+from framework.topology.spouts import Spout
 
 if TYPE_CHECKING:
     from framework.execution.spark_frames import SqlFrames
@@ -74,3 +75,6 @@ class LocalExecutor:
             self._results.clear()
         if self._sql is not None:
             self._sql.close()
+        spout = self._topology.plan.components[self._topology.plan.spout_id].template
+        if isinstance(spout, Spout):
+            spout.release()

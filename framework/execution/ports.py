@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.records import AttemptHeader, FailureKind, Seed, TaskFailure, TaskReport
-from framework.topology.spouts import TransactionalSpout
+from framework.topology.spouts import ReadCounts, TransactionalSpout
 
 #: The one partition in the plans of a general ``TransactionalSpout``: ``{"txid": .., "metadata": the user's own}``.
 GENERAL_PARTITION = "batch"
@@ -33,7 +33,7 @@ class PhaseResult:
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    source_rows: int = 0
+    read: ReadCounts = field(default_factory=ReadCounts)
 
 
 class DeadAttempts:
@@ -133,7 +133,10 @@ def summarise(
     failure = _worst([report.failure for report in collected if report.failure is not None])
     if failure is None:
         failure = _incomplete(plan, phase, collected, sent, received, expected_tasks)
-    return PhaseResult(failure, by_label, sum(report.source_rows for report in collected))
+    read = ReadCounts()
+    for report in collected:
+        read.add(report.read)
+    return PhaseResult(failure, by_label, read)
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

@@ -30,6 +30,7 @@ from framework.errors import (
 from framework.execution.plan import Phase
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.fencing import CommitFence
+from framework.topology.spouts import ReadCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class TaskFailure:
     message: str
     trace: str = ""
     epoch: int | None = None
+    error: str = ""  # the class of the error
 
     @classmethod
     def of(cls, error: BaseException, component_id: str, task: int) -> TaskFailure:
@@ -90,7 +92,7 @@ class TaskFailure:
             kind = FailureKind.FATAL
         trace = "" if kind is not FailureKind.ERROR else "".join(traceback.format_exception(error))
         message = str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}"
-        return cls(kind, component_id, task, message, trace, getattr(error, "epoch", None))
+        return cls(kind, component_id, task, message, trace, getattr(error, "epoch", None), type(error).__name__)
 
     def __str__(self) -> str:
         return f"{self.component_id}[{self.task}]: {self.message}"
@@ -161,7 +163,7 @@ class TaskReport:
     sent: dict[int, int] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
     committers: int = 0
-    source_rows: int = 0
+    read: ReadCounts = field(default_factory=ReadCounts)
     failure: TaskFailure | None = None
 
 

@@ -35,7 +35,7 @@ from framework.execution.records import (
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.spouts import PartitionedSpout, TransactionalSpout
+from framework.topology.spouts import OnStream, PartitionedSpout, ReadCounts, TransactionalSpout
 from framework.topology.tuples import Tuple, rows_of
 
 Addressed = tuple[int, Record]
@@ -149,15 +149,19 @@ class _Runner:
                 self._emit(spout, seed)
             else:
                 raise InvariantViolation(f"{self.component.id} got a seed and is not a spout")
-        self.task.report.source_rows += self.collector.emitted
 
     def _read(self, spout: PartitionedSpout, seed: Seed) -> None:
         reader = spout.reader(self.task.topology.conf, self.context)
         try:
-            for batch in reader.read_all(self.attempt, seed.ranges):
-                self.collector.emit_arrow(batch)
+            for rows in reader.read_all(self.attempt, seed.ranges):
+                if isinstance(rows, OnStream):
+                    self.collector.emit_arrow(rows.batch, rows.stream)
+                else:
+                    self.collector.emit_arrow(rows)
         finally:
             reader.close()
+        counts = reader.counts
+        self.task.report.read.add(counts if counts.records else ReadCounts(self.collector.emitted))
 
     def _emit(self, spout: TransactionalSpout, seed: Seed) -> None:
         emitter = spout.emitter(self.task.topology.conf, self.context)
@@ -168,6 +172,7 @@ class _Runner:
             self.collector.flush()
         finally:
             emitter.close()
+        self.task.report.read.add(ReadCounts(self.collector.emitted))
 
     def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
         self.task.check_alive()

@@ -39,7 +39,8 @@ class TransactionEvent:
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
     """One attempt. ``started_at``: seconds since the epoch. ``waiting_ms``: from the end of processing to the start of the
-    commit. A phase that did not end has None. ``rows``: edge label -> rows received over it. ``outcome``: running,
+    commit. A phase that did not end has None. ``source_rows``: records read, ``bad_records`` of them could not be decoded.
+    ``rows``: edge label -> rows received over it. ``outcome``: running,
     committed, failed, cancelled, or rolled back; ``reason`` says why it failed or was cancelled."""
 
     attempt_id: int
@@ -49,6 +50,8 @@ class AttemptRecord:
     waiting_ms: float | None = None
     commit_ms: float | None = None
     source_rows: int = 0
+    source_bytes: int = 0
+    bad_records: int = 0
     rows: Mapping[str, int] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
@@ -85,6 +88,7 @@ class Journal:
         self._phase_since_s: dict[tuple[int, int], float] = {}  # live attempts: when their current phase began
         self._lock = threading.Lock()
         self.committed_rows = 0
+        self.committed_bad_records = 0
         self.read_rows = 0
         self.attempts_failed = 0
 
@@ -98,13 +102,12 @@ class Journal:
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
             self._phase_since_s[(txid, attempt_id)] = time.monotonic()
 
-    def processed(self, txid: int, attempt_id: int, source_rows: int, rows: Mapping[str, int]) -> None:
+    def processed(self, txid: int, attempt_id: int, rows: Mapping[str, int], **counts: int) -> None:
+        """``counts``: ``source_rows``, ``source_bytes``, ``bad_records``."""
         with self._lock:
             self._note("processed", txid, attempt_id)
-            self.read_rows += source_rows
-            self._change(
-                txid, attempt_id, processing_ms=self._lap(txid, attempt_id), source_rows=source_rows, rows=rows
-            )
+            self.read_rows += counts.get("source_rows", 0)
+            self._change(txid, attempt_id, processing_ms=self._lap(txid, attempt_id), rows=rows, **counts)
 
     def committing(self, txid: int, attempt_id: int) -> None:
         with self._lock:
@@ -127,6 +130,7 @@ class Journal:
             self._note("committed", txid, attempt.attempt_id if attempt is not None else 0)
             if closed is not None and attempt is not None:
                 self.committed_rows += attempt.source_rows
+                self.committed_bad_records += attempt.bad_records
                 self._closed.append(closed)
             for key in [each for each in self._phase_since_s if each[0] <= txid]:
                 del self._phase_since_s[key]
@@ -152,6 +156,12 @@ class Journal:
         with self._lock:
             self._note("rolled back", txid, attempt_id)
             self._end(txid, attempt_id, "rolled back", "what was planned is gone from the source")
+
+    def elapsed_s(self, txid: int, attempt_id: int) -> float:
+        """Seconds that a live attempt has been in its current phase."""
+        with self._lock:
+            since_s = self._phase_since_s.get((txid, attempt_id))
+            return time.monotonic() - since_s if since_s is not None else 0.0
 
     # --- what was seen -------------------------------------------------------------------------------------------
 

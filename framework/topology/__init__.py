@@ -21,11 +21,16 @@ from framework.topology.fencing import CommitFence, FencedState, Header, OpenCom
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
 from framework.topology.spouts import (
+    DEAD_LETTER_FIELDS,
+    DEAD_LETTER_STREAM,
+    OnStream,
     OpaquePartitionedTransactionalSpout,
     PartitionedSpout,
     PartitionedTransactionalSpout,
     PartitionPlanner,
+    PartitionProgress,
     PartitionReader,
+    ReadCounts,
     Spout,
     TransactionalSpout,
     TransactionalSpoutCoordinator,
@@ -34,6 +39,8 @@ from framework.topology.spouts import (
 from framework.topology.tuples import Tuple
 
 __all__ = [
+    "DEAD_LETTER_FIELDS",
+    "DEAD_LETTER_STREAM",
     "DEFAULT_STREAM",
     "ArrowBolt",
     "BaseBasicBolt",
@@ -50,15 +57,18 @@ __all__ = [
     "Grouping",
     "Header",
     "Input",
+    "OnStream",
     "OpaquePartitionedTransactionalSpout",
     "OpenCommit",
     "OutputCollector",
     "OutputFieldsDeclarer",
     "PartitionPlanner",
+    "PartitionProgress",
     "PartitionReader",
     "PartitionedSpout",
     "PartitionedTransactionalSpout",
     "Reach",
+    "ReadCounts",
     "Spout",
     "Stamp",
     "Subscription",

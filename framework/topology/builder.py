@@ -30,6 +30,7 @@ from framework.topology.groupings import (
 )
 from framework.topology.hashing import ALGORITHM
 from framework.topology.spouts import (
+    DEAD_LETTER_STREAM,
     OpaquePartitionedTransactionalSpout,
     PartitionedTransactionalSpout,
     Spout,
@@ -228,6 +229,10 @@ class TransactionalTopologyBuilder:
             direct_streams=frozenset(declarer.direct),
         )
         self._bolts: dict[str, tuple[int, Bolt, Callable[[], Bolt] | None, bool, list[Subscription]]] = {}
+        dead_letters = spout.dead_letters()
+        if dead_letters is not None:  # C20: a hidden stream into a committer
+            hidden = self._add(f"{spout_id}-dead-letters", dead_letters, 1, committer=True)
+            hidden.global_grouping(spout_id, DEAD_LETTER_STREAM)
 
     def set_bolt(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt: an instance, copied for each batch and task, or a factory without arguments."""

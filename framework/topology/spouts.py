@@ -15,19 +15,71 @@ Three kinds, told apart by type because their guarantees differ:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Union
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology.attempt import TransactionAttempt
-from framework.topology.bolts import OutputCollector, OutputFieldsDeclarer
+from framework.topology.bolts import Bolt, OutputCollector, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 
 #: What a plan says about one partition: a JSON-able mapping, persisted as it is.
 Meta = Mapping[str, Any]
+
+#: The hidden stream on which a spout sends what it cannot decode, when the user asked for dead letters.
+DEAD_LETTER_STREAM = "dead_letters"
+
+#: A dead letter: where the record stood (``topic_id`` tells a topic from one of the same name before it), what was wrong
+#: with it, and its raw bytes. ``key``, ``value`` and the values of ``headers`` are as the source holds them.
+DEAD_LETTER_FIELDS = Fields.of(
+    {
+        "topic_id": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "topic": pa.string(),
+        "timestamp_ms": pa.int64(),
+        "error": pa.string(),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    }
+)
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What was read for a batch: records (those that could not be decoded included), their bytes as the source holds
+    them (keys and values), and how many could not be decoded."""
+
+    records: int = 0
+    bytes: int = 0
+    bad_records: int = 0
+
+    def add(self, other: ReadCounts) -> None:
+        self.records += other.records
+        self.bytes += other.bytes
+        self.bad_records += other.bad_records
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """Where one partition stands. Offsets are of the next record: ``end_offset`` as the source last said (None: it has
+    not), ``committed_offset`` of the last committed transaction. ``in_flight``: offsets planned and not committed.
+    ``lost_records``: offsets that were gone before they were read and were skipped, since the positions began."""
+
+    end_offset: int | None
+    committed_offset: int
+    in_flight: int = 0
+    lost_records: int = 0
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets between what is committed and the end; None when the end is unknown."""
+        return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0)
 
 
 class Spout(ABC):
@@ -45,6 +97,19 @@ class Spout(ABC):
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         """Called once, on the driver, by the builder. The default declares ``output_fields()`` on the default stream."""
         declarer.declare(self.output_fields())
+
+    def check(self, conf: Mapping[str, Any]) -> None:
+        """Called by ``submit`` before anything starts. Raises ``ConfigError`` for a configuration that this spout cannot
+        run with."""
+
+    def dead_letters(self) -> Bolt | None:
+        """The committer of what this spout cannot decode, or None. The builder adds it to the topology as
+        ``<spout id>-dead-letters``, subscribed globally to the stream ``DEAD_LETTER_STREAM``, which the spout then must
+        declare with ``DEAD_LETTER_FIELDS``."""
+        return None
+
+    def release(self) -> None:
+        """Called in the driver's process when a run has ended: close what readers in this process have kept open."""
 
 
 class TransactionalSpoutCoordinator(ABC):
@@ -157,8 +222,31 @@ class PartitionPlanner(ABC):
         ``on_data_loss="skip"``."""
         return False
 
+    def confirm(self, plan: Mapping[str, Meta]) -> None:
+        """Called after a batch was read and before it may commit, in a thread of its own: make sure that what was read is
+        what was planned, when the reader cannot tell. Raises ``DataLossError`` when it is not."""
+
+    def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
+        """Called after a processing phase has succeeded, before its commit: learn from it. No I/O. Raises
+        ``BadRecordError`` to stop the topology."""
+
+    def committed(self, plan: Mapping[str, Meta]) -> None:
+        """Called after a batch is closed, durably, in the planner's thread. When batches follow each other quickly only
+        the last one may be told, and after a crash none: for what informs others, never for what must be right."""
+
     def record_count(self, plan: Mapping[str, Meta]) -> int | None:
         """An upper bound of the records in a plan, or None when it is not known. Small batches run in one task."""
+        return None
+
+    def progress(
+        self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
+    ) -> Mapping[str, PartitionProgress]:
+        """Where each partition stands, by what the source last said; empty when this source has no such thing. No I/O;
+        called from any thread."""
+        return {}
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        """A range as two halves, in order; None when it is a single record, or cannot be split."""
         return None
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
@@ -185,14 +273,30 @@ class PartitionPlanner(ABC):
         """Release connections. Safe to call twice."""
 
 
+class OnStream(NamedTuple):
+    """Rows for another stream than the default one."""
+
+    stream: str
+    batch: pa.RecordBatch
+
+
+#: What a reader yields: rows for the default stream, or for another.
+Rows = Union[pa.RecordBatch, OnStream]
+
+
 class PartitionReader(ABC):
     """Reads planned ranges. Lives in a task; one per attempt and task."""
 
     @abstractmethod
-    def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[pa.RecordBatch]:
+    def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         """Exactly the planned range of one partition, in order, or an error: a short read is never a short batch."""
 
-    def read_all(self, attempt: TransactionAttempt, ranges: Mapping[str, Meta]) -> Iterator[pa.RecordBatch]:
+    @property
+    def counts(self) -> ReadCounts:
+        """What was read so far. The default counts nothing; then the rows emitted are taken for the records read."""
+        return ReadCounts()
+
+    def read_all(self, attempt: TransactionAttempt, ranges: Mapping[str, Meta]) -> Iterator[Rows]:
         """All ranges of this task. The default reads one partition after the other, in the order given."""
         for partition, meta in ranges.items():
             yield from self.read(attempt, partition, meta)

@@ -302,6 +302,11 @@ class Coordinator:
         """The plan of the last transaction in flight, or of the last committed one."""
         return self._active[max(self._active)].plan if self._active else self._committed_plan
 
+    def plan_of(self, txid: int) -> Plan | None:
+        """The plan of a transaction in flight."""
+        transaction = self._active.get(txid)
+        return transaction.plan if transaction is not None else None
+
     def plans_in_flight(self) -> list[Plan]:
         """The plans of what is not committed yet."""
         return [each.plan for each in self._active.values()]

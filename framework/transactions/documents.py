@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from framework.errors import ConfigError, CorruptStateError, InvariantViolation
+from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.topology.builder import Topology
 from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
@@ -45,11 +45,12 @@ class TopologyDocuments:
         self._topology = topology
         self._plans = RotatingTransactionalState(self._state, f"user/{topology.spout.id}")
 
-    def claim(self, source: Mapping[str, Any], *, accept_changed: bool = False) -> None:
+    def claim(self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False) -> None:
         """Write ``meta`` on the first start; later, check that topology and source are the ones of the state.
 
         Raises ``ConfigError`` naming the difference. ``accept_changed``: go on with the changed topology instead; a spout
-        with another id takes over the plans of the former one. The source must be the same in any case.
+        with another id takes over the plans of the former one. Raises ``DataLossError`` for another source, unless
+        ``accept_lost_data`` says that the planner will go on after what is lost.
         """
         outline = self._topology.outline()
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
@@ -60,7 +61,12 @@ class TopologyDocuments:
         if not isinstance(found, dict) or "outline" not in found or "source" not in found:
             raise CorruptStateError(f"{self._topology.id}/{META}: not a meta document; restore the node from a backup")
         held = found["source"] or {}
-        _check_source(self._topology.id, held, source)
+        other = _other_source(self._topology.id, held, source)
+        if other and not accept_lost_data:
+            raise DataLossError(other)
+        if other:
+            _log.warning("source.changed", topology=self._topology.id, difference=other)
+            held = {}
         if found.get("digest") != meta["digest"]:
             self._accept_change(found["outline"], outline, accept_changed=accept_changed)
         known = held.get("topics", {})
@@ -185,11 +191,12 @@ def _never(txid: int, previous: Any) -> Any:
     raise InvariantViolation(f"a plan of txid {txid} was to be made up")
 
 
-def _check_source(topology_id: str, found: Mapping[str, Any], source: Mapping[str, Any]) -> None:
+def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+    """In what the source is another one than the state was read from; empty when it is the same."""
     if not found:
-        return  # the positions were reset: any source will do
+        return ""  # the positions were reset: any source will do
     if found.get("cluster") != source.get("cluster"):
-        raise ConfigError(
+        return (
             f"the state of topology {topology_id!r} was read from Kafka cluster {found.get('cluster')!r}, and the "
             f"configured one is {source.get('cluster')!r}: offsets mean nothing there; check bootstrap_servers, or give "
             "the topology another id"
@@ -197,10 +204,11 @@ def _check_source(topology_id: str, found: Mapping[str, Any], source: Mapping[st
     topics = source.get("topics", {})
     for topic, topic_id in found.get("topics", {}).items():
         if topic in topics and topics[topic] != topic_id:
-            raise ConfigError(
+            return (
                 f"topic {topic!r} is not the one that topology {topology_id!r} was reading: its id was {topic_id} and is "
                 f"{topics[topic]}, so it was deleted and created again; give the topology another id to read it anew"
             )
+    return ""
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

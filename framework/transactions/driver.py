@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,7 +16,7 @@ from framework.execution.ports import BatchExecutor
 from framework.execution.records import TaskFailure
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
-from framework.topology.spouts import PartitionPlanner
+from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.coordinator import Plan
 from framework.transactions.store import CoordinationStore, Leadership
 from framework.transactions.term import DriverSettings, DriverStatus, Term
@@ -38,6 +38,7 @@ class Driver:
         self._changed = threading.Condition()
         self._status = DriverStatus()
         self._term: Term | None = None
+        self._partitions: Mapping[str, PartitionProgress] = {}
         self.journal = Journal()
         self.failure: TaskFailure | None = None
         self.error: Exception | None = None
@@ -74,6 +75,13 @@ class Driver:
         """Whether everything in ``goal`` (an answer of the planner's ``end``) is committed."""
         term = self._term
         return term is not None and term.covers(goal)
+
+    def partitions(self) -> Mapping[str, PartitionProgress]:
+        """Where each partition of the source stands; after the run, where it stood last."""
+        term = self._term
+        if term is not None:
+            self._partitions = term.progress()
+        return self._partitions
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -119,6 +127,7 @@ class Driver:
         try:
             self.failure = term.run()
         finally:
+            self.partitions()
             self._term = None
             term.close()
             self.journal.forget_open()

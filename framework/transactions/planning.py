@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from framework.errors import RatchetError, RetryableError
+from framework.errors import DataLossError, RatchetError, RetryableError
 from framework.execution.records import FailureKind, TaskFailure
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
@@ -43,6 +43,7 @@ class PlanningThread:
         self._empty_batch_every_s = empty_batch_every_s
         self._last_plan_at = time.monotonic()
         self._asked: AskPlan | None = None
+        self._committed: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
         self._closed = False
         self._wake = threading.Condition()
@@ -56,6 +57,12 @@ class PlanningThread:
         """Plan this batch now; forget any other."""
         with self._wake:
             self._asked = request
+            self._wake.notify_all()
+
+    def committed(self, plan: Plan) -> None:
+        """Tell the planner that this batch is closed; of several that it has not heard of, only the last."""
+        with self._wake:
+            self._committed = plan
             self._wake.notify_all()
 
     def call(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
@@ -81,12 +88,17 @@ class PlanningThread:
         try:
             while True:
                 with self._wake:
-                    if not self._calls and not self._closed and (self._asked is None or pause_s):
+                    nothing_to_do = not self._calls and not self._closed and self._committed is None
+                    if nothing_to_do and (self._asked is None or pause_s):
                         self._wake.wait(pause_s if self._asked is not None else None)
-                    if self._closed:
-                        return
                     calls, self._calls = self._calls, []
-                    request = self._asked
+                    committed, self._committed = self._committed, None
+                    request, closed = self._asked, self._closed
+                if committed is not None:
+                    self._tell(committed)
+                if closed:
+                    self._calls = [*calls, *self._calls]
+                    return
                 for function, future in calls:
                     self._answer(function, future)
                 if request is not None:
@@ -111,10 +123,11 @@ class PlanningThread:
             self.waiting_for = str(error)
             return RETRY_S
         except Exception as error:  # noqa: BLE001 - a planner is user code; the run ends with what it raised
-            kind = FailureKind.FATAL
+            lost = isinstance(error, DataLossError)
+            kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
             trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
             message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
-            self._on_failure(TaskFailure(kind, "planner", 0, message, trace))
+            self._on_failure(TaskFailure(kind, "planner", 0, message, trace, error=type(error).__name__))
             with self._wake:
                 self._asked = None
             return 0.0
@@ -140,6 +153,12 @@ class PlanningThread:
         if plan is None and every is not None and time.monotonic() - self._last_plan_at >= every:
             return planner.empty_plan(previous)
         return plan
+
+    def _tell(self, committed: Plan) -> None:
+        try:
+            self._planner.committed(committed)
+        except Exception as error:  # noqa: BLE001 - it informs others; the batch is closed whatever comes of it
+            _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:
         try:

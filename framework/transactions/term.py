@@ -21,8 +21,10 @@ import structlog
 from framework.errors import (
     ConfigError,
     CorruptStateError,
+    DataLossError,
     InvariantViolation,
     LeadershipLostError,
+    RatchetError,
     RetryableError,
     StaleWriterError,
 )
@@ -31,7 +33,7 @@ from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
 from framework.observe.journal import AttemptRecord, Journal
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
-from framework.topology.spouts import PartitionPlanner, Spout
+from framework.topology.spouts import PartitionPlanner, PartitionProgress, Spout
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
     AskPlan,
@@ -147,6 +149,7 @@ class Term:
         self._commit: CommitPhase | None = None
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._threads: list[threading.Thread] = []
+        self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
 
     # --- from other threads --------------------------------------------------------------------------------------
 
@@ -161,6 +164,10 @@ class Term:
         if self._coordinator is None or self._planner is None:
             return False
         return self._planner.covers(self._coordinator.committed_plan or {}, goal)
+
+    def progress(self) -> Mapping[str, PartitionProgress]:
+        committed, in_flight = self._plans
+        return self._planner.progress(committed, in_flight) if self._planner is not None else {}
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -186,8 +193,7 @@ class Term:
                 self._topology_failed(message.failure)
                 message = StopRequested()
             if isinstance(message, _PhaseEnded):
-                self._note(message)
-                message = message.event
+                message = self._noted(message)
             self._carry_out(coordinator.handle(message, _now_ms()))
             if time.monotonic() - last_tick > TICK_S:
                 last_tick = time.monotonic()
@@ -222,11 +228,13 @@ class Term:
         accept = settings.accept_changed_topology
         try:
             documents = self._documents = TopologyDocuments(self._store, self._leadership, topology)
-            documents.claim(self._source_identity(planner), accept_changed=accept)
+            documents.claim(
+                self._source_identity(planner), accept_changed=accept, accept_lost_data=planner.skips_lost_data
+            )
             recovered, digests = documents.recover()
             self._commit = CommitPhase(topology.id, topology.states, self._executor, self._leadership.epoch)
             opened = self._commit.open(recovered.currtx, digests, accept_new=accept)
-        except (ConfigError, CorruptStateError):
+        except (ConfigError, CorruptStateError, DataLossError):
             planner.close()
             self._leadership.confirm()  # a leader that was deposed while it read has seen half of two states
             raise
@@ -305,6 +313,9 @@ class Term:
         self._documents.save(command, self._journal.record(closed))
         self._log_committed(closed, self._journal.committed(closed))
         self._update(committed_txid=closed)
+        plan = self._coordinator.committed_plan if self._coordinator is not None else None
+        if plan is not None and self._planning is not None:
+            self._planning.committed(plan)
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)
@@ -351,6 +362,8 @@ class Term:
             committed = self._coordinator.currtx - 1 if self._coordinator is not None else 0
             job = ProcessingJob(header, ranges, planner.record_count(plan), committed)
             result = self._executor.process(job)
+            if result.failure is None:
+                planner.confirm(plan)
         except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides what follows
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         self._answer(Processed(header.txid, header.attempt_id, result.failure), result)
@@ -395,25 +408,48 @@ class Term:
 
     # --- what others see -----------------------------------------------------------------------------------------
 
-    def _note(self, ended: _PhaseEnded) -> None:
-        """Write down how a phase of a live attempt ended; a dead one's was written down when it was cancelled."""
+    def _noted(self, ended: _PhaseEnded) -> Processed | Committed | RolledBack:
+        """Write down how a phase of a live attempt ended; a dead one's was written down when it was cancelled. Returns
+        the event for the coordinator."""
         event, result = ended.event, ended.result
         txid, attempt_id = event.txid, event.attempt_id
         if (txid, attempt_id) not in self._headers:
-            return
+            return event
+        if isinstance(event, Processed) and event.failure is None:
+            event = self._learned_from(event, result)
         rows = {label: received for label, (_, received) in result.rows.items()}
         if event.failure is not None:
             self._journal.failed(txid, attempt_id, str(event.failure))
             self._update(last_error=str(event.failure))
             self._log_failure("batch.failed", event.failure, txid=txid, attempt=attempt_id)
         elif isinstance(event, Processed):
-            self._journal.processed(txid, attempt_id, result.source_rows, rows)
+            read = result.read
+            self._journal.processed(
+                txid,
+                attempt_id,
+                rows,
+                source_rows=read.records,
+                source_bytes=read.bytes,
+                bad_records=read.bad_records,
+            )
         elif isinstance(event, Committed):
             self._journal.commit_phase_done(txid, attempt_id, rows)
         else:
             self._journal.rolled_back(txid, attempt_id)
             _log.warning("batch.rolled_back", topology=self._topology.id, txid=txid, attempt=attempt_id)
             self._end(txid, attempt_id, self._executor.release)
+        return event
+
+    def _learned_from(self, event: Processed, result: PhaseResult) -> Processed:
+        """Let the planner look at what was read; it may object, and then the attempt has failed."""
+        plan = self._coordinator.plan_of(event.txid) if self._coordinator is not None else None
+        if plan is None or self._planner is None:
+            return event
+        try:
+            self._planner.processed(plan, result.read, self._journal.elapsed_s(event.txid, event.attempt_id))
+        except RatchetError as error:
+            return replace(event, failure=TaskFailure.of(error, self._topology.spout.id, 0))
+        return event
 
     def _topology_failed(self, failure: TaskFailure) -> None:
         self._failure = failure
@@ -430,6 +466,7 @@ class Term:
             attempt=attempt.attempt_id,
             epoch=attempt.epoch,
             rows=attempt.source_rows,
+            bad_records=attempt.bad_records,
             processing_ms=attempt.processing_ms,
             waiting_ms=attempt.waiting_ms,
             commit_ms=attempt.commit_ms,
@@ -449,8 +486,9 @@ class Term:
 
     def _publish(self, coordinator: Coordinator) -> None:
         planner = self._planner
-        lag = planner.lag(coordinator.committed_plan or {}) if planner is not None else None
-        counts = [planner.record_count(plan) for plan in coordinator.plans_in_flight()] if planner is not None else []
+        committed, in_flight = self._plans = (coordinator.committed_plan or {}, coordinator.plans_in_flight())
+        lag = planner.lag(committed) if planner is not None else None
+        counts = [planner.record_count(plan) for plan in in_flight] if planner is not None else []
         self._update(
             in_flight={txid: f"{attempt} {phase.value}" for txid, (attempt, phase) in coordinator.in_flight().items()},
             in_flight_rows=sum(count or 0 for count in counts) if None not in counts else None,

@@ -14,7 +14,7 @@ from framework import Fields, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from integration.process import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka_planner import KafkaLimits, fair_shares
+from spouts.kafka_limits import KafkaLimits, fair_shares
 from spouts.kafka_settings import KafkaSettings
 from tests.conftest import Topics
 
@@ -37,6 +37,12 @@ def plan(source: Any, previous: Plan | None = None) -> Plan:
     assert made is not None
     result: Plan = made
     return result
+
+
+def offsets(made: Plan | None) -> dict[str, tuple[int, int]]:
+    """Partition -> (first_offset, next_offset)."""
+    assert made is not None
+    return {partition: (meta["first_offset"], meta["next_offset"]) for partition, meta in made.items()}
 
 
 def read(source: Any, ranges: Plan) -> list[Any]:
@@ -138,9 +144,9 @@ class TestPlanning:
         topics.create(name, 1)
         topics.send(name, [b"old"] * 5)
         first = plan(spout(topics, name, start="latest"))
-        assert first == {f"{name}/0": {"first_offset": 5, "next_offset": 5}}
+        assert offsets(first) == {f"{name}/0": (5, 5)}
         topics.send(name, [b"new"])
-        assert plan(spout(topics, name, start="latest"), first)[f"{name}/0"] == {"first_offset": 5, "next_offset": 6}
+        assert offsets(plan(spout(topics, name, start="latest"), first)) == {f"{name}/0": (5, 6)}
         assert plan(spout(topics, name, start=0))[f"{name}/0"]["first_offset"] == 0
         assert plan(spout(topics, name, start=4_000_000_000_000))[f"{name}/0"]["first_offset"] == 6
 
@@ -153,7 +159,7 @@ class TestPlanning:
         topics.admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
         topics.send(name, [b"b"] * 4, 1)
         second = plan(spout(topics, name, start="latest"), first)
-        assert second[f"{name}/1"] == {"first_offset": 0, "next_offset": 4}
+        assert offsets(second)[f"{name}/1"] == (0, 4)
 
     def test_a_pattern_finds_topics_and_leaves_others(self, topics: Topics, name: str) -> None:
         for topic in (f"{name}-a", f"{name}-b", f"x{name}-c"):
@@ -199,7 +205,7 @@ class TestPlanning:
         topics.create(name, 1)
         topics.send(name, [b"x"])
         planner = spout(topics, name).planner({}, CONTEXT)
-        client = planner._admin()
+        client = planner._metadata._admin()
 
         class Broken:
             def list_offsets(self, wanted: Any, **options: Any) -> Any:
@@ -210,10 +216,10 @@ class TestPlanning:
             def __getattr__(self, attribute: str) -> Any:
                 return getattr(client, attribute)
 
-        planner._client = Broken()
+        planner._metadata._client = Broken()
         with pytest.raises(RetryableError, match="cut off"):
             planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 1}})
-        planner._client = client
+        planner._metadata._client = client
         assert planner.plan({}) is not None
 
     def test_identity_names_cluster_and_topic_ids(self, topics: Topics, name: str) -> None:
@@ -290,10 +296,10 @@ class TestReading:
         topics.send(topics.create(name, 1), [str(number).encode() for number in range(100)])
         source = spout(topics, name, batch_records_max=80)
         planner = source.planner({}, CONTEXT)
-        assert planner.plan_smaller({}, 8) == {f"{name}/0": {"first_offset": 0, "next_offset": 10}}
+        assert offsets(planner.plan_smaller({}, 8)) == {f"{name}/0": (0, 10)}
         whole = planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 80}})
         assert planner.plan(whole) is None
-        assert planner.empty_plan(whole) == {f"{name}/0": {"first_offset": 100, "next_offset": 100}}
+        assert offsets(planner.empty_plan(whole)) == {f"{name}/0": (100, 100)}
         planner.close()
 
     def test_aborted_records_and_markers_are_gaps_also_at_the_end(self, topics: Topics, name: str) -> None:
@@ -304,7 +310,7 @@ class TestReading:
         topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(30))
         source = spout(topics, name)
         whole = plan(source)
-        assert whole[f"{name}/0"] == {"first_offset": 0, "next_offset": 7}
+        assert offsets(whole) == {f"{name}/0": (0, 7)}
         assert values(source, whole) == ["a", "kept"]
         topics.send(name, [b"b"])
         assert values(source, plan(source, whole)) == ["b"]

@@ -1,0 +1,79 @@
+"""Records that cannot be decoded: what to do about one, and how many are too many."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+from framework.errors import BadRecordError, ConfigError
+from framework.topology import ReadCounts
+
+#: The share of bad records is taken over the latest batches that hold at least so many records together.
+WINDOW_RECORDS = 1_000
+
+
+class OnBadRecord(Enum):
+    """What the reader does about a record that cannot be decoded."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    DEAD_LETTER = "dead_letter"
+
+    @classmethod
+    def of(cls, value: str) -> OnBadRecord:
+        try:
+            return cls(value)
+        except ValueError:
+            known = ", ".join(repr(each.value) for each in cls)
+            raise ConfigError(f"on_bad_record must be one of {known}, not {value!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record of a chunk that cannot be decoded: its index there, and why."""
+
+    index: int
+    reason: str
+
+
+class BadRecordShare:
+    """Stops a topology in which too many records are bad: then not the records are wrong but the codec, or the topic.
+
+    ``share_max``: of the latest batches that hold ``WINDOW_RECORDS`` records or more together, at most this share may be
+    bad; while fewer have been read, at most this share of ``WINDOW_RECORDS``. None: no limit.
+
+    >>> share = BadRecordShare(0.01)
+    >>> share.check(ReadCounts(records=500, bad_records=10))
+    >>> share.check(ReadCounts(records=5, bad_records=1))
+    Traceback (most recent call last):
+    ...
+    framework.errors.BadRecordError: 11 of the last 505 records could not be decoded: more than bad_record_share_max = \
+0.01 allows (of 1,000 at least); correct the codec, or raise the limit
+    """
+
+    def __init__(self, share_max: float | None) -> None:
+        valid = isinstance(share_max, (int, float)) and not isinstance(share_max, bool) and 0 <= share_max <= 1
+        if share_max is not None and not valid:
+            raise ConfigError(f"bad_record_share_max must be between 0 and 1, or None, not {share_max!r}")
+        self._share_max = share_max
+        self._batches: deque[tuple[int, int]] = deque()
+        self._records = 0
+        self._bad = 0
+
+    def check(self, read: ReadCounts) -> None:
+        """Take a batch into account. Raises ``BadRecordError`` when too many are bad."""
+        if self._share_max is None or not read.records:
+            return
+        self._batches.append((read.records, read.bad_records))
+        self._records += read.records
+        self._bad += read.bad_records
+        while self._records - self._batches[0][0] >= WINDOW_RECORDS:
+            records, bad = self._batches.popleft()
+            self._records -= records
+            self._bad -= bad
+        if self._bad > self._share_max * max(self._records, WINDOW_RECORDS):
+            raise BadRecordError(
+                f"{self._bad:,} of the last {self._records:,} records could not be decoded: more than bad_record_share_max = "
+                f"{self._share_max:g} allows (of {WINDOW_RECORDS:,} at least); correct the codec, or raise the limit"
+            )

@@ -1,0 +1,115 @@
+"""How much one batch takes, and how it is divided among partitions. Pure: no clock, no client.
+
+A plan is made of offsets, before a record is read, so limits of bytes and of time can only be aimed at: ``BatchSizer``
+learns from the batches that were read what a record weighs and how long it takes. Until it has, batches are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+#: The first batch of all, while it is not known how long a record takes.
+FIRST_BATCH_RECORDS = 100_000
+#: The same while it is not known how large a record is, and a limit of bytes was asked for.
+FIRST_SIZED_BATCH_RECORDS = 1_000
+#: A batch may be at most so many times larger than the largest one before it of which the time is known.
+GROWTH_MAX = 8
+#: How much of the weight of what was learned before stays, per batch.
+_MEMORY = 0.8
+#: A batch smaller than this share of what was allowed says nothing about the time per record: a job's own cost rules it.
+_TELLING_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLimits:
+    """How much one batch takes: records in all, per partition (None: no limit of its own), bytes of keys and values
+    (None: no limit), seconds of processing (None: no limit)."""
+
+    batch_records_max: int
+    partition_records_max: int | None = None
+    batch_bytes_max: int | None = None
+    batch_time_max_s: float | None = None
+
+    def with_time(self, batch_time_max_s: float) -> KafkaLimits:
+        """With a limit of time where there is none."""
+        return self if self.batch_time_max_s is not None else replace(self, batch_time_max_s=batch_time_max_s)
+
+
+class BatchSizer:
+    """Turns limits of bytes and time into a number of records.
+
+    >>> sizer = BatchSizer(KafkaLimits(500_000, batch_bytes_max=1_000_000))
+    >>> sizer.limits().batch_records_max
+    1000
+    >>> sizer.learn(planned=1_000, records=1_000, size_bytes=250_000, elapsed_s=0.1)
+    >>> sizer.limits().batch_records_max
+    4000
+    """
+
+    def __init__(self, limits: KafkaLimits) -> None:
+        self._limits = limits
+        self._records = 0.0  # decaying sums
+        self._bytes = 0.0
+        self._largest = 0  # offsets in the largest batch so far of which the time is known
+        self._per_second: float | None = None
+
+    def limits(self) -> KafkaLimits:
+        """The limits of the next batch, all in records."""
+        return replace(self._limits, batch_records_max=self._records_max())
+
+    def _records_max(self) -> int:
+        wanted = [self._limits.batch_records_max]
+        if self._limits.batch_bytes_max is not None:
+            known = self._records > 0 and self._bytes > 0
+            by_size = self._limits.batch_bytes_max * self._records / self._bytes if known else FIRST_SIZED_BATCH_RECORDS
+            wanted.append(int(by_size))
+        if self._limits.batch_time_max_s is not None:
+            if self._per_second is None:
+                wanted.append(FIRST_BATCH_RECORDS)
+            else:
+                by_time = self._per_second * self._limits.batch_time_max_s
+                wanted.append(int(min(by_time, GROWTH_MAX * max(self._largest, FIRST_BATCH_RECORDS))))
+        return max(min(wanted), 1)
+
+    def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float) -> None:
+        """A batch of ``planned`` offsets held ``records`` records of ``size_bytes`` in all and took ``elapsed_s``."""
+        if planned <= 0:
+            return
+        allowed = self._records_max()
+        if records > 0 and size_bytes > 0:
+            self._records = self._records * _MEMORY + planned
+            self._bytes = self._bytes * _MEMORY + size_bytes
+        slow = self._limits.batch_time_max_s is not None and elapsed_s > self._limits.batch_time_max_s
+        if elapsed_s > 0 and (slow or planned >= allowed * _TELLING_SHARE):
+            rate = planned / elapsed_s
+            known = self._per_second
+            self._per_second = rate if known is None or slow else known * _MEMORY + rate * (1 - _MEMORY)
+            self._largest = planned if slow else max(self._largest, planned)
+
+
+def fair_shares(available: Mapping[str, int], limits: KafkaLimits, turn: int = 0) -> dict[str, int]:
+    """Divide a batch among partitions: who has little gives what it has, the others divide the rest evenly. When there
+    are more partitions than records to give, ``turn`` says who comes first; let it rise by the records given.
+
+    >>> fair_shares({"a": 10, "b": 1000, "c": 1000}, KafkaLimits(batch_records_max=210))
+    {'a': 10, 'b': 100, 'c': 100}
+    >>> fair_shares({"a": 10, "b": 1000, "c": 1000}, KafkaLimits(batch_records_max=2), turn=2)
+    {'a': 1, 'b': 0, 'c': 1}
+    """
+    bound = limits.partition_records_max
+    wanted = {each: min(held, bound) if bound is not None else held for each, held in available.items()}
+    names = sorted(each for each, most in wanted.items() if most > 0)
+    shares = dict.fromkeys(sorted(available), 0)
+    left = limits.batch_records_max
+    if len(names) > left:
+        first = turn % len(names)
+        for name in (names[first:] + names[:first])[:left]:
+            shares[name] = 1
+        return shares
+    waiting = sorted(names, key=lambda each: (wanted[each], each))
+    for position, name in enumerate(waiting):
+        even = -(-left // (len(waiting) - position))  # rounded up, so that nothing is left over
+        shares[name] = min(wanted[name], even)
+        left -= shares[name]
+    return shares

@@ -1,0 +1,294 @@
+"""Consumers that read exact ranges, and the pool that keeps them.
+
+Consumers are kept per worker process, configuration and spout task, positioned where the last range ended, so that the
+next batch may find its records fetched already.
+
+Invariants:
+
+1. A range is complete at a record at or after its end, or when the consumer reports the end of the partition at or after
+   it (C16): transaction markers, aborted and compacted records at the end of a range do not hang it.
+2. Every record of the range that a committed reader may see is delivered once, in the order of its partition.
+3. A record that belongs to no range of this read is kept for the next one, never dropped; ``resume`` says from which
+   offset on nothing has been dropped.
+4. A session is used by one read at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from framework.errors import DataLossError, RetryableError
+from spouts.kafka_partitions import partition_id
+from spouts.kafka_settings import ConnectionErrors, KafkaSettings, kafka_error
+
+#: Records per call of ``consume`` and per record batch.
+CHUNK_RECORDS = 50_000
+#: Up to this many records in all, a task's partitions are read side by side; above, one after the other.
+SIDE_BY_SIDE_RECORDS_MAX = 20_000
+#: Records that a consumer may have ahead of a range and drops, before seeking is cheaper.
+SKIP_RECORDS_MAX = 5_000
+#: A partition that delivers nothing for this long fails the attempt; the replay waits in its turn.
+SILENCE_MAX_S = 10.0
+_POLL_S = 0.05
+CONNECT_TIMEOUT_S = 2.0
+#: Idle consumers kept per process: one per spout task that this worker has served lately.
+SESSIONS_MAX = 8
+#: An idle consumer goes on fetching what nobody may ever want: it is closed after this long.
+IDLE_MAX_S = 300.0
+
+Where = tuple[str, int]
+
+
+class Range(NamedTuple):
+    """Half-open. ``leader_epoch``: in which ``first`` was known to be in the log; the broker then checks that it still is
+    the same log, and says so when it was truncated and has grown again."""
+
+    first: int
+    end: int
+    leader_epoch: int | None = None
+
+
+@dataclass(slots=True)
+class _Assigned:
+    """A partition of a consumer. ``resume``: from this offset on, everything is in ``ahead`` or still to come."""
+
+    resume: int
+    ahead: list[Message] = field(default_factory=list)
+    end_seen: int = -1
+
+
+class KafkaSession:
+    """One consumer with its positions."""
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._where = settings.bootstrap_servers
+        self._errors = ConnectionErrors(self._where)
+        heard = {"error_cb": self._errors.heard}
+        self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
+        self._assigned: dict[Where, _Assigned] = {}
+
+    def read(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
+        """The records of all ranges, in chunks; a chunk may hold several partitions."""
+        wanted = {where: each for where, each in ranges.items() if each.first < each.end}
+        if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
+            records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
+            if records:
+                yield sorted(
+                    records, key=lambda each: (each.topic(), each.partition())
+                )  # stable: offsets stay in order
+        else:
+            for where, each in wanted.items():
+                self._unassign([other for other in self._assigned if other != where])
+                yield from self._read({where: each}, at_once=False)
+
+    def connect(self) -> None:
+        """Open the connections that the first read would open."""
+        try:
+            self._consumer.list_topics(timeout=CONNECT_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _read(self, ranges: Mapping[Where, Range], *, at_once: bool) -> Iterator[list[Message]]:
+        try:
+            yield from self._until_complete(ranges, at_once)
+        except BaseException:
+            self._unassign(list(self._assigned))  # whatever was under way, the next read starts clean
+            raise
+
+    def _consume(self, most: int, at_once: bool) -> list[Message]:
+        """Up to ``most`` records and events. ``at_once``: whatever is there, or the first to come; otherwise wait a
+        little for full chunks, which cost less per record."""
+        try:
+            if at_once:
+                heard: list[Message] = self._consumer.consume(most, 0) or self._consumer.consume(1, _POLL_S)
+            else:
+                heard = self._consumer.consume(min(most, CHUNK_RECORDS), _POLL_S)
+            return heard
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+
+    def _until_complete(self, ranges: Mapping[Where, Range], at_once: bool) -> Iterator[list[Message]]:
+        open_ranges = dict(ranges)
+        position = {where: each.first for where, each in ranges.items()}
+        for where, each in ranges.items():
+            self._position(where, each)
+            early = self._take_ahead(where, each)
+            if early:
+                position[where] = early[-1].offset() + 1
+                yield early
+        last_heard = time.monotonic()
+        while True:
+            for where in list(open_ranges):
+                assigned, end = self._assigned[where], open_ranges[where].end
+                if position[where] >= end or assigned.ahead or assigned.end_seen >= end:
+                    del open_ranges[where]
+                    assigned.resume = end
+            if not open_ranges:
+                return
+            missing = sum(each.end - position[where] for where, each in open_ranges.items())
+            heard = self._consume(missing, at_once)
+            if heard:
+                last_heard = time.monotonic()
+            elif time.monotonic() - last_heard > SILENCE_MAX_S:
+                silent = next(iter(open_ranges))
+                raise RetryableError(
+                    f"partition {partition_id(*silent)} delivered nothing for {SILENCE_MAX_S:g} s, at offset "
+                    f"{position[silent]} of a range to {open_ranges[silent].end}{self._errors.reason()}"
+                )
+            records = self._sorted_out(heard, open_ranges, position)
+            if records:
+                yield records
+
+    def _sorted_out(
+        self, heard: list[Message], open_ranges: Mapping[Where, Range], position: dict[Where, int]
+    ) -> list[Message]:
+        """The records of open ranges; events are acted on, what belongs to later ranges is kept."""
+        if any(message.error() is not None for message in heard):
+            for message in heard:
+                if message.error() is not None:
+                    self._event(message, position)
+            heard = [message for message in heard if message.error() is None]
+        if not heard:
+            return heard
+        if len(self._assigned) == 1:
+            # One partition and never more records asked for than its range can hold: only the ends need a look.
+            where, only = next(iter(open_ranges.items()))
+            if heard[0].offset() >= only.first and heard[-1].offset() < only.end:
+                position[where] = heard[-1].offset() + 1
+                return heard
+        records = []
+        for message in heard:
+            where = (message.topic(), message.partition())
+            offset = message.offset()
+            wanted = open_ranges.get(where)
+            if wanted is None or offset >= wanted.end:
+                assigned = self._assigned.get(where)
+                if assigned is not None and offset >= assigned.resume:
+                    assigned.ahead.append(message)
+                    if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
+                        self._unassign([where])  # nobody asks for these here: another worker reads the partition
+            elif offset >= wanted.first:
+                records.append(message)
+                position[where] = offset + 1
+        return records
+
+    def _event(self, message: Message, position: Mapping[Where, int]) -> None:
+        error, where = message.error(), (message.topic(), message.partition())
+        assigned = self._assigned.get(where)
+        if error.code() == KafkaError._PARTITION_EOF:
+            if assigned is not None:
+                assigned.end_seen = max(assigned.end_seen, message.offset())
+            return
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise DataLossError(
+                f"partition {partition_id(*where)} no longer holds offset {position.get(where)} as it was: {error.str()}. "
+                "Retention removed it, the log was truncated, or the topic was created again"
+            )
+        if error.fatal() or not error.retriable():
+            raise kafka_error(error, f"partition {partition_id(*where)}")
+
+    def _position(self, where: Where, wanted: Range) -> None:
+        """Make sure that everything from the range's first offset on is ahead or still to come."""
+        assigned, first = self._assigned.get(where), wanted.first
+        if assigned is not None and assigned.resume <= first <= assigned.resume + SKIP_RECORDS_MAX:
+            return
+        self._unassign([where])
+        try:
+            position = TopicPartition(where[0], where[1], first)
+            if wanted.leader_epoch is not None:
+                position = TopicPartition(where[0], where[1], first, leader_epoch=wanted.leader_epoch)
+            self._consumer.incremental_assign([position])
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+        self._assigned[where] = _Assigned(first)
+
+    def _take_ahead(self, where: Where, wanted: Range) -> list[Message]:
+        """Records of the range that an earlier read has received already."""
+        assigned = self._assigned[where]
+        taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
+        assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
+        assigned.resume = max(assigned.resume, wanted.first)
+        return taken
+
+    def _unassign(self, gone: list[Where]) -> None:
+        known = [where for where in gone if where in self._assigned]
+        if known:
+            self._consumer.incremental_unassign([TopicPartition(topic, partition) for topic, partition in known])
+            for where in known:
+                del self._assigned[where]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What makes sessions interchangeable. ``slot``: the spout's task, so that each finds its own positions."""
+
+    group: str
+    fingerprint: str
+    slot: int
+
+
+class KafkaSessions:
+    """The idle sessions of this process. In a Spark worker tasks come one after the other; in the in-process executor
+    several attempts read at once, and a cancelled one may still be reading."""
+
+    def __init__(self) -> None:
+        self._idle: dict[SessionKey, tuple[KafkaSession, float]] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @contextmanager
+    def lend(self, settings: KafkaSettings, group: str, slot: int) -> Iterator[KafkaSession]:
+        """A session that is nobody else's until the block ends. Raises ``ConfigError`` when none can be made."""
+        key = SessionKey(group, settings.fingerprint(), slot)
+        with self._lock:
+            self._forget_inherited()
+            kept = self._idle.pop(key, None)
+        session = kept[0] if kept is not None else KafkaSession(settings, group)
+        try:
+            yield session
+        finally:
+            now = time.monotonic()
+            with self._lock:
+                surplus = [self._idle.pop(key)[0]] if key in self._idle else []
+                for other in [each for each, (_, since) in self._idle.items() if now - since > IDLE_MAX_S]:
+                    surplus.append(self._idle.pop(other)[0])
+                while len(self._idle) >= SESSIONS_MAX:
+                    surplus.append(self._idle.pop(next(iter(self._idle)))[0])
+                self._idle[key] = session, now
+            for each in surplus:
+                each.close()
+
+    def close(self, group: str | None = None) -> None:
+        """Close idle sessions: of one group, or all."""
+        with self._lock:
+            self._forget_inherited()
+            keys = [key for key in self._idle if group is None or key.group == group]
+            closing = [self._idle.pop(key)[0] for key in keys]
+        for each in closing:
+            each.close()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def _forget_inherited(self) -> None:
+        """After a fork, librdkafka's threads are the parent's: its sessions must not be touched here."""
+        if self._process != os.getpid():
+            self._idle.clear()
+            self._process = os.getpid()
+
+
+#: Of this process. Closed when it ends by itself.
+sessions = KafkaSessions()
+atexit.register(sessions.close)
