@@ -2,6 +2,7 @@
 
 from framework.config import Config
 from framework.errors import FailedException
+from framework.poison import Poison, find_poison
 from framework.submission import Run, RunStatus, TopologyFailed, submit
 from framework.topology import (
     ArrowBolt,
@@ -19,6 +20,7 @@ from framework.topology import (
     OutputFieldsDeclarer,
     PartitionedTransactionalSpout,
     PartitionPlanner,
+    PartitionProgress,
     PartitionReader,
     Topology,
     TopologyContext,
@@ -47,8 +49,10 @@ __all__ = [
     "OutputCollector",
     "OutputFieldsDeclarer",
     "PartitionPlanner",
+    "PartitionProgress",
     "PartitionReader",
     "PartitionedTransactionalSpout",
+    "Poison",
     "Run",
     "RunStatus",
     "Topology",
@@ -60,5 +64,6 @@ __all__ = [
     "TransactionalSpoutEmitter",
     "TransactionalTopologyBuilder",
     "Tuple",
+    "find_poison",
     "submit",
 ]

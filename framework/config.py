@@ -78,6 +78,8 @@ class Config(BaseModel):
         10.0, alias="transactional.zookeeper.session.timeout.secs"
     )
     zookeeper_auth: SecretStr | None = Field(None, alias="transactional.zookeeper.auth")
+    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(None, alias="metrics.prometheus.port")
+    metrics_host: str = Field("127.0.0.1", alias="metrics.prometheus.host")
     spark: Mapping[str, str] = Field(default_factory=dict)
     kafka: Mapping[str, Any] = Field(default_factory=dict)
     app: Mapping[str, Any] = Field(default_factory=dict)

@@ -6,10 +6,6 @@ it from doing anything.
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,18 +13,13 @@ import typer
 
 from framework.config import Config
 from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
-from framework.execution import LocalExecutor, plan_execution
 from framework.observe import configure_logging
 from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
 from framework.submission import store_of
 from framework.topology import Topology
-from framework.transactions import CoordinationStore, Leadership
-from framework.transactions.commit import CommitPhase, perform
+from framework.transactions import CoordinationStore
 from framework.transactions.documents import TopologyDocuments, forget_everything
-from framework.transactions.reset import resetting_positions
-
-#: A leader whose session is about to end is waited for this long.
-LEAD_TIMEOUT_S = 15.0
+from framework.transactions.reset import leadership_of, reset_positions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -70,7 +61,13 @@ def main(
                     f"nothing was changed; add --yes to forget {'everything' if everything else 'the positions'}"
                 )
                 return
-            typer.echo(reset_everything(built, store) if everything else reset_positions(built, store))
+            if everything:
+                typer.echo(reset_everything(built, store))
+                return
+            txid = reset_positions(built, store)
+            typer.echo(
+                f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
+            )
         finally:
             store.close()
             for state in built.states:
@@ -83,7 +80,7 @@ def main(
 def describe(topology: Topology, store: CoordinationStore) -> list[str]:
     """What there is: the next txid, the positions, the sinks."""
     try:
-        with _leadership(topology, store) as leadership:
+        with leadership_of(topology, store) as leadership:
             recovered, _ = TopologyDocuments(store, leadership, topology).recover()
     except CorruptStateError as error:
         return [f"topology {topology.id!r}: its state cannot be read: {error}"]
@@ -95,37 +92,14 @@ def describe(topology: Topology, store: CoordinationStore) -> list[str]:
     ]
 
 
-def reset_positions(topology: Topology, store: CoordinationStore) -> str:
-    """Forget where the source was read; see ``resetting_positions``. Raises ``ConfigError`` while a driver leads."""
-    with _leadership(topology, store) as leadership:
-        executor = LocalExecutor(plan_execution(topology), {})
-        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch)
-        documents = TopologyDocuments(store, leadership, topology)
-        txid = perform(resetting_positions(documents, commit, topology.id, leadership.epoch))
-    return f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
-
-
 def reset_everything(topology: Topology, store: CoordinationStore) -> str:
     """Empty every state, then forget all documents but the epoch. Raises ``ConfigError`` while a driver leads, or for a
     state that cannot be emptied. A crash in between leaves the sinks behind ZooKeeper: run it again."""
-    with _leadership(topology, store) as leadership:
+    with leadership_of(topology, store) as leadership:
         for state in topology.states:
             state.clear(topology.id)
         forget_everything(store, leadership, topology.id)
     return f"everything forgotten, {len(topology.states)} sinks emptied; the next run starts with transaction 1"
-
-
-@contextmanager
-def _leadership(topology: Topology, store: CoordinationStore) -> Iterator[Leadership]:
-    """The topology's leadership, for as long as it takes."""
-    identity = f"reset on {socket.gethostname()}:{os.getpid()}"
-    leadership = store.lead(topology.id, identity, timeout_s=LEAD_TIMEOUT_S)
-    if leadership is None:
-        raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
-    try:
-        yield leadership
-    finally:
-        leadership.resign()
 
 
 if __name__ == "__main__":

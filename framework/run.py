@@ -22,7 +22,8 @@ import typer
 from framework.config import Config
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.observe import ProgressLines, configure_logging
-from framework.submission import Run, submit
+from framework.poison import find_poison
+from framework.submission import Run, store_of, submit
 from framework.topology import Topology
 
 #: The demo is a program like any user's; the framework knows it by name only.
@@ -53,6 +54,24 @@ def main(
             help="Go on from the state of a topology of the same id and another shape; the difference is logged.",
         ),
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Forget where the source was read and begin where the spout's start= says. Transaction ids go on rising and "
+            "the sinks stay as they are, so records that are read again count again.",
+        ),
+    ] = False,
+    poison: Annotated[
+        bool,
+        typer.Option(
+            "--find-poison",
+            help="Run nothing for good: narrow the batch that is due down to the records that make it fail, and show them.",
+        ),
+    ] = False,
+    txid: Annotated[
+        int | None, typer.Option("--txid", help="With --find-poison: another batch than the one due.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
@@ -62,11 +81,30 @@ def main(
         if topology is None:
             raise typer.Exit(_resolve(DEMO)(settings, json_lines=as_json))
         built = load_topology(topology, settings)
-        run = submit(built, settings, accept_changed_topology=accept_changed)
+        if poison:
+            raise typer.Exit(_show_poison(built, settings, txid))
+        run = submit(built, settings, accept_changed_topology=accept_changed, fresh=fresh)
         supervise(run, until_caught_up=until_caught_up, json_lines=as_json)
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED) from None
+
+
+def _show_poison(topology: Topology, settings: Config, txid: int | None) -> int:
+    """Returns the exit status: 1 when something was found."""
+    store = store_of(settings)
+    try:
+        found = find_poison(topology, store, settings.for_components(), txid)
+    finally:
+        store.close()
+    if found is None:
+        typer.echo(
+            "the batch is processed without an error here: it fails in its commit phase, by chance, or for where it runs"
+        )
+        return 0
+    for line in found.lines():
+        typer.echo(line)
+    return EXIT_FAILED
 
 
 def load_topology(name: str, config: Config) -> Topology:

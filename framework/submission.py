@@ -15,9 +15,10 @@ import structlog
 from framework.config import Config
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
-from framework.observe import TransactionEvent, TransactionRecord
+from framework.observe import TransactionEvent, TransactionRecord, serve_metrics
 from framework.topology import PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
+from framework.transactions.reset import reset_positions
 from framework.transactions.term import DriverSettings
 
 _log = structlog.get_logger()
@@ -108,6 +109,11 @@ class Run:
             ),
         )
         self._started = time.monotonic()
+        self._stop_metrics = (
+            serve_metrics(self.status, config.metrics_host, config.metrics_port)
+            if config.metrics_port is not None
+            else None
+        )
         self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
         self._thread.start()
 
@@ -118,6 +124,8 @@ class Run:
             self._executor.close()
             if self._owned:
                 self._store.close()
+            if self._stop_metrics is not None:
+                self._stop_metrics()
 
     def status(self) -> RunStatus:
         """Where the run stands now."""
@@ -222,6 +230,7 @@ def submit(
     executor: Executor = None,
     *,
     accept_changed_topology: bool = False,
+    fresh: bool = False,
 ) -> Run:
     """Start a topology and return its run.
 
@@ -229,7 +238,9 @@ def submit(
     ZooKeeper at ``transactional.zookeeper.servers``, and when none is configured a ``MemoryStore`` that ends with the
     process. ``executor``: by default Spark at ``spark.master``; ``"local"`` runs in this process.
     ``accept_changed_topology``: go on from the state of a topology of the same id and another shape; the difference is
-    logged. A state that is new to the topology begins empty at the next txid.
+    logged. A state that is new to the topology begins empty at the next txid. ``fresh``: forget where the source was read,
+    so that it is read from where the spout's ``start`` says; txids go on rising and the states stay as they are, so records
+    that are read again count again.
 
     Raises ``ConfigError`` or ``TopologyError`` before anything has started.
     """
@@ -248,6 +259,8 @@ def submit(
     if store is None:
         store = store_of(checked)
     try:
+        if fresh:
+            _log.warning("positions.forgotten", topology=topology.id, next_txid=reset_positions(topology, store))
         runner.start()
     except BaseException:
         if owned:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from framework.errors import ConfigError
+from framework.kafka_clients import KafkaSettings
 from framework.topology import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -27,7 +28,6 @@ from spouts.kafka_limits import KafkaLimits
 from spouts.kafka_planner import KafkaPlanner, KafkaSource
 from spouts.kafka_reader import KafkaReader, RecordFormat
 from spouts.kafka_session import sessions
-from spouts.kafka_settings import KafkaSettings
 
 #: Records per batch while there is a backlog: a job's own cost hardly matters any more, and a replay repeats seconds.
 BATCH_RECORDS_MAX = 500_000

@@ -14,8 +14,8 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from spouts.kafka_partitions import topic_and_number
-from spouts.kafka_settings import ConnectionErrors, KafkaSettings
 
 _log = structlog.get_logger()
 
@@ -60,7 +60,9 @@ class GroupOffsets:
         wanted = [TopicPartition(*topic_and_number(each), offset) for each, offset in offsets.items()]
         try:
             if self._client is None:
-                self._client = self._errors.made(lambda: AdminClient(self._settings.admin(self._errors)))
+                self._client = self._errors.made(
+                    lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.heard})
+                )
             request = ConsumerGroupTopicPartitions(self._group, wanted)
             answers = self._client.alter_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT_S)
             self._under_way = answers[self._group]

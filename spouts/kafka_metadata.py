@@ -25,8 +25,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from framework.errors import DataLossError, RetryableError
+from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from spouts.kafka_partitions import partition_id, topic_and_number
-from spouts.kafka_settings import ConnectionErrors, KafkaSettings
 
 _log = structlog.get_logger()
 
@@ -134,7 +134,9 @@ class KafkaMetadata:
 
     def _admin(self) -> AdminClient:
         if self._client is None:
-            self._client = self._errors.made(lambda: AdminClient(self._settings.admin(self._errors)))
+            self._client = self._errors.made(
+                lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.heard})
+            )
         return self._client
 
     def _look_up(self) -> KafkaTopics:

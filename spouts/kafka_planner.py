@@ -28,6 +28,7 @@ from typing import Any
 import structlog
 
 from framework.errors import DataLossError, RetryableError
+from framework.kafka_clients import KafkaSettings
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts
 from framework.topology.spouts import Meta
 from spouts.bad_records import BadRecordShare
@@ -35,7 +36,6 @@ from spouts.kafka_group import GroupOffsets
 from spouts.kafka_limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka_partitions import topic_and_number
-from spouts.kafka_settings import KafkaSettings
 
 _log = structlog.get_logger()
 

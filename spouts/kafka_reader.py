@@ -14,6 +14,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from framework.errors import BadRecordError
+from framework.kafka_clients import KafkaSettings
 from framework.topology import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -28,7 +29,6 @@ from spouts.bad_records import BadRecord, OnBadRecord
 from spouts.codecs import Codec, UndecodableValueError
 from spouts.kafka_partitions import topic_and_number
 from spouts.kafka_session import Range, sessions
-from spouts.kafka_settings import KafkaSettings
 
 _METADATA_TYPES = {
     "topic": pa.string(),

@@ -27,8 +27,8 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from framework.errors import DataLossError, RetryableError
+from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
 from spouts.kafka_partitions import partition_id
-from spouts.kafka_settings import ConnectionErrors, KafkaSettings, kafka_error
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000

@@ -18,6 +18,7 @@ from framework.topology import (
     OpaquePartitionedTransactionalSpout,
     PartitionedTransactionalSpout,
     PartitionPlanner,
+    PartitionProgress,
     PartitionReader,
     TopologyContext,
     TransactionAttempt,
@@ -204,6 +205,27 @@ class _MemoryPlanner(PartitionPlanner):
 
     def record_count(self, plan: Mapping[str, Meta]) -> int:
         return sum(int(meta["next"]) - int(meta["first"]) for meta in plan.values())
+
+    def progress(
+        self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
+    ) -> Mapping[str, PartitionProgress]:
+        with self._source.lock:
+            ends = {each: len(rows) for each, rows in self._source.partitions.items()}
+        return {
+            each: PartitionProgress(
+                end,
+                _next(committed.get(each)),
+                sum(int(plan[each]["next"]) - int(plan[each]["first"]) for plan in in_flight if each in plan),
+            )
+            for each, end in sorted(ends.items())
+        }
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        first, end = int(meta["first"]), int(meta["next"])
+        if end - first < 2:
+            return None
+        middle = (first + end) // 2
+        return {"first": first, "next": middle}, {"first": middle, "next": end}
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int:
         with self._source.lock:

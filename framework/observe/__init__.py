@@ -2,6 +2,7 @@
 
 from framework.observe.journal import AttemptRecord, Journal, TransactionEvent, TransactionRecord
 from framework.observe.logs import configure_logging
+from framework.observe.metrics import serve_metrics
 from framework.observe.progress import ProgressLines
 
 __all__ = [
@@ -11,4 +12,5 @@ __all__ = [
     "TransactionEvent",
     "TransactionRecord",
     "configure_logging",
+    "serve_metrics",
 ]

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 
 class Observed(Protocol):
@@ -30,7 +30,19 @@ class Observed(Protocol):
     @property
     def attempts_failed(self) -> int: ...
     @property
+    def bad_records(self) -> int: ...
+    @property
+    def lost_records(self) -> int: ...
+    @property
     def waiting_for(self) -> str | None: ...
+
+
+def _document(status: Observed) -> dict[str, Any]:
+    """The whole status, with the lag of each partition."""
+    document: dict[str, Any] = asdict(status)  # type: ignore[call-overload]
+    for partition, progress in getattr(status, "partitions", {}).items():
+        document["partitions"][partition]["lag"] = progress.lag
+    return document
 
 
 class ProgressLines:
@@ -51,7 +63,7 @@ class ProgressLines:
         self._last = now
         self._recent = [*self._recent[-9:], (now, status.committed_rows)]
         if self._json:
-            self._stream.write(json.dumps(asdict(status)) + "\n")  # type: ignore[call-overload]
+            self._stream.write(json.dumps(_document(status)) + "\n")
         else:
             line = self._line(status)
             self._stream.write(f"\r\x1b[2K{line}" if self._in_place else f"{line}\n")
@@ -78,6 +90,10 @@ class ProgressLines:
             parts.append(f"{status.lag / rate:,.0f} s left")
         if status.attempts_failed:
             parts.append(f"{status.attempts_failed} attempts failed")
+        if status.bad_records:
+            parts.append(f"{status.bad_records:,} bad records")
+        if status.lost_records:
+            parts.append(f"{status.lost_records:,} records lost")
         if status.waiting_for:
             parts.append(f"waiting: {status.waiting_for}")
         return " | ".join(parts)

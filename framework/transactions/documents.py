@@ -157,6 +157,22 @@ def forget_everything(store: CoordinationStore, leadership: Leadership, topology
                 state.delete(f"{folder}/{name}")
 
 
+def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: int | None = None) -> tuple[int, Plan]:
+    """The plan of a transaction: by default of the one that is next to commit. No leadership is needed. Raises
+    ``ConfigError`` when there is none, ``CorruptStateError`` when it does not parse."""
+    state = TransactionalState(store, topology_id)
+    wanted = txid if txid is not None else state.get_data(CURRTX) or 1
+    node = f"user/{spout_id}/{wanted}"
+    document = state.get_data(node)
+    if document is None:
+        raise ConfigError(
+            f"topology {topology_id!r} has no plan of transaction {wanted}: it has not been emitted yet, or is long over"
+        )
+    if not isinstance(document, dict) or not isinstance(document.get("plan"), dict):
+        raise CorruptStateError(f"{topology_id}/{node}: not a plan document; restore it from a backup")
+    return wanted, document["plan"]
+
+
 def read_history(store: CoordinationStore, topology_id: str) -> list[TransactionRecord]:
     """The records of the last thousand closed transactions of a topology, oldest first; no leadership is needed. Raises
     ``CorruptStateError`` naming the record that does not parse."""

@@ -5,14 +5,23 @@ Both need the topology's leadership, so no driver may be running. Both are safe 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+import socket
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from framework.errors import RetryableError
+from framework.errors import ConfigError, RetryableError
+from framework.execution import LocalExecutor, plan_execution
 from framework.execution.records import AttemptHeader
-from framework.transactions.commit import CommitPhase, Step
+from framework.topology.builder import Topology
+from framework.transactions.commit import CommitPhase, Step, perform
 from framework.transactions.coordinator import Persist
 from framework.transactions.documents import TopologyDocuments
+from framework.transactions.store import CoordinationStore, Leadership
+
+#: A leader whose session is about to end is waited for this long.
+LEAD_TIMEOUT_S = 15.0
 
 
 def resetting_positions(
@@ -32,3 +41,26 @@ def resetting_positions(
             raise RetryableError(f"txid {currtx} could not be rolled back: {result.failure}; try again")
     yield documents.forget_positions
     return currtx
+
+
+def reset_positions(topology: Topology, store: CoordinationStore) -> int:
+    """Forget where the source was read; see ``resetting_positions``. Returns the txid that will be next. Raises
+    ``ConfigError`` while a driver leads."""
+    with leadership_of(topology, store) as leadership:
+        executor = LocalExecutor(plan_execution(topology), {})
+        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch)
+        documents = TopologyDocuments(store, leadership, topology)
+        return perform(resetting_positions(documents, commit, topology.id, leadership.epoch))
+
+
+@contextmanager
+def leadership_of(topology: Topology, store: CoordinationStore) -> Iterator[Leadership]:
+    """The topology's leadership, for as long as it takes. Raises ``ConfigError`` while a driver leads."""
+    identity = f"reset on {socket.gethostname()}:{os.getpid()}"
+    leadership = store.lead(topology.id, identity, timeout_s=LEAD_TIMEOUT_S)
+    if leadership is None:
+        raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
+    try:
+        yield leadership
+    finally:
+        leadership.resign()

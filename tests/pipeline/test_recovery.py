@@ -285,7 +285,7 @@ def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None
     first.wait_until_caught_up(20)
     second = setup.start()
     with pytest.raises(TimeoutError, match="standby"):
-        second.wait_for_commit(99, 0.5)
+        second.wait_for_commit(99, 3)
     setup.spout.append(0, [["w1"]])
     first.wait_until_caught_up(20)
     first.stop()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
+from framework.kafka_clients import KafkaSettings
 from integration.process import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka_limits import KafkaLimits, fair_shares
-from spouts.kafka_settings import KafkaSettings
 from tests.conftest import Topics
 
 CONTEXT = TopologyContext("t", "spout", 0, 1)

@@ -1,4 +1,5 @@
-"""librdkafka's settings: what the user may set, what the guarantees fix, and where secrets stay out of sight.
+"""Settings and errors of Kafka clients, for spouts and sinks: what the user may set, what the guarantees fix, where secrets
+stay out of sight, and what an error means. No client is made here, and none imported.
 
 Settings come from two places: ``kafka.*`` keys of the configuration (files, environment, command line), and the
 ``settings=`` of a spout or sink, which win.
@@ -9,9 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-from confluent_kafka import KafkaError, KafkaException
+from typing import Any, Protocol, TypeVar
 
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
@@ -30,9 +29,14 @@ _REFUSED = {
     "partition.assignment.strategy": "the spout assigns partitions itself and joins no group",
     "allow.auto.create.topics": "a misspelt topic must be an error, not an empty topic",
     "topic.blacklist": "give the topics as topics= or pattern=",
-    "error_cb": "the spout listens to errors itself",
-    "on_commit": "nothing is committed to a consumer group by the reader",
     "metadata.broker.list": "give the brokers as bootstrap_servers=, or as kafka.bootstrap.servers in the configuration",
+    "error_cb": "errors are listened to already",
+    "on_commit": "nothing is committed to a consumer group by the reader",
+    "on_delivery": "deliveries are listened to already",
+    "enable.idempotence": "a producer that repeats a request must not write twice",
+    "acks": "what is written must survive the loss of a broker",
+    "transactional.id": "it names the topology, the component and the task, so that one writer fences another",
+    "enable.gapless.guarantee": "a message that was not delivered fails the batch already",
 }
 
 _CONSUMER = {
@@ -54,27 +58,34 @@ _CONSUMER_DEFAULTS = {
     "fetch.min.bytes": 65_536,
     "fetch.wait.max.ms": 10,
     "fetch.error.backoff.ms": 100,
-    "reconnect.backoff.max.ms": 1_000,
-    "log_level": 2,
 }
-_ADMIN_TOO = {"log_level", "reconnect.backoff.max.ms"}
-#: Errors that no waiting will mend.
+_PRODUCER = {"enable.idempotence": True, "acks": "all"}
+_DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
+_FIXED = {**_CONSUMER, **_PRODUCER}
+#: Errors that no waiting will mend, by librdkafka's names.
 _NOT_ALLOWED = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError.UNSUPPORTED_SASL_MECHANISM,
-    KafkaError._INVALID_ARG,
+    "TOPIC_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "UNSUPPORTED_SASL_MECHANISM",
+    "_INVALID_ARG",
 }
 #: Errors of a connection that was refused or distrusted: a mistake at the start, an outage once it has worked.
-_DISTRUSTED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+_DISTRUSTED = {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"}
 
 T = TypeVar("T")
 
 
+class KafkaError(Protocol):
+    """The part of confluent-kafka's ``KafkaError`` that is needed here."""
+
+    def name(self) -> str: ...
+    def str(self) -> str: ...
+
+
 class KafkaSettings:
-    """A checked set of client settings. Prints without secrets."""
+    """A checked set of client settings. Prints without secrets. Travels to tasks, secrets and all."""
 
     def __init__(self, bootstrap_servers: str | None, settings: Mapping[str, Any] | None) -> None:
         if bootstrap_servers is not None and (not isinstance(bootstrap_servers, str) or not bootstrap_servers.strip()):
@@ -84,7 +95,7 @@ class KafkaSettings:
         if "bootstrap.servers" in self._settings:
             raise ConfigError("Kafka setting 'bootstrap.servers': give it as bootstrap_servers=")
         for key, value in self._settings.items():
-            if key in _REFUSED and not (key in _CONSUMER and _same(_CONSUMER[key], value)):
+            if key in _REFUSED and not (key in _FIXED and _same(_FIXED[key], value)):
                 raise ConfigError(f"Kafka setting {key!r} cannot be {value!r}: {_REFUSED[key]}")
 
     def with_conf(self, conf: Mapping[str, Any]) -> KafkaSettings:
@@ -95,7 +106,7 @@ class KafkaSettings:
         merged = KafkaSettings(self._bootstrap_servers or revealed(servers), {**shared, **self._settings})
         if merged._bootstrap_servers is None:
             raise ConfigError(
-                "no Kafka brokers are named: give bootstrap_servers= to the spout, or kafka.bootstrap.servers in the configuration"
+                "no Kafka brokers are named: give bootstrap_servers=, or kafka.bootstrap.servers in the configuration"
             )
         return merged
 
@@ -104,26 +115,23 @@ class KafkaSettings:
         return self._bootstrap_servers or "(unnamed)"
 
     def consumer(self, group: str) -> dict[str, Any]:
-        """For reading ranges in tasks."""
-        return {**_CONSUMER_DEFAULTS, **self._revealed(), **_CONSUMER, "group.id": group}
+        """For reading: positions are set by whoever reads, and nothing is committed to the group."""
+        return {**_DEFAULTS, **_CONSUMER_DEFAULTS, **self._revealed({*_PRODUCER}), **_CONSUMER, "group.id": group}
 
-    def admin(self, errors: ConnectionErrors | None = None) -> dict[str, Any]:
-        """For planning on the driver. ``errors`` hears what librdkafka only tells by its callback."""
-        consumer_only = {*_CONSUMER, *_CONSUMER_DEFAULTS} - _ADMIN_TOO
-        own = {key: value for key, value in self._revealed().items() if key not in consumer_only}
-        heard = {"error_cb": errors.heard} if errors is not None else {}
-        return {"log_level": 2, "reconnect.backoff.max.ms": 1_000, **own, **heard}
+    def admin(self) -> dict[str, Any]:
+        """For asking and administrating."""
+        return {**_DEFAULTS, **self._revealed({*_FIXED, *_CONSUMER_DEFAULTS})}
 
     def producer(self) -> dict[str, Any]:
-        """For writing; the caller adds what its guarantee needs."""
-        return self.admin()
+        """For writing; the caller adds the transactional id."""
+        return {**_DEFAULTS, **self._revealed({*_CONSUMER, *_CONSUMER_DEFAULTS}), **_PRODUCER}
 
     def fingerprint(self) -> str:
         """A hash of everything, secrets too: clients with the same one are alike."""
-        return hashlib.sha256(repr(sorted(self._revealed().items())).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(sorted(self._revealed(set()).items())).encode()).hexdigest()[:16]
 
-    def _revealed(self) -> dict[str, Any]:
-        plain = {key: revealed(value) for key, value in self._settings.items()}
+    def _revealed(self, but: set[str]) -> dict[str, Any]:
+        plain = {key: revealed(value) for key, value in self._settings.items() if key not in but}
         return {**plain, "bootstrap.servers": self.bootstrap_servers}
 
     def __repr__(self) -> str:
@@ -133,7 +141,7 @@ class KafkaSettings:
 
 class ConnectionErrors:
     """Why a client cannot connect. A request that fails only says that it timed out; the reason, such as a wrong
-    password, comes by a callback before."""
+    password, comes by a callback before. Give ``heard`` to the client as its ``error_cb``."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -141,49 +149,52 @@ class ConnectionErrors:
         self.connected = False  # whether a request has ever been answered
 
     def heard(self, error: KafkaError) -> None:
-        """librdkafka's ``error_cb``."""
         self._heard.append(error)
 
     def made(self, make: Callable[[], T]) -> T:
         """Make a client; what is wrong with its settings is a ``ConfigError``."""
         try:
             return make()
-        except KafkaException as error:
+        except Exception as error:
+            if _inner(error) is None:
+                raise
             raise ConfigError(f"Kafka settings: {_text(error)}; correct them") from error
 
     def reason(self) -> str:
         """What was heard last, to be added to a message; empty when nothing was."""
         return f" ({_text(self._heard[-1])})" if self._heard else ""
 
-    def explain(self, error: KafkaException, client: Any = None) -> RetryableError | ConfigError:
-        """The error as ours, with the reason that was heard, if any."""
+    def explain(self, error: Exception, client: Any = None) -> RetryableError | ConfigError:
+        """The error as ours, with the reason that was heard, if any. ``client``: one that must be asked for it."""
         if client is not None and hasattr(client, "poll"):
             client.poll(0)
-        reasons = [each for each in self._heard if each.code() in _DISTRUSTED]
+        reasons = [each for each in self._heard if each.name() in _DISTRUSTED]
         self._heard.clear()
-        if reasons:
-            return kafka_error(reasons[-1], f"Kafka at {self._where}", connected=self.connected)
-        return kafka_error(error, f"Kafka at {self._where}", connected=self.connected)
+        what = f"Kafka at {self._where}"
+        return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
 
 
-def kafka_error(
-    error: KafkaError | KafkaException, what: str, *, connected: bool = True
-) -> RetryableError | ConfigError:
+def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = True) -> RetryableError | ConfigError:
     """librdkafka's error as ours, by what to do about it. ``connected``: the same client settings have worked before, so
     that being refused now is an outage and not a mistake."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    code = inner.code() if isinstance(inner, KafkaError) else None
-    text = _text(error)
-    if code in _NOT_ALLOWED or (code in _DISTRUSTED and not connected):
-        return ConfigError(f"{what}: {text}; check the security settings and the permissions of the user")
-    return RetryableError(f"{what}: {text}")
+    inner = _inner(error)
+    name = inner.name() if inner is not None else ""
+    if name in _NOT_ALLOWED or (name in _DISTRUSTED and not connected):
+        return ConfigError(f"{what}: {_text(error)}; check the security settings and the permissions of the user")
+    return RetryableError(f"{what}: {_text(error)}")
+
+
+def _inner(error: Any) -> KafkaError | None:
+    """The ``KafkaError``, also when it comes inside of a ``KafkaException``."""
+    candidate = error.args[0] if isinstance(error, Exception) and error.args else error
+    return candidate if hasattr(candidate, "name") and hasattr(candidate, "str") else None
+
+
+def _text(error: KafkaError | Exception) -> str:
+    inner = _inner(error)
+    return str(inner.str()) if inner is not None else str(error)
 
 
 def _same(fixed: Any, given: Any) -> bool:
     """Settings from files and the environment may be text."""
     return str(fixed).lower() == str(given).strip().lower()
-
-
-def _text(error: KafkaError | KafkaException) -> str:
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return str(inner.str()) if isinstance(inner, KafkaError) else str(error)

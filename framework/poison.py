@@ -1,0 +1,163 @@
+"""Finds the record that makes a batch fail: re-reads ever smaller parts of it, and shows the smallest that still does.
+
+Only the processing phase is run, in this process, so nothing is written anywhere; no leadership is needed, and a driver
+may go on meanwhile. Code that ends the process instead of raising ends the search too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.errors import ConfigError, RatchetError, RetryableError
+from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
+from framework.topology import PartitionedSpout, Topology, TopologyContext, TransactionAttempt
+from framework.topology.spouts import Meta, OnStream, PartitionPlanner
+from framework.transactions import CoordinationStore
+from framework.transactions.coordinator import plan_digest
+from framework.transactions.documents import read_plan
+
+#: Rows of the smallest range that are shown.
+ROWS_SHOWN = 5
+
+Ranges = Mapping[str, Meta]
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """The smallest ranges that still fail, and how. ``rows``: the first of them, as the spout emits them; empty when they
+    cannot be decoded. ``probes``: how many parts were tried."""
+
+    txid: int
+    ranges: Ranges
+    failure: TaskFailure
+    rows: tuple[Mapping[str, Any], ...] = ()
+    probes: int = 0
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        shown = [f"  {partition}: {_shown(meta)}" for partition, meta in sorted(self.ranges.items())]
+        return [
+            f"transaction {self.txid} fails on this much of it ({self.probes} parts tried):",
+            *shown,
+            f"  error: {self.failure}",
+            *(f"  row: {_shortened(dict(row))}" for row in self.rows),
+        ]
+
+
+def find_poison(
+    topology: Topology, store: CoordinationStore, conf: Mapping[str, Any] | None = None, txid: int | None = None
+) -> Poison | None:
+    """Narrow a batch down. ``txid``: by default the one that is next to commit. Returns None when its processing phase
+    succeeds here: then it fails in its commit phase, by chance, or for where it runs.
+
+    Raises ``ConfigError`` when there is no plan to look at, and ``RetryableError`` when the source does not answer.
+    """
+    spout = topology.spout.instance
+    if not isinstance(spout, PartitionedSpout):
+        raise ConfigError(f"spout {topology.spout.id!r} has no partitions, so its batches cannot be narrowed down")
+    txid, plan = read_plan(store, topology.id, topology.spout.id, txid)
+    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf or {}, topology.parallelisms())
+    planner = spout.planner(conf or {}, context)
+    executor = LocalExecutor(plan_execution(topology), conf or {})
+    executor.start()
+    try:
+        return _Search(topology.id, txid, planner, executor).run(plan, _Rows(spout, conf or {}, context))
+    finally:
+        executor.close()
+        planner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Reads the rows that are shown."""
+
+    spout: PartitionedSpout
+    conf: Mapping[str, Any]
+    context: TopologyContext
+
+    def of(self, planner: PartitionPlanner, ranges: Ranges) -> tuple[Mapping[str, Any], ...]:
+        found: list[Mapping[str, Any]] = []
+        reader = self.spout.reader(self.conf, self.context)
+        try:
+            read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
+            for rows in reader.read_all(TransactionAttempt(0, 0), read):
+                if not isinstance(rows, OnStream):
+                    found += rows.slice(0, ROWS_SHOWN).to_pylist()
+        except RatchetError:
+            return ()  # the failure says what cannot be read, and why
+        finally:
+            reader.close()
+        return tuple(found[:ROWS_SHOWN])
+
+
+@dataclass(slots=True)
+class _Search:
+    topology_id: str
+    txid: int
+    planner: PartitionPlanner
+    executor: LocalExecutor
+    probes: int = field(default=0)
+
+    def run(self, plan: Ranges, rows: _Rows) -> Poison | None:
+        ranges: Ranges = {each: meta for each, meta in plan.items() if self.planner.record_count({each: meta}) != 0}
+        failure = self._failure(ranges) if ranges else None
+        if failure is None:
+            return None
+        ranges, failure = self._fewest_partitions(ranges, failure)
+        ranges, failure = self._smallest(ranges, failure)
+        return Poison(self.txid, ranges, failure, rows.of(self.planner, ranges), self.probes)
+
+    def _fewest_partitions(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
+        """One that fails alone, if there is one; otherwise all that cannot be spared."""
+        for partition, meta in ranges.items():
+            alone = self._failure({partition: meta}) if len(ranges) > 1 else failure
+            if alone is not None:
+                return {partition: meta}, alone
+        for partition in list(ranges):
+            without = {each: meta for each, meta in ranges.items() if each != partition}
+            still = self._failure(without)
+            if still is not None:
+                ranges, failure = without, still
+        return ranges, failure
+
+    def _smallest(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
+        """Halve every range for as long as one of its halves will do."""
+        for partition in list(ranges):
+            while (halves := self.planner.split(partition, ranges[partition])) is not None:
+                for half in halves:
+                    part = {**ranges, partition: half}
+                    still = self._failure(part)
+                    if still is not None:
+                        ranges, failure = part, still
+                        break
+                else:
+                    break  # it takes records of both halves
+        return ranges, failure
+
+    def _failure(self, ranges: Ranges) -> TaskFailure | None:
+        """What a part of the batch fails with. Raises ``RetryableError`` when that says nothing about its records."""
+        self.probes += 1
+        header = AttemptHeader(self.topology_id, self.txid, self.probes, 0, plan_digest(ranges))
+        read = {partition: self.planner.for_reading(partition, meta) for partition, meta in ranges.items()}
+        try:
+            result = self.executor.process(ProcessingJob(header, read, self.planner.record_count(ranges)))
+        finally:
+            self.executor.release(header)
+        failure = result.failure
+        if failure is not None and failure.kind in (FailureKind.RETRYABLE, FailureKind.STALE, FailureKind.DATA_LOSS):
+            raise RetryableError(f"transaction {self.txid} cannot be read again: {failure}")
+        return failure
+
+
+def _shown(meta: Meta) -> str:
+    if "first_offset" in meta:
+        first, end = int(meta["first_offset"]), int(meta["next_offset"])
+        return f"offset {first}" if end - first == 1 else f"offsets {first} to {end - 1}"
+    return ", ".join(f"{key} {value}" for key, value in meta.items() if key != "rows")
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 500 else f"{text[:500]}..."

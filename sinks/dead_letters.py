@@ -1,0 +1,189 @@
+"""Committers for the records that a spout could not decode: into a table, or into a Kafka topic.
+
+Both take the hidden stream of a spout with ``on_bad_record="dead_letter"``; the builder adds them to the topology. A dead
+letter is identified by (topic id, partition, offset), and written under the txid of its batch, exactly once (C20).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.kafka_clients import KafkaSettings
+from framework.topology import (
+    DEAD_LETTER_FIELDS,
+    ArrowBolt,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    TopologyContext,
+    TransactionAttempt,
+)
+from sinks.kafka_writer import KafkaRecord, Marker, writers
+from sinks.states import MapState
+
+_KEY = ("topic_id", "partition", "offset")
+_VALUE = Fields.of(
+    {
+        "topic": pa.string(),
+        "timestamp_ms": pa.int64(),
+        "error": pa.string(),
+        "record_key": pa.binary(),
+        "record_value": pa.binary(),
+        "headers": pa.string(),
+    }
+)
+
+
+class _DeadLetters(ArrowBolt, Committer):
+    """Collects the dead letters of a batch until its commit."""
+
+    deterministic = True
+    commits_on_driver = True
+
+    def __init__(self) -> None:
+        self._letters: list[pa.RecordBatch] = []
+        self._attempt: TransactionAttempt | None = None
+        self._context: TopologyContext | None = None
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        for each in inputs:
+            if each.fields != DEAD_LETTER_FIELDS:
+                raise TopologyError(
+                    f"bolt {component_id!r} takes the dead letters of a spout: give it to the spout as dead_letters="
+                )
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._letters = []
+        self._attempt, self._context = batch_id, context
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        self._letters.append(batch)
+
+    def _taken(self) -> tuple[TransactionAttempt, TopologyContext, list[dict[str, Any]]]:
+        if self._attempt is None or self._context is None:
+            raise TopologyError("a committer of dead letters was used outside a topology")
+        return self._attempt, self._context, [row for batch in self._letters for row in batch.to_pylist()]
+
+
+class DeadLetterTable(_DeadLetters):
+    """Dead letters as rows of a state: key ``topic_id``, ``partition``, ``offset``; columns ``topic``, ``timestamp_ms``,
+    ``error``, ``record_key`` and ``record_value`` (the raw bytes), and ``headers`` (JSON: a list of [name, value in base64
+    or null]).
+
+    ::
+
+        OpaqueKafkaTransactionalSpout(["orders"], ..., on_bad_record="dead_letter",
+                                      dead_letters=DeadLetterTable(OpaqueMapState(SqliteBackend("orders.db", "bad"))))
+    """
+
+    def __init__(self, state: MapState) -> None:
+        super().__init__()
+        self.state = state
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        super().bind(component_id, inputs, parallelism)
+        self.state.bind(DEAD_LETTER_FIELDS.select(_KEY), _VALUE)
+
+    def finish_batch(self) -> None:
+        attempt, _, letters = self._taken()
+        if not letters:
+            return
+        self.state.begin_commit(attempt)
+        self.state.multi_put(
+            [tuple(letter[name] for name in _KEY) for letter in letters],
+            [
+                (
+                    *(letter[name] for name in ("topic", "timestamp_ms", "error", "key", "value")),
+                    json.dumps([[each["key"], _text(each["value"])] for each in letter["headers"]]),
+                )
+                for letter in letters
+            ],
+        )
+        self.state.commit(attempt)
+
+
+class DeadLetterTopic(_DeadLetters):
+    """Dead letters as records of a Kafka topic: key, value and headers as they came, and these headers added:
+    ``ratchet.topology``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``, ``.offset``, ``.timestamp_ms``, ``.error``.
+
+    Written in one kafka_txn per batch, so consumers with ``isolation.level=read_committed`` see each letter once. The topic
+    must exist; ``marker_topic`` (by default ``ratchet-markers-<topology id>``) is made when it is missing. What Kafka has
+    taken cannot be undone, so a batch whose commit was opened is never planned anew (C8).
+
+    ``bootstrap_servers`` and ``settings`` as for the spout; both may come from the configuration's ``kafka.*`` keys.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        bootstrap_servers: str | None = None,
+        marker_topic: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._topic = topic
+        self._marker_topic = marker_topic
+        self._settings = KafkaSettings(bootstrap_servers, settings)
+        self._merged: KafkaSettings | None = None
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        super().prepare(conf, context, collector, batch_id)
+        self._merged = self._settings.with_conf(conf)
+
+    def finish_batch(self) -> None:
+        attempt, context, letters = self._taken()
+        if not letters or self._merged is None:
+            return  # nothing to write, so nothing that a replay could double
+        writer = f"{context.component_id}/{context.task_index}"
+        fence = attempt.fence
+        marker = Marker(
+            context.topology_id,
+            writer,
+            fence.epoch if fence is not None else 0,
+            attempt.txid,
+            attempt.attempt_id,
+            fence.plan_digest if fence is not None else "",
+            context.task_count,
+        )
+        marked = writers.get(
+            self._merged,
+            f"ratchet-{context.topology_id}-{context.component_id}-{context.task_index}",
+            self._marker_topic or f"ratchet-markers-{context.topology_id}",
+            writer,
+        )
+        marked.write(self._topic, [_record(letter, marker) for letter in letters], marker)
+
+
+def _record(letter: Mapping[str, Any], marker: Marker) -> KafkaRecord:
+    added = {
+        "topology": marker.topology_id,
+        "txid": marker.txid,
+        **{name: letter[name] for name in ("topic", "topic_id", "partition", "offset", "timestamp_ms", "error")},
+    }
+    headers = [(each["key"], each["value"]) for each in letter["headers"]]
+    headers += [(f"ratchet.{name}", str(value).encode()) for name, value in added.items() if value is not None]
+    return KafkaRecord(letter["key"], letter["value"], headers)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
