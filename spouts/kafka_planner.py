@@ -97,7 +97,7 @@ class _Seen:
     beginnings: dict[str, int] = field(default_factory=dict)
     beginnings_at: float = 0.0
     short_since: dict[str, float] = field(default_factory=dict)
-    planned_after: Mapping[str, Meta | None] | None = None
+    reader_lost: bool = False  # what the reader has met since the last plan
     found_nothing: bool = False
 
 
@@ -149,6 +149,9 @@ class KafkaPlanner(PartitionPlanner):
             if meta.get("topic_id") is not None and int(meta["first_offset"]) < int(meta["next_offset"]):
                 wanted[topic_and_number(partition)[0]] = str(meta["topic_id"])
         self._metadata.confirm_topics(wanted)
+
+    def lost(self, plan: Mapping[str, Meta]) -> None:
+        self._seen.reader_lost = True
 
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
         self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
@@ -206,12 +209,15 @@ class KafkaPlanner(PartitionPlanner):
     def end(self) -> Mapping[str, Meta]:
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
         self._seen.ends.update({each: end.offset for each, end in ends.items()})
-        return {each: {"first_offset": 0, "next_offset": end} for each, end in self._seen.ends.items()}
+        topic_ids = self._metadata.topics().topic_ids
+        return {
+            each: _Position(0, topic_ids.get(topic_and_number(each)[0])).meta(end, None)
+            for each, end in self._seen.ends.items()
+        }
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
         return all(
-            int(meta["next_offset"]) == 0
-            or (partition in plan and int(plan[partition]["next_offset"]) >= int(meta["next_offset"]))
+            int(meta["next_offset"]) == 0 or (partition in plan and _reaches(plan[partition], meta))
             for partition, meta in goal.items()
         )
 
@@ -241,7 +247,6 @@ class KafkaPlanner(PartitionPlanner):
         begins = not previous and plan and self._source.start != "earliest"  # the start itself must be kept
         if not (any(shares.values()) or skipped or begins):
             return None
-        self._seen.planned_after = previous
         return plan
 
     def _available_topics(self, previous: Mapping[str, Meta | None]) -> KafkaTopics:
@@ -269,10 +274,13 @@ class KafkaPlanner(PartitionPlanner):
     ) -> dict[str, _Position]:
         """Where each partition goes on, or begins."""
         positions = {each: _position(meta) for each, meta in previous.items() if meta is not None}
-        replanned = bool(positions) and self._seen.planned_after == previous
-        self._look_for_beginnings(topics, now=replanned)
+        after_loss, self._seen.reader_lost = self._seen.reader_lost, False
+        if after_loss:
+            self._metadata.refresh()
+            topics = self._metadata.topics()
+        self._look_for_beginnings(topics, now=after_loss)
         for partition, position in positions.items():
-            self._check(partition, position, topics, ends, replanned=replanned)
+            self._check(partition, position, topics, ends, after_loss=after_loss)
         new = [partition for partition in ends if partition not in positions]
         if new:
             positions.update(self._begin(new, previous, topics, ends))
@@ -285,7 +293,7 @@ class KafkaPlanner(PartitionPlanner):
         topics: KafkaTopics,
         ends: Mapping[str, Offset],
         *,
-        replanned: bool,
+        after_loss: bool,
     ) -> None:
         """Is what was read before still there, and what comes next? Skips what is lost, or raises ``DataLossError``."""
         topic, _ = topic_and_number(partition)
@@ -309,11 +317,10 @@ class KafkaPlanner(PartitionPlanner):
             )
             position.skip("retention", beginning_at)
         end = ends.get(partition)
-        # A new leader, and the attempt before this has failed: if that is why, then the reader has found that the log was
-        # truncated and has grown again.
-        moved = end is not None and position.leader_epoch not in (None, end.leader_epoch)
-        if replanned and moved and self._source.skips_lost_data:
-            position.leader_epoch = None
+        if after_loss and end is not None and position.leader_epoch not in (None, end.leader_epoch):
+            # A new leader, and nothing missing that could be seen here: the reader has met a log that was truncated and has
+            # grown again. From where, only the broker knows.
+            position.skip("truncated", position.offset)
 
     def _is_short(self, partition: str, position: _Position, end: Offset) -> bool:
         """Whether a log ends before what was read. For a while that may be a broker that is coming back; then it is
@@ -369,6 +376,12 @@ class KafkaPlanner(PartitionPlanner):
             self._metadata.refresh()
             raise RetryableError("a partition's leader has moved; looking it up again")
         return positions
+
+
+def _reaches(meta: Meta, goal: Meta) -> bool:
+    """Whether a position is at or behind another, in the same topic: offsets of another one mean nothing."""
+    ids = (meta.get("topic_id"), goal.get("topic_id"))
+    return (None in ids or ids[0] == ids[1]) and int(meta["next_offset"]) >= int(goal["next_offset"])
 
 
 def _position(meta: Meta) -> _Position:

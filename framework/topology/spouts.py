@@ -226,6 +226,10 @@ class PartitionPlanner(ABC):
         """Called after a batch was read and before it may commit, in a thread of its own: make sure that what was read is
         what was planned, when the reader cannot tell. Raises ``DataLossError`` when it is not."""
 
+    def lost(self, plan: Mapping[str, Meta]) -> None:
+        """Called when reading ``plan`` has failed with a ``DataLossError``, before it is planned afresh: what the planner
+        knows of the source may be old. No I/O."""
+
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
         """Called after a processing phase has succeeded, before its commit: learn from it. No I/O. Raises
         ``BadRecordError`` to stop the topology."""

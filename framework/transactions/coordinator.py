@@ -243,8 +243,9 @@ class _Transaction:
 class Coordinator:
     """Give it events through ``handle``, from one thread.
 
-    ``may_replan``: the source goes on after lost data and every state can undo, so that an opened opaque batch whose
-    range is gone may be rolled back and planned afresh; otherwise that ends the run (C7, C8).
+    ``skips_lost_data``: the source goes on after lost data, so that an opaque batch whose range is gone is planned afresh;
+    otherwise that ends the run. ``may_replan``: and every state can undo, so that this holds for an opened batch too, after
+    it was rolled back (C7, C8).
     """
 
     def __init__(
@@ -255,6 +256,7 @@ class Coordinator:
         max_pending: int = 1,
         timeout_ms: int = 30_000,
         max_attempts: int = 5,
+        skips_lost_data: bool = True,
         may_replan: bool = False,
     ) -> None:
         self.currtx = recovered.currtx
@@ -262,6 +264,7 @@ class Coordinator:
         self._max_pending = max_pending
         self._timeout_ms = timeout_ms
         self._max_attempts = max_attempts
+        self._skips_lost_data = skips_lost_data
         self._may_replan = may_replan
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx}
         self._committed_plan = recovered.plans.get(self.currtx - 1)
@@ -443,6 +446,8 @@ class Coordinator:
         """What was planned is gone from the source. Returns the failure that ends the run, when nothing can be done."""
         if self._kind is SpoutKind.TRANSACTIONAL:
             return replace(failure, message=f"{failure.message}; an idempotent batch can only be replayed as it was")
+        if not self._skips_lost_data:
+            return failure
         if not transaction.opened:
             return None  # planned afresh anyway
         if not self._may_replan:

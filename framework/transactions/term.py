@@ -249,6 +249,7 @@ class Term:
             max_pending=settings.max_pending,
             timeout_ms=settings.message_timeout_ms,
             max_attempts=settings.max_attempts,
+            skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
         )
         self._planning = PlanningThread(
@@ -419,6 +420,8 @@ class Term:
             event = self._learned_from(event, result)
         rows = {label: received for label, (_, received) in result.rows.items()}
         if event.failure is not None:
+            if event.failure.kind is FailureKind.DATA_LOSS and self._planner is not None:
+                self._planner.lost(self._coordinator.plan_of(txid) or {} if self._coordinator is not None else {})
             self._journal.failed(txid, attempt_id, str(event.failure))
             self._update(last_error=str(event.failure))
             self._log_failure("batch.failed", event.failure, txid=txid, attempt=attempt_id)

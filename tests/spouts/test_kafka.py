@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
-from framework.kafka_clients import KafkaSettings
 from integration.process import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka_limits import KafkaLimits, fair_shares
@@ -97,12 +96,6 @@ def test_shares_are_fair_and_within_limits(available: dict[str, int], batch: int
 def test_bad_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KafkaTransactionalSpout(**{"topics": ["words"], "bootstrap_servers": "127.0.0.1:1", **options})
-
-
-def test_settings_never_show_secrets() -> None:
-    shown = repr(KafkaSettings("h:1", {"sasl.password": "canary", "ssl.key.password": "canary", "client.id": "me"}))
-    assert "canary" not in shown
-    assert "me" in shown
 
 
 def test_a_broker_that_is_away_is_waited_for_and_named() -> None:

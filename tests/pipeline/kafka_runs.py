@@ -1,0 +1,89 @@
+"""Topologies over a Kafka topic in this process, with their figures in SQLite, and the topic itself as the oracle."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from framework import Run, Topology, TransactionalTopologyBuilder, submit
+from framework.transactions import CoordinationStore, MemoryStore
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
+from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+from tests.conftest import Topics
+
+TIMEOUT_S = 60
+
+
+class KafkaRuns:
+    """One topology, run as often as one likes: counts per value, exactly once."""
+
+    def __init__(self, topics: Topics, folder: Path, name: str, *, opaque: bool = True, **options: Any) -> None:
+        self.topics = topics
+        self.path = folder / "figures.db"
+        self.name = name
+        self.opaque = opaque
+        self.options = options
+        self.store: CoordinationStore = MemoryStore()
+
+    def spout(self, **changes: Any) -> Any:
+        options = {"bootstrap_servers": self.topics.bootstrap_servers, "codec": TextCodec(), **self.options, **changes}
+        if "pattern" not in options:
+            options.setdefault("topics", [self.name])
+        return (OpaqueKafkaTransactionalSpout if self.opaque else KafkaTransactionalSpout)(**options)
+
+    def state(self, table: str) -> Any:
+        backend = SqliteBackend(self.path, table)
+        return OpaqueMapState(backend) if self.opaque else TransactionalMapState(backend)
+
+    def topology(self, **changes: Any) -> Topology:
+        builder = TransactionalTopologyBuilder(self.name, "spout", self.spout(**changes), 2)
+        count = StateCommitter(self.state("counts"), ["value"], {"n": Count()})
+        builder.set_bolt("count", count).global_grouping("spout")
+        return builder.build()
+
+    def start(self, config: Mapping[str, Any] | None = None, *, fresh: bool = False, **changes: Any) -> Run:
+        return submit(self.topology(**changes), config or {}, self.store, "local", fresh=fresh)
+
+    def catch_up(self, config: Mapping[str, Any] | None = None, *, fresh: bool = False, **changes: Any) -> Run:
+        """Run until everything there is now is committed; the run that ended is returned for its figures."""
+        with self.start(config, fresh=fresh, **changes) as run:
+            run.wait_until_caught_up(TIMEOUT_S)
+        return run
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.rows("SELECT value, n FROM counts WHERE _deleted = 0"))
+
+    def rows(self, query: str) -> list[Any]:
+        with sqlite3.connect(self.path) as connection:
+            return connection.execute(query).fetchall()
+
+
+def values_in(bootstrap_servers: str, topic: str) -> Counter[str]:
+    """The oracle: every committed record that the topic holds, read by a consumer of its own."""
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "oracle",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer(settings)
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    found: Counter[str] = Counter()
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        for message in consumer.consume(10_000, 1.0):
+            error = message.error()
+            if error is None:
+                found[(message.value() or b"").decode()] += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    consumer.close()
+    return found

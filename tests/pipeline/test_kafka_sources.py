@@ -1,0 +1,414 @@
+"""Section 2 of the behaviour document, by whole topologies over a real broker: sources, starts, loss, groups, progress."""
+
+from __future__ import annotations
+
+import datetime
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewPartitions
+
+from framework import TopologyFailed
+from framework.errors import ConfigError, DataLossError
+from integration import EmbeddedServers, KafkaBroker
+from integration.process import free_port
+from tests.conftest import Topics
+from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(params=["opaque", "transactional"])
+def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Path) -> KafkaRuns:
+    return KafkaRuns(topics, tmp_path, name, opaque=request.param == "opaque")
+
+
+def wait_for(condition: Any, what: str, timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+
+
+def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
+    """Delete a topic, really, and create it again."""
+    topics.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+
+    def created() -> bool:
+        try:
+            topics.create(topic, partitions)
+        except Exception:  # noqa: BLE001 - it is still being deleted
+            return False
+        return True
+
+    wait_for(created, "the topic to be created again")
+
+
+# --- which records -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("2.1", "2.2")
+def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginning(
+    runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
+    with runs.start(pattern=f"{name}-.*", start="latest") as run:
+        wait_for(lambda: run.status().committed_txid >= 1, "the start to be kept")
+        topics.admin.create_partitions([NewPartitions(f"{name}-a", 3)])[f"{name}-a"].result(30)
+        topics.send(f"{name}-a", [b"p"] * 4, 2)
+        topics.send(topics.create(f"{name}-b"), [b"b"] * 5)
+        topics.send(topics.create(f"other-{name}"), [b"no"])
+        wait_for(lambda: runs.counts() == {"p": 4, "b": 5}, "new partitions and topics")
+        plans = [record.plan for record in run.transactions()]
+    assert set(plans[0]) == {f"{name}-a/0"}  # what is planned is planned: the first batch knows one partition for ever
+    assert {f"{name}-a/2", f"{name}-b/0"} <= set(plans[-1])
+
+
+@pytest.mark.behaviour("2.2")
+def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
+    runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    with runs.start(pattern=f"{runs.name}-.*", start="latest") as run:
+        wait_for(lambda: run.status().phase == "running", "the run")
+        run.wait_until_caught_up(TIMEOUT_S)  # nothing is soon read
+        runs.topics.send(runs.topics.create(f"{runs.name}-late"), [b"x"] * 3)
+        wait_for(lambda: runs.path.exists() and runs.counts() == {"x": 3}, "the new topic")
+
+
+@pytest.mark.behaviour("2.3")
+@pytest.mark.parametrize("start", ["earliest", "latest", "timestamp"])
+def test_a_first_start_begins_where_it_says_and_a_resumed_one_ignores_it(runs: KafkaRuns, start: str) -> None:
+    topics, name = runs.topics, runs.name
+    topics.create(name)
+    topics.send(name, [b"old"] * 5)
+    time.sleep(0.05)
+    middle = datetime.datetime.now(datetime.UTC)
+    time.sleep(0.05)
+    topics.send(name, [b"middle"] * 3)
+    begins: Any = middle if start == "timestamp" else start
+    expected = {"earliest": {"old": 5, "middle": 3}, "latest": {}, "timestamp": {"middle": 3}}[start]
+    runs.catch_up(start=begins)
+    assert runs.counts() == expected
+    topics.send(name, [b"new"])
+    run = runs.catch_up(start="earliest" if start == "latest" else "latest")
+    assert runs.counts() == {**expected, "new": 1}
+    assert run.status().committed_txid >= 1
+
+
+@pytest.mark.behaviour("2.3")
+def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"x"] * 5)
+    before = runs.catch_up().status().committed_txid
+    assert runs.catch_up().status().committed_txid == before
+    after = runs.catch_up(fresh=True).status().committed_txid
+    assert runs.counts() == {"x": 10}
+    assert after > before
+    with runs.start() as running:
+        running.wait_until_caught_up(TIMEOUT_S)
+        with pytest.raises(ConfigError, match="a driver runs topology"):
+            runs.start(fresh=True)
+    assert runs.counts() == {"x": 10}
+
+
+@pytest.mark.behaviour("2.4")
+def test_the_first_batch_of_a_backlog_is_bounded_and_a_skewed_partition_starves_nobody(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.create(name, 3)
+    for partition, count in ((0, 900), (1, 20), (2, 200)):
+        topics.send(name, [b"p%d" % partition] * count, partition)
+    run = runs.catch_up(batch_records_max=100, partition_records_max=60)
+    ranges = [
+        [meta["next_offset"] - meta["first_offset"] for _, meta in sorted(record.plan.items())]
+        for record in run.transactions()
+    ]
+    assert ranges[0] == [40, 20, 40]
+    assert all(sum(each) <= 100 and max(each) <= 60 for each in ranges)
+    assert runs.counts() == {"p0": 900, "p1": 20, "p2": 200}
+
+
+@pytest.mark.behaviour("2.4")
+def test_a_limit_of_bytes_is_learned_after_a_small_first_batch(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"x" * 500] * 12_000)
+    run = runs.catch_up(batch_bytes_max=1_000_000)
+    sizes = [record.attempts[-1].source_bytes for record in run.transactions()]
+    assert sizes[0] == 500_000  # a thousand records, before anything is known of their size
+    assert len(sizes) >= 6
+    assert all(0 < size <= 1_000_000 for size in sizes)
+    assert sum(sizes) == 6_000_000
+
+
+# --- what is lost --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("2.6")
+def test_offsets_that_retention_removed_stop_the_topology_or_are_skipped_and_counted(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"read"] * 10)
+    runs.catch_up()
+    topics.send(name, [b"lost"] * 7 + [b"kept"] * 3)
+    topics.admin.delete_records([TopicPartition(name, 0, 17)])[TopicPartition(name, 0)].result(30)
+    with (
+        runs.start() as run,
+        pytest.raises(DataLossError, match=f"{name}/0 no longer holds offsets 10 to 17") as failed,
+    ):
+        run.wait_until_caught_up(TIMEOUT_S)
+    assert isinstance(failed.value, TopologyFailed)
+    assert runs.counts() == {"read": 10}
+    with structlog.testing.capture_logs() as logs:
+        run = runs.catch_up(on_data_loss="skip")
+    assert runs.counts() == {"read": 10, "kept": 3}
+    assert run.status().lost_records == 7
+    assert run.status().partitions[f"{name}/0"].lost_records == 7
+    (gap,) = [each for each in logs if each["event"] == "source.gap"]
+    assert (gap["reason"], gap["from_offset"], gap["to_offset"]) == ("retention", 10, 17)
+    topics.send(name, [b"kept"])
+    assert runs.catch_up(on_data_loss="skip").status().lost_records == 7  # the count outlives the run
+    assert runs.counts() == {"read": 10, "kept": 4}
+
+
+@pytest.mark.behaviour("2.6")
+def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 10)
+    runs.catch_up()
+    recreate(topics, name)
+    topics.send(name, [b"new"] * 25)  # more than was read: the old position exists in the new topic
+    with runs.start() as run, pytest.raises(DataLossError, match=f"'{name}'.*was deleted and created again"):
+        run.wait_until_caught_up(TIMEOUT_S)
+    assert runs.counts() == {"old": 10}
+    run = runs.catch_up(on_data_loss="skip")
+    assert runs.counts() == {"old": 10, "new": 25}
+    assert run.transactions()[0].plan[f"{name}/0"]["gap"]["reason"] == "recreated"
+
+
+@pytest.mark.behaviour("2.6")
+def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: KafkaRuns) -> None:
+    """Within the age of the topics that the planner knows: the check after reading finds it."""
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 10)
+    with runs.start() as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        recreate(topics, name)
+        topics.send(name, [b"new"] * 25)
+        with pytest.raises(DataLossError, match="deleted and created again"):
+            run.wait_for_commit(99, TIMEOUT_S)
+    assert runs.counts() == {"old": 10}
+
+
+@pytest.mark.behaviour("2.6")
+def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_its_leader_epoch(tmp_path: Path, name: str) -> None:
+    """The end of the log is beyond what was read, as if nothing had happened; only the epochs tell."""
+    server = KafkaBroker(tmp_path / "broker")
+    server.start()
+    try:
+        topics = Topics(server.address)
+        topics.send(topics.create(name), [b"old"] * 10)
+        runs = KafkaRuns(topics, tmp_path, name)
+        runs.catch_up()
+        server.stop()
+        for file in (server.folder / "data" / f"{name}-0").iterdir():
+            if file.name != "partition.metadata":
+                file.unlink()
+        server = KafkaBroker(tmp_path / "broker", int(server.address.rpartition(":")[2]))
+        server.start()
+        topics = Topics(server.address)
+        topics.send(name, [b"new"] * 25)
+        runs.topics = topics
+        with runs.start() as run, pytest.raises(DataLossError, match="truncat"):
+            run.wait_until_caught_up(TIMEOUT_S)
+        assert runs.counts() == {"old": 10}
+        run = runs.catch_up(on_data_loss="skip")
+        assert runs.counts() == {"old": 10, "new": 15}
+        assert run.transactions()[0].plan[f"{name}/0"]["gap"]["reason"] == "truncated"
+    finally:
+        server.stop()
+
+
+@pytest.mark.behaviour("2.6")
+def test_another_cluster_is_refused_or_read_from_its_beginning(
+    runs: KafkaRuns, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"here"] * 10)
+    runs.catch_up()
+    other = KafkaBroker(tmp_path_factory.mktemp("other"))
+    other.start()
+    try:
+        elsewhere = Topics(other.address)
+        elsewhere.send(elsewhere.create(name), [b"there"] * 4)
+        moved = {"bootstrap_servers": other.address}
+        with runs.start(**moved) as run, pytest.raises(DataLossError, match="was read from Kafka cluster"):
+            run.wait_until_caught_up(TIMEOUT_S)
+        assert runs.counts() == {"here": 10}
+        runs.catch_up(on_data_loss="skip", **moved)
+        assert runs.counts() == {"here": 10, "there": 4}
+    finally:
+        other.stop()
+
+
+# --- gaps that are no loss -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
+    """A broker that compacts and deletes as fast as it can."""
+    fast = {
+        "log.cleaner.backoff.ms": "100",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.retention.check.interval.ms": "300",
+        "log.segment.delete.delay.ms": "100",
+        "log.initial.task.delay.ms": "100",
+    }
+    with EmbeddedServers(tmp_path_factory.mktemp("cleaning"), kafka_settings=fast) as servers:
+        yield Topics(servers.bootstrap_servers)
+
+
+@pytest.mark.behaviour("2.5")
+def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp_path: Path) -> None:
+    cleaning.create(name, 1, cleanup_policy="compact", segment_ms="200", min_cleanable_dirty_ratio="0.01")
+    producer = cleaning.producer()
+    for round_ in range(4):
+        for key in range(50):
+            producer.produce(name, f"{round_}", key=f"k{key}")
+        assert producer.flush(30) == 0
+        time.sleep(0.3)  # a segment is closed by the first record after its time
+    producer.produce(name, "last", key="last")
+    producer.flush(30)
+    wait_for(lambda: sum(values_in(cleaning.bootstrap_servers, name).values()) < 150, "compaction", 90)
+    runs = KafkaRuns(cleaning, tmp_path, name)
+    run = runs.catch_up(batch_records_max=30)
+    assert runs.counts() == dict(values_in(cleaning.bootstrap_servers, name))
+    assert run.status().lost_records == 0
+    assert run.status().lag == 0
+
+
+@pytest.mark.behaviour("2.6")
+def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
+    cleaning: Topics, name: str, tmp_path: Path
+) -> None:
+    cleaning.create(name, 1, cleanup_policy="delete", segment_ms="100", retention_ms="500")
+    runs = KafkaRuns(cleaning, tmp_path, name, on_data_loss="skip")
+    cleaning.send(name, [b"first"] * 5)
+    runs.catch_up()
+    read = runs.counts().get("first", 0)
+    cleaning.send(name, [b"expired"] * 40)
+    time.sleep(0.2)
+    cleaning.send(name, [b"roll"])
+
+    def beginning() -> int:
+        from confluent_kafka.admin import OffsetSpec
+
+        where = TopicPartition(name, 0)
+        return int(cleaning.admin.list_offsets({where: OffsetSpec.earliest()})[where].result(30).offset)
+
+    wait_for(lambda: beginning() >= 45, "retention", 90)
+    cleaning.send(name, [b"fresh"] * 3)
+    run = runs.catch_up()
+    assert runs.counts().get("fresh") == 3
+    assert "expired" not in runs.counts()
+    assert run.status().lost_records >= 40
+    assert read == 5 or run.status().lost_records > 40
+
+
+@pytest.mark.behaviour("2.5")
+def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"plain"] * 3)
+    topics.send_in_kafka_txn(name, [b"aborted"] * 4, end=lambda producer: producer.abort_transaction(30))
+    producer = topics.send_in_kafka_txn(name, [b"open"] * 2, end=None)
+    topics.send(name, [b"behind"])
+    with runs.start() as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        assert runs.counts() == {"plain": 3}
+        producer.commit_transaction(30)
+        wait_for(lambda: "behind" in runs.counts(), "the last stable offset to move on")
+    assert runs.counts() == {"plain": 3, "open": 2, "behind": 1}
+    assert runs.counts() == dict(values_in(topics.bootstrap_servers, name))
+
+
+# --- what others see -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("2.12")
+def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.create(name, 2)
+    topics.send(name, [b"x"] * 10, 0)
+    topics.send(name, [b"y"] * 4, 1)
+    port = free_port()
+    with runs.start({"metrics.prometheus.port": port}) as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        topics.send_in_kafka_txn(name, [b"z"], end=lambda producer: producer.abort_transaction(30))
+        wait_for(lambda: run.status().lag == 0 and run.status().partitions[f"{name}/0"].end_offset == 12, "the marker")
+        progress = run.status().partitions
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    assert {each: (it.end_offset, it.committed_offset, it.lag, it.in_flight) for each, it in progress.items()} == {
+        f"{name}/0": (12, 12, 0, 0),
+        f"{name}/1": (4, 4, 0, 0),
+    }
+    assert run.status().partitions == progress  # also when it has ended
+    label = f'{{partition="{name}/1",topology="{name}"}}'
+    assert f"ratchet_source_end_offset{label} 4.0" in text
+    assert f"ratchet_source_committed_offset{label} 4.0" in text
+    assert f"ratchet_source_lag{label} 0.0" in text
+    assert f'ratchet_rows_committed_total{{topology="{name}"}} 14.0' in text
+
+
+@pytest.mark.behaviour("2.12")
+def test_a_lag_is_known_while_nothing_can_be_committed(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"x"] * 10)
+    runs.catch_up()
+    topics.send(name, [b"y"] * 5)
+    wait = runs.topology()
+    holding = wait.components[-1].instance
+    from framework import submit
+
+    def held(*_: Any, **__: Any) -> Any:
+        time.sleep(0.05)
+        from framework import FailedException
+
+        raise FailedException("not yet")
+
+    holding.finish_batch = held  # type: ignore[union-attr, method-assign]
+    with submit(wait, {}, runs.store, "local") as run:
+        wait_for(lambda: run.status().lag == 5, "the lag")
+        wait_for(lambda: run.status().partitions[f"{name}/0"].in_flight == 5, "what is in flight")
+        assert run.status().partitions[f"{name}/0"].committed_offset == 10
+
+
+@pytest.mark.behaviour("2.13")
+def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: KafkaRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.create(name, 2)
+    topics.send(name, [b"x"] * 10, 0)
+    topics.send(name, [b"y"] * 3, 1)
+    group = f"{name}-watchers"
+
+    def published() -> list[int]:
+        consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
+        found = consumer.committed([TopicPartition(name, number) for number in (0, 1)], timeout=30)
+        consumer.close()
+        return [each.offset for each in found]
+
+    runs.catch_up()
+    assert published() == [-1001, -1001]  # nobody asked for it
+    with runs.start(consumer_group=group) as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        topics.send(name, [b"x"] * 2, 0)
+        run.wait_until_caught_up(TIMEOUT_S)
+        wait_for(lambda: published() == [12, 3], "the offsets in the group")
+        topics.send(name, [b"x"], 1)
+        run.wait_until_caught_up(TIMEOUT_S)
+    assert published() == [12, 4]  # what the last commit left is there when the run has ended

@@ -1,0 +1,184 @@
+"""SASL/SCRAM and TLS against real brokers: what is right works, what is wrong is named, and no secret is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from framework import Config, TransactionalTopologyBuilder, submit
+from framework.errors import ConfigError, RetryableError
+from framework.kafka_clients import KafkaSettings
+from framework.transactions import MemoryStore
+from integration import KafkaBroker, SecureListener
+from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+from tests.conftest import Topics
+from tests.spouts.certificates import Certificates, make_certificates
+
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.11")]
+
+USER, PASSWORD = "alice", "canary-5c0ffee"
+TOPIC = "secured"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    secure = SecureListener(certificates.broker, {USER: PASSWORD})
+    server = KafkaBroker(tmp_path_factory.mktemp("secured"), secure=secure)
+    server.start()
+    topics = Topics(server.address)
+    topics.send(topics.create(TOPIC), [str(number % 10).encode() for number in range(100)])
+    yield server
+    server.stop()
+
+
+def settings(certificates: Certificates, **changes: str) -> dict[str, str]:
+    return {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+        "ssl.ca.location": str(certificates.authority),
+        **{key.replace("_", "."): value for key, value in changes.items()},
+    }
+
+
+def topology(spout: Any, backend: MemoryBackend) -> Any:
+    builder = TransactionalTopologyBuilder("secured", "spout", spout)
+    count = StateCommitter(OpaqueMapState(backend), ["value"], {"n": Count()})
+    builder.set_bolt("count", count).global_grouping("spout")
+    return builder.build()
+
+
+def run(address: str, config: dict[str, Any], backend: MemoryBackend) -> Any:
+    """By the configuration alone, as an operator sets it."""
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], codec=TextCodec())
+    conf = {f"kafka.{key}": value for key, value in config.items()}
+    whole = {"kafka.bootstrap.servers": address, **conf}
+    return submit(topology(spout, backend), whole, MemoryStore(), "local")
+
+
+def test_scram_over_tls_reads_everything_and_shows_no_secret(
+    broker: KafkaBroker, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = MemoryBackend()
+    file = tmp_path / "kafka.toml"
+    file.write_text(
+        f'[kafka]\nbootstrap.servers = "{broker.secure_address}"\nsecurity.protocol = "SASL_SSL"\n'
+        f'sasl.mechanism = "SCRAM-SHA-256"\nsasl.username = "${{KAFKA_USER}}"\n'
+        f'ssl.ca.location = "{certificates.authority}"\n'
+    )
+    monkeypatch.setenv("KAFKA_USER", USER)
+    monkeypatch.setenv("RATCHET_KAFKA_SASL_PASSWORD", PASSWORD)
+    config = Config.load(file)
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], codec=TextCodec())
+    store = MemoryStore()
+    with structlog.testing.capture_logs() as logs, submit(topology(spout, backend), config, store, "local") as running:
+        running.wait_until_caught_up(60)
+        status, records = running.status(), running.transactions()
+    state = OpaqueMapState(backend)
+    assert [state.get(str(digit)) for digit in range(10)] == [10] * 10
+    shown = f"{config!r} {config} {spout!r} {vars(spout)} {logs} {status} {records} {config.for_components()}"
+    documents = [store.get(path) for path in _paths(store, "")]
+    assert len(documents) > 3
+    assert PASSWORD not in shown
+    assert PASSWORD not in repr(documents)
+
+
+def _paths(store: MemoryStore, root: str) -> list[str]:
+    found = []
+    for name in store.children(root):
+        path = f"{root}/{name}".lstrip("/")
+        found += [path, *_paths(store, path)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sasl_password": "wrong"}, "[Aa]uthentication failed"),
+        ({"sasl_username": "mallory"}, "[Aa]uthentication failed"),
+        ({"ssl_ca_location": "other"}, "certificate verify failed|SSL handshake failed"),
+        ({"sasl_mechanism": "PLAIN"}, "mechanism"),
+    ],
+)
+def test_what_is_wrong_stops_the_topology_and_is_named(
+    broker: KafkaBroker, certificates: Certificates, change: dict[str, str], message: str
+) -> None:
+    if change.get("ssl_ca_location") == "other":
+        change = {"ssl_ca_location": str(certificates.other_authority)}
+    running = run(broker.secure_address, settings(certificates, **change), MemoryBackend())
+    with pytest.raises(ConfigError, match=message) as failed:
+        running.wait_until_caught_up(60)
+    assert broker.secure_address in str(failed.value)
+    assert "check the security settings" in str(failed.value)
+    assert PASSWORD not in str(failed.value)
+    running.stop()
+
+
+@pytest.mark.parametrize("which", ["expired", "other_host"])
+def test_a_broker_that_cannot_be_trusted_is_not_read(certificates: Certificates, which: str, tmp_path: Path) -> None:
+    server = KafkaBroker(tmp_path / which, secure=SecureListener(getattr(certificates, which), {USER: PASSWORD}))
+    server.start()
+    try:
+        running = run(server.secure_address, settings(certificates), MemoryBackend())
+        with pytest.raises(ConfigError, match="certificate verify failed|SSL handshake failed"):
+            running.wait_until_caught_up(60)
+        running.stop()
+    finally:
+        server.stop()
+
+
+def test_plain_text_to_a_tls_listener_is_waited_for_with_its_reason(
+    broker: KafkaBroker, certificates: Certificates
+) -> None:
+    """The broker just closes such a connection, as one does that is starting."""
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers=broker.secure_address)
+    planner = spout.planner({}, None)  # type: ignore[arg-type]
+    with pytest.raises((ConfigError, RetryableError), match=f"Kafka at {broker.secure_address}"):
+        planner.plan({})
+    planner.close()
+
+
+def test_an_unknown_setting_is_named() -> None:
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1", settings={"sasl.pasword": "x"})
+    with pytest.raises(ConfigError, match='No such configuration property: "sasl.pasword"'):
+        spout.planner({}, None).partitions()  # type: ignore[arg-type]
+
+
+def test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts() -> None:
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1")
+    built = topology(spout, MemoryBackend())
+    for key, value in (("isolation.level", "read_uncommitted"), ("acks", "1"), ("enable.idempotence", False)):
+        with pytest.raises(ConfigError, match=f"Kafka setting '{key}' cannot be"):
+            submit(built, {f"kafka.{key}": value}, MemoryStore(), "local")
+    submit(built, {"kafka.isolation.level": "READ_COMMITTED"}, MemoryStore(), "local").stop()
+
+
+def test_a_missing_variable_and_missing_brokers_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "kafka.toml"
+    file.write_text('kafka.sasl.password = "${NOT_SET_ANYWHERE}"')
+    with pytest.raises(ConfigError, match=r"kafka.sasl.password refers to \$\{NOT_SET_ANYWHERE\}.*set it"):
+        Config.load(file)
+    spout = OpaqueKafkaTransactionalSpout([TOPIC])
+    with pytest.raises(ConfigError, match="no Kafka brokers are named"):
+        submit(topology(spout, MemoryBackend()), {}, MemoryStore(), "local")
+
+
+def test_settings_never_show_secrets() -> None:
+    shown = repr(KafkaSettings("h:1", {"sasl.password": "canary", "ssl.key.password": "canary", "client.id": "me"}))
+    assert "canary" not in shown
+    assert "me" in shown
+    config = Config.of({"kafka.sasl.password": "canary", "kafka.client.id": "me"})
+    assert "canary" not in json.dumps({key: str(value) for key, value in config.for_components().items()})
+    assert config.for_components()["kafka.client.id"] == "me"
