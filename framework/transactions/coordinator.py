@@ -446,10 +446,8 @@ class Coordinator:
         """What was planned is gone from the source. Returns the failure that ends the run, when nothing can be done."""
         if self._kind is SpoutKind.TRANSACTIONAL:
             return replace(failure, message=f"{failure.message}; an idempotent batch can only be replayed as it was")
-        if not self._skips_lost_data:
-            return failure
         if not transaction.opened:
-            return None  # planned afresh anyway
+            return None if self._skips_lost_data else failure
         if not self._may_replan:
             return replace(
                 failure,

@@ -61,7 +61,7 @@ def test_the_processing_phase_runs_once_also_across_the_commit_job(executor: Spa
     result = executor.process(ProcessingJob(HEADER, RANGES, 15))
     assert result.failure is None
     assert result.rows["spout->before"] == (15, 15)
-    assert result.source_rows == 15
+    assert result.read.records == 15
     assert lines(tmp_path / "committer") == ["prepared 0", "prepared 1"]
     committed = executor.commit(HEADER)
     assert committed.failure is None

@@ -84,7 +84,7 @@ def test_reset_of_positions_reads_again_under_rising_txids(setup: Setup) -> None
     """C17"""
     setup.run_all()
     assert "transaction 5 is next" in reset.describe(setup.topology(), setup.store)[0]
-    assert "transaction 5 will start" in reset.reset_positions(setup.topology(), setup.store)
+    assert reset.reset_positions(setup.topology(), setup.store) == 5
     with setup.start() as run:
         run.wait_until_caught_up(20)
         assert run.status().committed_txid == 8
@@ -135,7 +135,7 @@ def test_reset_of_everything_starts_with_transaction_1(setup: Setup, corrupt: bo
 
 
 def test_reset_is_refused_while_a_driver_leads(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reset, "LEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("framework.transactions.reset.LEAD_TIMEOUT_S", 0.2)
     with setup.start() as run:
         run.wait_until_caught_up(20)
         with pytest.raises(ConfigError, match="a driver runs topology 'words': stop it first"):

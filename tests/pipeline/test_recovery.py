@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, Fields, Run, Topology, TransactionalTopologyBuilder, submit
-from framework.errors import ConfigError, CorruptStateError, TopologyError
+from framework.errors import ConfigError, CorruptStateError, DataLossError, TopologyError
 from framework.execution import collapsed
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
@@ -364,7 +364,7 @@ def test_state_of_another_cluster_or_topic_is_refused(
     identity = {"cluster": "A", "topics": {"t": "1", "u": "5"}}
     setup.run_all()
     identity = now
-    refused(setup, ConfigError, message)
+    refused(setup, DataLossError, message)
 
 
 def test_a_transaction_costs_two_writes_to_the_store(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

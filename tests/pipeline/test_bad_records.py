@@ -1,0 +1,374 @@
+"""Records that cannot be decoded: stop, skip, or dead letters, exactly once whatever fails (2.10, C20)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import structlog
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
+from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.kafka_clients import KafkaSettings
+from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
+from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
+from spouts import JsonCodec, TextCodec
+from tests.conftest import Topics
+from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns
+
+pytestmark = pytest.mark.integration
+
+GOOD = [b'{"value": "a"}', b'{"value": "b"}', b'{"value": "a"}']
+
+
+#: How many commits still fail, after the dead letters were written. Kept here, because bolts are copied.
+failures = {"left": 0}
+
+
+class FailsSometimes(StateCommitter):
+    """Counts, and fails its commits as often as ``failures`` says."""
+
+    def finish_batch(self) -> Any:
+        values = super().finish_batch()
+        if failures["left"]:
+            failures["left"] -= 1
+            raise FailedException("the other committers have written already")
+        return values
+
+
+class BadRuns(KafkaRuns):
+    """With JSON values, and a committer that may be told to fail."""
+
+    def topology(self, **changes: Any) -> Any:
+        changes.setdefault("codec", JsonCodec(Fields(value=str)))
+        builder = TransactionalTopologyBuilder(self.name, "spout", self.spout(**changes), 2)
+        count = FailsSometimes(self.state("counts"), ["value"], {"n": Count()})
+        # A tombstone has no key to be counted under.
+        builder.set_bolt("present", Present(), 2).shuffle_grouping("spout")
+        builder.set_bolt("count", count).global_grouping("present")
+        return builder.build()
+
+
+class Present(ArrowBolt):
+    """Drops tombstones."""
+
+    deterministic = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        yield batch.filter(pc.is_valid(batch.column("value"))).select(["value"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(value=str))
+
+
+@pytest.fixture(params=["opaque", "transactional"])
+def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Path) -> BadRuns:
+    return BadRuns(topics, tmp_path, name, opaque=request.param == "opaque")
+
+
+def committed(topics: Topics, topic: str) -> list[Any]:
+    """What a read_committed consumer sees, in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": topics.bootstrap_servers,
+            "group.id": "oracle",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[Any] = []
+    while True:
+        for message in consumer.consume(1_000, 1.0):
+            if message.error() is None:
+                found.append(message)
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                consumer.close()
+                return found
+
+
+@pytest.mark.behaviour("2.10")
+def test_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
+    runs.topics.send(runs.topics.create(runs.name), [*GOOD, b'{"value": 7}'])
+    with runs.start() as run, pytest.raises(BadRecordError, match=f"'{runs.name}', partition 0, offset 3: ") as failed:
+        run.wait_until_caught_up(TIMEOUT_S)
+    assert isinstance(failed.value, TopologyFailed)
+
+
+@pytest.mark.behaviour("2.10")
+def test_skip_leaves_bad_records_out_and_counts_them(runs: BadRuns) -> None:
+    runs.topics.send(runs.topics.create(runs.name), [b"no", *GOOD, b"\xff", b"[]", b'{"value": "c"}'])
+    run = runs.catch_up(on_bad_record="skip")
+    assert runs.counts() == {"a": 2, "b": 1, "c": 1}
+    assert run.status().bad_records == 3
+    assert sum(record.attempts[-1].bad_records for record in run.transactions()) == 3
+    assert run.status().committed_rows == 7
+
+
+@pytest.mark.behaviour("2.10")
+@pytest.mark.parametrize("failing", [0, 2])
+def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(runs: BadRuns, failing: int) -> None:
+    topics, name = runs.topics, runs.name
+    producer = topics.producer()
+    topics.create(name)
+    for value in (*GOOD, b"bad", None, b"\x00\xff"):
+        producer.produce(name, value, key=b"k", headers=[("trace", b"t1"), ("none", None)], timestamp=1_700_000_000_000)
+    assert producer.flush(30) == 0
+    failures["left"] = failing
+    options = {"on_bad_record": "dead_letter", "batch_records_max": 4}
+    run = runs.catch_up(dead_letters=DeadLetterTable(runs.state("letters")), **options)
+    assert runs.counts() == {"a": 2, "b": 1}
+    assert run.status().attempts_failed == failing
+    letters = runs.rows(
+        "SELECT partition, offset, topic, timestamp_ms, record_key, record_value, error, headers, topic_id, _txid "
+        "FROM letters WHERE _deleted = 0 ORDER BY offset"
+    )
+    assert [row[:6] for row in letters] == [
+        (0, 3, name, 1_700_000_000_000, b"k", b"bad"),
+        (0, 5, name, 1_700_000_000_000, b"k", b"\x00\xff"),
+    ]
+    assert "not a JSON object" in letters[0][6]
+    assert json.loads(letters[0][7]) == [["trace", "dDE="], ["none", None]]
+    assert len(letters[0][8]) == 22  # a topic id
+    assert [row[9] for row in letters] == [1, 2]
+    assert run.status().bad_records == 2
+
+
+@pytest.mark.behaviour("2.10")
+@pytest.mark.parametrize("failing", [0, 2])
+def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs: BadRuns, failing: int) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"bad-0", *GOOD, b"bad-4"])
+    dead = topics.create(f"{name}-dead")
+    failures["left"] = failing
+    letters = DeadLetterTopic(dead, bootstrap_servers=topics.bootstrap_servers)
+    run = runs.catch_up(dead_letters=letters, on_bad_record="dead_letter", batch_records_max=3)
+    assert run.status().attempts_failed == failing
+    assert runs.counts() == {"a": 2, "b": 1}
+    found = committed(topics, dead)
+    assert [message.value() for message in found] == [b"bad-0", b"bad-4"]
+    headers = dict(found[1].headers())
+    assert headers["ratchet.topic"] == name.encode()
+    assert (headers["ratchet.partition"], headers["ratchet.offset"]) == (b"0", b"4")
+    assert headers["ratchet.txid"] == b"2"
+    assert b"not a JSON object" in headers["ratchet.error"]
+    writers.close()  # as another process, which finds the markers
+    topics.send(name, [b"bad-5"])
+    runs.catch_up(dead_letters=letters, on_bad_record="dead_letter", batch_records_max=3)
+    assert [message.value() for message in committed(topics, dead)] == [b"bad-0", b"bad-4", b"bad-5"]
+
+
+@pytest.mark.behaviour("2.10")
+def test_bad_keys_and_headers_are_bad_records_too(runs: BadRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.create(name)
+    producer = topics.producer()
+    for value, key, header in (
+        (b"a", b"k", b"h"),
+        (b"b", b"\xff", b"h"),
+        (b"c", b"k", b"\xfe"),
+        (b"\xff", b"\xff", b"h"),
+    ):
+        producer.produce(name, value, key=key, headers=[("h", header)])
+    assert producer.flush(30) == 0
+    run = runs.catch_up(
+        codec=TextCodec(),
+        key_codec=TextCodec("key_text"),
+        header_codecs={"h": TextCodec("h")},
+        on_bad_record="dead_letter",
+        dead_letters=DeadLetterTable(runs.state("letters")),
+    )
+    assert runs.counts() == {"a": 1}
+    errors = runs.rows("SELECT offset, error FROM letters ORDER BY offset")
+    assert errors == [
+        (1, "key: invalid UTF-8 at byte 0"),
+        (2, "header h: invalid UTF-8 at byte 0"),
+        (3, "invalid UTF-8 at byte 0"),
+    ]
+    assert run.status().bad_records == 3
+
+
+@pytest.mark.behaviour("2.10")
+def test_too_many_bad_records_stop_the_topology_before_their_batch_commits(runs: BadRuns) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [*GOOD * 400, *[b"bad"] * 30])
+    runs.catch_up(on_bad_record="skip", bad_record_share_max=0.03)
+    assert runs.counts() == {"a": 800, "b": 400}
+    topics.send(name, [b"bad"] * 31 + [b'{"value": "c"}'])
+    too_many = pytest.raises(BadRecordError, match="31 of the last 32 records could not be decoded.*0.03")
+    with runs.start(on_bad_record="skip", bad_record_share_max=0.03) as run, too_many:
+        run.wait_until_caught_up(TIMEOUT_S)
+    assert "c" not in runs.counts()
+    runs.catch_up(on_bad_record="skip", bad_record_share_max=None)
+    assert runs.counts()["c"] == 1
+
+
+def test_dead_letters_and_their_committer_belong_together(topics: Topics, name: str) -> None:
+    for options in (
+        {"on_bad_record": "dead_letter"},
+        {"dead_letters": DeadLetterTopic("x")},
+        {"on_bad_record": "drop"},
+    ):
+        with pytest.raises(ConfigError, match="on_bad_record"):
+            KafkaRuns(topics, Path("."), name).spout(**options)
+
+
+# --- the writer: one marker per txid, whoever writes ----------------------------------------------------------------
+
+
+@pytest.fixture
+def written(topics: Topics, name: str) -> Callable[..., Any]:
+    """Makes a writer; each is a producer of its own, as in another process."""
+    topics.create(name)
+
+    def make() -> MarkedWriter:
+        return MarkedWriter(KafkaSettings(topics.bootstrap_servers, None), f"x-{name}", f"{name}-markers", "bolt/0")
+
+    return make
+
+
+def marker(txid: int, attempt: int = 1, epoch: int = 1, digest: str = "d") -> Marker:
+    return Marker("t", "bolt/0", epoch, txid, attempt, digest)
+
+
+def record(value: str) -> list[KafkaRecord]:
+    return [KafkaRecord(None, value.encode())]
+
+
+class TestMarkedWriter:
+    def test_a_replay_writes_nothing_twice_in_the_same_writer_and_in_another(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        first = written()
+        assert first.write(name, record("one"), marker(1))
+        assert not first.write(name, record("one again"), marker(1, attempt=2))
+        assert not written().write(name, record("one again"), marker(1, attempt=3, epoch=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one"]
+
+    def test_a_zombie_is_fenced_and_the_next_attempt_finds_out_what_is_there(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        zombie, successor = written(), written()
+        assert zombie.write(name, record("one"), marker(1))
+        assert successor.write(name, record("two"), marker(2, epoch=2))
+        with pytest.raises((StaleWriterError, RetryableError)):
+            zombie.write(name, record("two by a zombie"), marker(2))
+        with pytest.raises(StaleWriterError):  # it begins anew, and finds a marker that is newer than itself
+            zombie.write(name, record("one by a zombie"), marker(1))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+        assert written().write(name, record("three"), marker(3, epoch=2))
+
+    def test_what_a_dead_writer_left_open_is_aborted(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dead = written()
+        dead.write(name, record("one"), marker(1))
+        assert dead._producer is not None
+        dead._producer.begin_transaction()
+        dead._producer.produce(name, b"never committed")
+        dead._producer.flush(30)
+        assert written().write(name, record("two"), marker(2))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+
+    def test_another_plan_of_a_txid_that_is_written_is_refused(
+        self, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        written().write(name, record("one"), marker(1))
+        with pytest.raises(InvariantViolation, match="txid 1 was written by bolt/0 under plan d.*is e now"):
+            written().write(name, record("one"), marker(1, epoch=2, digest="e"))
+
+    def test_after_a_reset_txids_begin_again_and_are_written(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        written().write(name, record("seven"), marker(7))
+        assert written().write(name, record("one"), marker(1, epoch=2))
+        assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
+
+    def test_a_missing_topic_is_named(self, written: Callable[[], MarkedWriter]) -> None:
+        with pytest.raises(RetryableError, match="topic 'not-there' does not exist.*create it"):
+            written().write("not-there", record("x"), marker(1))
+
+
+# --- the record that does it ---------------------------------------------------------------------------------------
+
+
+def poisoned(runs: KafkaRuns, bad: Callable[[set[str]], bool]) -> Any:
+    """A topology whose bolt raises for the batches that hold what ``bad`` says."""
+    from framework import BaseBatchBolt
+
+    class Touchy(BaseBatchBolt):
+        def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+            self.seen: set[str] = set()
+
+        def execute(self, tup: Any) -> None:
+            self.seen.add(tup["value"])
+            if bad(self.seen):
+                raise ZeroDivisionError("cannot stomach this")
+
+        def finish_batch(self) -> None: ...
+
+    builder = TransactionalTopologyBuilder(runs.name, "spout", runs.spout(), 2)
+    builder.set_bolt("touchy", Touchy()).global_grouping("spout")
+    return builder.build()
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+def test_find_poison_shows_the_one_record_that_fails(topics: Topics, name: str, tmp_path: Path, opaque: bool) -> None:
+    from framework import find_poison
+
+    runs = KafkaRuns(topics, tmp_path, name, opaque=opaque)
+    topics.create(name, 3)
+    for partition in range(3):
+        values = [f"{partition}:{number}".encode() for number in range(2_000)]
+        topics.send(name, values, partition)
+    built = poisoned(runs, lambda seen: "1:1234" in seen)
+    failed = pytest.raises(TopologyFailed, match="cannot stomach this")
+    with submit(built, {"topology.max.attempts": 2}, runs.store, "local") as run, failed:
+        run.wait_until_caught_up(TIMEOUT_S)
+    found = find_poison(built, runs.store)
+    assert found is not None
+    assert {each: (meta["first_offset"], meta["next_offset"]) for each, meta in found.ranges.items()} == {
+        f"{name}/1": (1234, 1235)
+    }
+    assert found.rows == ({"value": "1:1234"},)
+    assert found.probes < 40
+    text = "\n".join(found.lines())
+    assert f"{name}/1: offset 1234" in text
+    assert "ZeroDivisionError: cannot stomach this" in text
+
+
+def test_find_poison_shows_two_records_that_only_fail_together(topics: Topics, name: str, tmp_path: Path) -> None:
+    from framework import find_poison
+
+    runs = KafkaRuns(topics, tmp_path, name)
+    topics.create(name, 2)
+    for partition in range(2):
+        topics.send(name, [f"{partition}:{number}".encode() for number in range(100)], partition)
+    built = poisoned(runs, lambda seen: {"0:7", "1:93"} <= seen)
+    with submit(built, {"topology.max.attempts": 1}, runs.store, "local") as run, pytest.raises(TopologyFailed):
+        run.wait_until_caught_up(TIMEOUT_S)
+    found = find_poison(built, runs.store)
+    assert found is not None
+    assert {each: meta["first_offset"] for each, meta in found.ranges.items()} == {f"{name}/0": 7, f"{name}/1": 93}
+    assert sorted(row["value"] for row in found.rows) == ["0:7", "1:93"]
+
+
+def test_find_poison_says_so_when_nothing_fails_or_nothing_is_planned(
+    topics: Topics, name: str, tmp_path: Path
+) -> None:
+    from framework import find_poison
+
+    runs = KafkaRuns(topics, tmp_path, name)
+    topics.send(topics.create(name), [b"x"] * 10)
+    with pytest.raises(ConfigError, match="has no plan of transaction 1"):
+        find_poison(runs.topology(), runs.store)
+    with structlog.testing.capture_logs():
+        runs.catch_up()
+    assert find_poison(runs.topology(), runs.store, txid=1) is None
