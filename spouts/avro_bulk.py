@@ -3,7 +3,8 @@
 An Avro file is a header with the schema, then blocks of values one after the other: so values that came one by one can be
 read as one block of a file that exists in memory only. What could go wrong there is that a damaged value takes bytes of
 its neighbour. So the length that each decoded row must have had is computed, and compared with the length of its value:
-when all are equal, no value has taken anything of another. Otherwise nothing is said, and the caller decodes one by one.
+when all are equal, no value has taken anything of another. The bytes that polars takes too lightly are looked at again.
+Where anything does not fit nothing is said, and the caller decodes one by one.
 
 Plain types only: boolean, int, long, float, double, string, bytes, each alone or in a union with null.
 """
@@ -30,6 +31,8 @@ except ImportError:  # an optional extra
 _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
 #: Promotions that a cast in Arrow does as Avro's resolution does.
 _PROMOTED = {("int", "long"), ("int", "double"), ("float", "double")}
+#: Branch 1 of a union, as a zig-zag varint.
+_SECOND_OF_TWO = 2
 _FIXED_SIZE = {"boolean": 1, "float": 4, "double": 8}
 _SYNC = b"ratchet-in-memory"[:16]
 #: A varint of n bytes holds values below these.
@@ -94,7 +97,7 @@ class BulkAvro:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 return None
             raise
-        if table.num_rows != len(present) or not self._lengths_fit(table, present):
+        if table.num_rows != len(present) or not self._fits(table, present, body):
             return None
         batch = self._as_target(table, len(present))
         if batch is None or len(present) == len(values):
@@ -102,18 +105,33 @@ class BulkAvro:
         positions = iter(range(len(present)))
         return batch.take(pa.array([None if value is None else next(positions) for value in values], pa.int64()))
 
-    def _lengths_fit(self, table: pa.Table, values: Sequence[bytes]) -> bool:
-        sizes = np.zeros(len(values), dtype=np.int64)
-        for each in self._columns:
-            column = table.column(each.name).combine_chunks()
-            size = _encoded_sizes(column.chunk(0) if isinstance(column, pa.ChunkedArray) else column, each.kind)
-            if each.nullable:
-                size = np.where(column.is_null().to_numpy(zero_copy_only=False), 0, size) + 1
-            elif column.null_count:
-                return False
-            sizes += size
+    def _fits(self, table: pa.Table, values: Sequence[bytes], body: bytes) -> bool:
+        """Whether these rows are what the values say: each took exactly its own bytes, and those that say which of two it
+        is (a null or a value, false or true) say nothing else."""
         lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
-        return bool(np.array_equal(sizes, lengths))
+        at = np.cumsum(lengths) - lengths
+        ends = at + lengths
+        deciding: list[tuple[Any, Any, Any]] = []  # positions in the body, the least and the most that may stand there
+        for each in self._columns:
+            column = table.column(each.name)
+            array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+            present = array.is_valid().to_numpy(zero_copy_only=False)
+            size = np.where(present, _encoded_sizes(array, each.kind), 0)
+            if each.nullable:
+                branch = np.where(present, _SECOND_OF_TWO, 0)
+                deciding.append((at, branch, branch))
+                at = at + 1
+            elif array.null_count:
+                return False
+            if each.kind == "boolean":
+                deciding.append((at[present], 0, 1))
+            at = at + size
+        if not np.array_equal(at, ends):
+            return False
+        raw = np.frombuffer(body, dtype=np.uint8)
+        return all(
+            bool(np.all((raw[positions] >= least) & (raw[positions] <= most))) for positions, least, most in deciding
+        )
 
     def _as_target(self, table: pa.Table, rows: int) -> pa.RecordBatch | None:
         arrays = []

@@ -54,7 +54,7 @@ def _fields(node: Mapping[str, Any], document: Mapping[str, Any], where: str) ->
 def _type(node: Any, document: Mapping[str, Any], where: str) -> tuple[pa.DataType, bool]:
     """The Arrow type at a place, and whether null is allowed there."""
     node = _resolved(node, document, where)
-    declared = node.get("type")
+    declared = node.get("type", "object" if "properties" in node else None)
     kinds = [declared] if isinstance(declared, str) else list(declared or ())
     nullable = "null" in kinds
     kinds = [kind for kind in kinds if kind != "null"]

@@ -202,15 +202,17 @@ def _start(start: str | int | datetime.datetime) -> str | int:
 def _checked_format(
     codec: Codec | None, key_codec: Codec | None, headers: Mapping[str, Codec] | None, metadata: Sequence[str]
 ) -> RecordFormat:
-    named = {
-        "codec": codec,
-        "key_codec": key_codec,
-        **{f"header_codecs[{name!r}]": x for name, x in (headers or {}).items()},
-    }
+    named: dict[str, Any] = {"codec": codec if codec is not None else BytesCodec()}
+    if key_codec is not None:
+        named["key_codec"] = key_codec
+    named.update({f"header_codecs[{name!r}]": each for name, each in (headers or {}).items()})
     for name, each in named.items():
-        if each is not None and not isinstance(each, Codec):
+        if not isinstance(each, Codec):
             raise ConfigError(f"{name} must be a Codec, such as TextCodec(), not {each!r}")
-    return RecordFormat(codec if codec is not None else BytesCodec(), key_codec, dict(headers or {}), tuple(metadata))
+    twice = next((name for name in metadata if list(metadata).count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"metadata field {twice!r} is named twice")
+    return RecordFormat(named["codec"], key_codec, dict(headers or {}), tuple(metadata))
 
 
 def _fields_of(record_format: RecordFormat) -> Fields:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from framework import Fields
 from framework.errors import TopologyError
-from spouts import BytesCodec, JsonCodec, TextCodec, UndecodableValueError
+from spouts import BadRecord, BytesCodec, Codec, JsonCodec, TextCodec, UndecodableValueError
+from spouts.codecs import Values
 
 CODEC = JsonCodec(Fields(word=str, amount=int, share=float, ok=bool))
 GOOD = b'{"word":"a","amount":1,"share":0.5,"ok":true}'
@@ -127,3 +128,42 @@ def test_text_invalid_utf8_is_named_by_its_index() -> None:
 def test_bytes_and_text_keep_null_and_empty_apart() -> None:
     assert BytesCodec().decode([b"", None]).column(0).to_pylist() == [b"", None]
     assert TextCodec().decode([b"", None]).column(0).to_pylist() == ["", None]
+
+
+class Picky(Codec):
+    """As a user would write one: only ``decode``."""
+
+    fields = Fields(value=bytes)
+
+    def decode(self, values: Values) -> pa.RecordBatch:
+        for index, value in enumerate(values):
+            if value is not None and b"!" in value:
+                raise UndecodableValueError(index, "it shouts")
+        return pa.record_batch([pa.array(values, pa.binary())], names=["value"])
+
+
+@pytest.mark.parametrize(
+    ("codec", "good", "bad"),
+    [
+        (JsonCodec(Fields(word=str, n=int)), b'{"word":"a","n":1}', b'{"word":"a","n":"1"}'),
+        (TextCodec(), "ä".encode(), b"\xff"),
+        (Picky(), b"hello", b"hello!"),
+    ],
+)
+@given(pattern=st.lists(st.sampled_from("gbn"), max_size=90))
+def test_what_is_good_comes_in_order_and_what_is_bad_by_its_index(
+    codec: Codec, good: bytes, bad: bytes, pattern: list[str]
+) -> None:
+    """Good, bad and null in any order: as if each had been decoded alone."""
+    values = [{"g": good, "b": bad, "n": None}[each] for each in pattern]
+    batch, found = codec.decode_good(values)
+    assert [each.index for each in found] == [index for index, each in enumerate(pattern) if each == "b"]
+    alone = [codec.decode([value]).to_pylist()[0] for value, each in zip(values, pattern, strict=True) if each != "b"]
+    assert batch.to_pylist() == alone
+    assert all(isinstance(each, BadRecord) and each.reason for each in found)
+    if found:
+        with pytest.raises(UndecodableValueError) as error:
+            codec.decode(values)
+        assert error.value.index == found[0].index
+    else:
+        assert codec.decode(values).equals(batch)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from integration.process import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka_limits import KafkaLimits, fair_shares
 from tests.conftest import Topics
 
 CONTEXT = TopologyContext("t", "spout", 0, 1)
@@ -55,20 +53,6 @@ def values(source: Any, ranges: Plan) -> list[str]:
     return [row[0] for row in read(source, ranges)]
 
 
-# --- limits --------------------------------------------------------------------------------------------------------
-
-
-@given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000)), st.integers(1, 500), st.integers(1, 300))
-def test_shares_are_fair_and_within_limits(available: dict[str, int], batch: int, each: int) -> None:
-    shares = fair_shares(available, KafkaLimits(batch, each))
-    assert shares.keys() == available.keys()
-    assert sum(shares.values()) == min(batch, sum(min(held, each) for held in available.values()))
-    for partition, share in shares.items():
-        assert 0 <= share <= min(available[partition], each)
-        if share < min(available[partition], each):  # who is cut short has at least as much as anyone, give or take one
-            assert share >= max(shares.values()) - 1
-
-
 # --- settings: bad input gets one clear line -----------------------------------------------------------------------
 
 
@@ -86,6 +70,20 @@ def test_shares_are_fair_and_within_limits(available: dict[str, int], batch: int
         ({"topics": [], "pattern": "("}, "is not a regular expression"),
         ({"start": "yesterday"}, "start must be"),
         ({"start": -1}, "start must be"),
+        ({"start": datetime.datetime(2024, 1, 1)}, "datetime with a zone"),
+        ({"batch_bytes_max": 0}, "batch_bytes_max must be 1 or more"),
+        ({"batch_time_max_s": 0}, "batch_time_max_s must be above 0"),
+        ({"on_data_loss": "ignore"}, "on_data_loss must be 'fail' or 'skip'"),
+        ({"on_bad_record": "ignore"}, "on_bad_record must be one of 'fail', 'skip', 'dead_letter'"),
+        ({"bad_record_share_max": 2}, "bad_record_share_max must be between 0 and 1"),
+        ({"consumer_group": ""}, "consumer_group must be a name"),
+        ({"key_codec": "text"}, "key_codec must be a Codec"),
+        ({"header_codecs": {"h": None}}, "header_codecs\\['h'\\] must be a Codec"),
+        ({"metadata": ["topic", "topic"]}, "metadata field 'topic' is named twice"),
+        ({"key_codec": TextCodec("value")}, "'value' is both a field of the key"),
+        ({"settings": {"acks": "1"}}, "'acks' cannot be '1'"),
+        ({"settings": {"enable.idempotence": "false"}}, "'enable.idempotence' cannot be 'false'"),
+        ({"settings": {"bootstrap.servers": "x:1"}}, "give it as bootstrap_servers="),
         ({"start": True}, "start must be"),
         ({"batch_records_max": 0}, "batch_records_max must be 1 or more"),
         ({"partition_records_max": "many"}, "partition_records_max must be 1 or more"),
@@ -215,6 +213,17 @@ class TestPlanning:
         planner._metadata._client = client
         assert planner.plan({}) is not None
 
+    def test_a_pattern_never_finds_kafkas_own_topics(self, topics: Topics, name: str) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        topics.send(topics.create(name), [b"x"])
+        consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
+        consumer.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)  # makes __consumer_offsets
+        consumer.close()
+        found = spout(topics, name, pattern=".*").planner({}, CONTEXT).partitions()
+        assert f"{name}/0" in found
+        assert not [partition for partition in found if partition.startswith("__")]
+
     def test_identity_names_cluster_and_topic_ids(self, topics: Topics, name: str) -> None:
         topics.create(name)
         identity = spout(topics, name).planner({}, CONTEXT).source_identity()
@@ -341,6 +350,25 @@ class TestReading:
         source = spout(topics, name)
         assert values(source, plan(source)) == ["small", "x" * 10_000_000, "", None]
 
+    @pytest.mark.behaviour("2.8", "2.9")
+    def test_keys_and_headers_are_decoded_into_fields_of_their_own(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        producer = topics.producer()
+        headers = [("trace", b"first"), ("trace", b"last"), ("n", b'{"n": 7}')]
+        producer.produce(name, b"v", key=b'{"customer": "c1"}', headers=headers)
+        producer.produce(name, b"w")
+        producer.flush(30)
+        source = spout(
+            topics,
+            name,
+            key_codec=JsonCodec(Fields(customer=str)),
+            header_codecs={"trace": TextCodec("trace"), "n": JsonCodec(Fields(n=int))},
+            metadata=["offset"],
+        )
+        assert source.output_fields().names == ("value", "customer", "trace", "n", "offset")
+        assert read(source, plan(source)) == [("v", "c1", "last", 7, 0), ("w", None, None, None, 1)]
+
+    @pytest.mark.behaviour("2.8")
     def test_metadata_fields_come_after_the_codecs(self, topics: Topics, name: str) -> None:
         topics.create(name, 1)
         producer = topics.producer()

@@ -1,0 +1,110 @@
+"""Where a JsonCodec's schema comes from: a JSON Schema, or a sample (2.9)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework.errors import TopologyError
+from spouts import JsonCodec, UndecodableValueError
+
+pytestmark = pytest.mark.behaviour("2.9")
+
+ORDER = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "required": ["id", "total"],
+    "properties": {
+        "id": {"type": "string", "pattern": "^o-"},
+        "total": {"type": "number"},
+        "count": {"type": ["integer", "null"]},
+        "paid": {"type": "boolean"},
+        "address": {"$ref": "#/$defs/address"},
+        "lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}}},
+    },
+    "$defs": {"address": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+def test_types_objects_arrays_and_references_become_columns(tmp_path: Path) -> None:
+    file = tmp_path / "order.json"
+    file.write_text(json.dumps(ORDER))
+    for given in (ORDER, json.dumps(ORDER), file, str(file)):
+        codec = JsonCodec.from_json_schema(given)  # type: ignore[arg-type]
+        assert {name: codec.fields.type_of(name) for name in codec.fields} == {
+            "id": pa.string(),
+            "total": pa.float64(),
+            "count": pa.int64(),
+            "paid": pa.bool_(),
+            "address": pa.struct([("city", pa.string())]),
+            "lines": pa.list_(pa.struct([("sku", pa.string())])),
+        }
+    row = {"id": "o-1", "total": 1.5, "address": {"city": "Oslo"}, "lines": [{"sku": "a"}]}
+    assert codec.decode([json.dumps(row).encode()]).to_pylist() == [{**row, "count": None, "paid": None}]
+
+
+def test_what_is_required_must_be_there_and_a_tombstone_needs_nothing() -> None:
+    codec = JsonCodec.from_json_schema(ORDER)
+    good = b'{"id": "o-1", "total": 1}'
+    assert codec.decode([good, None]).num_rows == 2
+    values = [good, b'{"id": "o-2"}', None, b'{"id": null, "total": 2}', good]
+    with pytest.raises(UndecodableValueError, match="value 1: total is required, and is missing or null"):
+        codec.decode(values)
+    batch, bad = codec.decode_good(values)
+    assert batch.column("id").to_pylist() == ["o-1", None, "o-1"]
+    assert [(each.index, each.reason.split()[0]) for each in bad] == [(1, "total"), (3, "id")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "array", "items": {}}, "root must be an object"),
+        ({"properties": {"x": {"oneOf": []}}}, "#/properties/x: oneOf has no one Arrow type"),
+        ({"properties": {"x": {"type": ["string", "integer"]}}}, "#/properties/x: one type is wanted"),
+        ({"properties": {"x": {}}}, "#/properties/x: one type is wanted"),
+        ({"properties": {"x": {"type": "object"}}}, "an object without properties"),
+        ({"properties": {"x": {"type": "array"}}}, "an array needs items"),
+        ({"properties": {"x": {"$ref": "#/nowhere"}}}, "leads nowhere"),
+        ({"properties": {"x": {"$ref": "https://example.com/s"}}}, "does not lead to a type in this document"),
+        ({"properties": {"x": {"$ref": "#"}}}, "in this document"),
+        ("{", "cannot be read"),
+        ("no-such-file.json", "cannot be read"),
+    ],
+)
+def test_what_has_no_columns_is_named(schema: Any, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        JsonCodec.from_json_schema(schema)
+
+
+def test_a_sample_gives_the_fields_of_all_its_values_and_text_stays_text() -> None:
+    sample: list[Any] = [
+        b'{"at": "2024-01-02", "n": 1,\n "inner": {"when": "2024-01-02T03:04:05Z"}}',
+        {"n": 2, "tags": ["a"]},
+        '{"at": "never", "n": null}',
+    ]
+    codec = JsonCodec.from_sample(sample)
+    assert {name: codec.fields.type_of(name) for name in codec.fields} == {
+        "at": pa.string(),
+        "n": pa.int64(),
+        "inner": pa.struct([("when", pa.string())]),
+        "tags": pa.list_(pa.string()),
+    }
+    assert codec.decode([b'{"at": "2024-13-99"}']).to_pylist()[0]["at"] == "2024-13-99"
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ([], "at least one value"),
+        ([b'{"a": 1}', b'{"a": "x"}'], "no one schema"),
+        ([b'{"a": null}'], "says nothing about a"),
+        ([b'{"a": {"b": []}}'], r"says nothing about a.b\[\]"),
+    ],
+)
+def test_a_sample_without_one_schema_is_named(sample: list[Any], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        JsonCodec.from_sample(sample)
