@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: runs W1 and W2 and prints one JSON line each."""
+"""``python -m benchmarks``: runs W1, W2 and the reading of the spout alone, and prints one JSON line each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import workload
+from benchmarks import reading, workload
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
+
+WORKLOADS = ["w1", "w2", "reading"]
 
 
 def main() -> int:
@@ -34,6 +36,8 @@ def main() -> int:
             _print(_throughput(servers, folder, arguments))
         if "w2" in arguments.workloads:
             _print(_latency(servers, folder, arguments))
+        if "reading" in arguments.workloads:
+            _print(reading.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
     return 0
 
 
@@ -41,7 +45,7 @@ def _throughput(servers: EmbeddedServers, folder: Path, arguments: argparse.Name
     """W1: a backlog, as fast as it goes. Exactly-once, its price, and the limit in the same run."""
     topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
     workload.create_topic(servers.bootstrap_servers, topic)
-    workload.produce(servers.bootstrap_servers, topic, count)
+    workload.produce(servers.bootstrap_servers, topic, workload.messages(count))
     limits = [workload.consume_only(servers.bootstrap_servers, topic, count)]
     rates: dict[bool, list[float]] = {True: [], False: []}
     wanted = workload.expected(count)
@@ -186,9 +190,9 @@ def _config(servers: EmbeddedServers, pending: int) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", dest="workloads", nargs="+", default=["w1", "w2"], choices=["w1", "w2"])
-    parser.add_argument("--messages", type=int, default=2_000_000, help="W1: messages in the topic")
-    parser.add_argument("--repeat", type=int, default=2, help="W1: runs of each kind; the best counts")
+    parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
+    parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading: messages in the topic")
+    parser.add_argument("--repeat", type=int, default=2, help="W1, reading: runs of each kind; the best counts")
     parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")

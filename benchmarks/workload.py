@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def messages(count: int) -> Iterator[tuple[bytes, bytes]]:
         yield name, value % (number, name, number % 10_000, amount, 1_700_000_000_000 + number)
 
 
-def produce(bootstrap_servers: str, topic: str, count: int) -> None:
-    """Fill the topic as fast as it takes."""
+def produce(bootstrap_servers: str, topic: str, made: Iterable[tuple[bytes, bytes]]) -> None:
+    """Fill the topic with messages (key, value), as fast as it takes."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -59,7 +59,7 @@ def produce(bootstrap_servers: str, topic: str, count: int) -> None:
             "enable.idempotence": True,
         }
     )
-    for key, value in messages(count):
+    for key, value in made:
         while True:
             try:
                 producer.produce(topic, value, key)

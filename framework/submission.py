@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Union
@@ -15,7 +15,7 @@ import structlog
 from framework.config import Config
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
-from framework.observe import TransactionEvent, TransactionRecord, serve_metrics
+from framework.observe import TransactionEvent, TransactionRecord
 from framework.topology import PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.reset import reset_positions
@@ -109,11 +109,11 @@ class Run:
             ),
         )
         self._started = time.monotonic()
-        self._stop_metrics = (
-            serve_metrics(self.status, config.metrics_host, config.metrics_port)
-            if config.metrics_port is not None
-            else None
-        )
+        self._stop_metrics: Callable[[], None] | None = None
+        if config.metrics_port is not None:
+            from framework.observe.metrics import serve_metrics  # loaded only by runs that serve them
+
+            self._stop_metrics = serve_metrics(self.status, config.metrics_host, config.metrics_port)
         self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
         self._thread.start()
 

@@ -15,6 +15,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spouts.avro_schema import Schema
-
-try:
-    import polars
-except ImportError:  # an optional extra
-    polars = None  # type: ignore[assignment]
 
 _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
 #: Promotions that a cast in Arrow does as Avro's resolution does.
@@ -61,7 +57,7 @@ class BulkAvro:
     def of(cls, writer: Schema, reader: Schema | None, target: pa.Schema) -> BulkAvro | None:
         """None where this way does not reach: polars is not installed, or the schemas are not plain."""
         columns = _columns(writer)
-        if polars is None or columns is None:
+        if find_spec("polars") is None or columns is None:
             return None
         defaults: dict[str, Any] = {}
         if reader is not None:
@@ -85,6 +81,8 @@ class BulkAvro:
 
     def decode(self, values: Sequence[bytes | None]) -> pa.RecordBatch | None:
         """The rows, or None when they must be decoded one by one."""
+        import polars  # an optional extra, and slow to import: only by those who have something to decode
+
         present = [value for value in values if value is not None]
         if not present:
             return None

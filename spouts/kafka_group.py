@@ -2,24 +2,29 @@
 
 The group's offsets are never ahead of what is committed; they may be behind. What fails is said once and tried again
 with the next batch.
+
+A consumer does it, one that is assigned nothing. librdkafka's admin client has such a request too, and ends the process
+(an assertion fails) when the group's coordinator answers after the request has timed out.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import structlog
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from spouts.kafka_partitions import topic_and_number
 
 _log = structlog.get_logger()
 
-REQUEST_TIMEOUT_S = 5.0
+#: How long ``close`` waits for the last offsets to be published.
+CLOSE_TIMEOUT_S = 5.0
+#: A request that has not been answered for this long counts as failed; librdkafka goes on trying meanwhile.
+ANSWER_TIMEOUT_S = 30.0
 
 
 class GroupOffsets:
@@ -29,65 +34,64 @@ class GroupOffsets:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         self._settings = settings
         self._group = group
-        self._client: AdminClient | None = None
+        self._client: Consumer | None = None
         self._errors = ConnectionErrors(settings.bootstrap_servers)
-        self._under_way: Future[Any] | None = None
         self._published: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # the request under way
+        self._sent_at = 0.0
         self._failing = False
 
     def publish(self, offsets: Mapping[str, int]) -> None:
         """Partition -> next offset to read, as committed."""
         self._waiting.update({each: offset for each, offset in offsets.items() if self._published.get(each) != offset})
-        if self._under_way is None or self._under_way.done():
+        self.advance()
+
+    def advance(self) -> None:
+        """Take an answer that has come, and send what waits. Called now and then, also when nothing is committed."""
+        if self._client is not None and self._sent:
+            self._client.poll(0)  # the answer comes by the callback
+            if self._sent and time.monotonic() - self._sent_at > ANSWER_TIMEOUT_S:
+                self._failed(f"no answer for {ANSWER_TIMEOUT_S:g} s{self._errors.reason()}")
+        if self._waiting and not self._sent:
             self._send()
 
     def close(self) -> None:
-        """Publish what waits, for as long as one request may take."""
-        if self._under_way is not None:
-            self._settle()
-        if self._waiting:
-            self._send()
-            self._settle()
-        self._client = None
+        """Publish what waits, for as long as that may take."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while (self._sent or self._waiting) and time.monotonic() < deadline and not self._failing:
+            self.advance()
+            if self._client is not None:
+                self._client.poll(0.02)
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def _send(self) -> None:
-        if self._under_way is not None:
-            self._settle()
-        if not self._waiting:
-            return
-        offsets, self._waiting = self._waiting, {}
-        wanted = [TopicPartition(*topic_and_number(each), offset) for each, offset in offsets.items()]
         try:
             if self._client is None:
-                self._client = self._errors.made(
-                    lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.heard})
-                )
-            request = ConsumerGroupTopicPartitions(self._group, wanted)
-            answers = self._client.alter_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT_S)
-            self._under_way = answers[self._group]
-            self._published.update(offsets)
+                heard = {"error_cb": self._errors.heard, "on_commit": self._answered}
+                settings = {**self._settings.consumer(self._group), **heard}
+                self._client = self._errors.made(lambda: Consumer(settings))
+            wanted = [TopicPartition(*topic_and_number(each), offset) for each, offset in self._waiting.items()]
+            self._sent, self._waiting = self._waiting, {}
+            self._sent_at = time.monotonic()
+            self._client.commit(offsets=wanted, asynchronous=True)
         except KafkaException as error:
             self._failed(str(self._errors.explain(error)))
 
-    def _settle(self) -> None:
-        """Wait for the request under way, and say when it failed."""
-        request, self._under_way = self._under_way, None
-        if request is None:
-            return
-        try:
-            answer = request.result(REQUEST_TIMEOUT_S + 1)
-            problems = [each.error.str() for each in answer.topic_partitions if each.error is not None]
-        except (KafkaException, TimeoutError) as error:
-            problems = [str(error)]
+    def _answered(self, error: KafkaError | None, partitions: list[Any]) -> None:
+        problems = [error] if error is not None else [each.error for each in partitions if each.error is not None]
         if problems:
-            self._failed(problems[0])
+            self._failed(problems[0].str())
         else:
+            self._published.update(self._sent)
+            self._sent = {}
             self._failing = False
 
     def _failed(self, reason: str) -> None:
-        self._waiting = {**self._published, **self._waiting}
-        self._published = {}
+        self._waiting = {**self._sent, **self._waiting}
+        self._sent = {}
         if not self._failing:
             _log.warning("group.not_published", group=self._group, reason=reason)
         self._failing = True

@@ -120,6 +120,7 @@ class KafkaPlanner(PartitionPlanner):
         self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
         self._group = group
         self._seen = _Seen()
+        self._gaps_told: dict[str, int] = {}
 
     # --- PartitionPlanner ------------------------------------------------------------------------------------
 
@@ -159,9 +160,12 @@ class KafkaPlanner(PartitionPlanner):
 
     def committed(self, plan: Mapping[str, Meta]) -> None:
         for partition, meta in plan.items():
-            gap = meta.get("gap")
-            if gap is not None:
-                _log.warning("source.gap", partition=partition, **gap, lost_records=meta.get("lost_records", 0))
+            gap, gaps = meta.get("gap"), int(meta.get("gaps", 0))
+            told = self._gaps_told.get(partition, gaps if gap is None else gaps - 1)
+            self._gaps_told[partition] = gaps
+            if gaps > told:  # without a gap in this plan, it was in one that this planner was not told of
+                lost = int(meta.get("lost_records", 0))
+                _log.warning("source.gap", partition=partition, **(gap or {}), gaps=gaps, lost_records=lost)
         if self._group is not None:
             self._group.publish({each: int(meta["next_offset"]) for each, meta in plan.items()})
 
@@ -229,6 +233,8 @@ class KafkaPlanner(PartitionPlanner):
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
+        if self._group is not None:
+            self._group.advance()
         topics = self._available_topics(previous)
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
         self._seen.ends.update({each: end.offset for each, end in ends.items()})

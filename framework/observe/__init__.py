@@ -2,7 +2,6 @@
 
 from framework.observe.journal import AttemptRecord, Journal, TransactionEvent, TransactionRecord
 from framework.observe.logs import configure_logging
-from framework.observe.metrics import serve_metrics
 from framework.observe.progress import ProgressLines
 
 __all__ = [
@@ -12,5 +11,4 @@ __all__ = [
     "TransactionEvent",
     "TransactionRecord",
     "configure_logging",
-    "serve_metrics",
 ]

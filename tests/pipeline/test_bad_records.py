@@ -16,11 +16,14 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.kafka_clients import KafkaSettings
+from framework.transactions import MemoryStore
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
-from spouts import JsonCodec, TextCodec
+from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.conftest import Topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.spouts.registry import SchemaRegistry
+from tests.spouts.test_avro import encoded, framed
 
 pytestmark = pytest.mark.integration
 
@@ -163,6 +166,49 @@ def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs
     topics.send(name, [b"bad-5"])
     runs.catch_up(dead_letters=letters, on_bad_record="dead_letter", batch_records_max=3)
     assert [message.value() for message in committed(topics, dead)] == [b"bad-0", b"bad-4", b"bad-5"]
+
+
+@pytest.mark.spark
+@pytest.mark.behaviour("2.9", "2.10")
+@pytest.mark.parametrize("collapse_max", [20_000, 0])
+def test_avro_by_a_registry_with_dead_letters_in_both_places_on_spark(
+    topics: Topics, name: str, tmp_path: Path, spark: str, collapse_max: int
+) -> None:
+    """Codec, writer and state travel to workers; a table and a topic agree."""
+    registry = SchemaRegistry()
+    schema = {"type": "record", "name": "Word", "fields": [{"name": "value", "type": "string"}]}
+    schema_id = registry.register(f"{name}-value", schema)
+    good = [framed(schema_id, *encoded(schema, {"value": f"w{n % 50}"}))[0] for n in range(3_000)]
+    topics.create(name, 2)
+    for partition in (0, 1):
+        topics.send(name, [*good[:1_500], framed(schema_id, b"\x7f")[0], *good[1_500:], b"?"], partition)
+    dead = topics.create(f"{name}-dead")
+    runs = KafkaRuns(topics, tmp_path, name)
+    for letters in (DeadLetterTable(runs.state("letters")), DeadLetterTopic(dead)):
+        table = isinstance(letters, DeadLetterTable)
+        runs.path = tmp_path / ("table.db" if table else "topic.db")
+        runs.name = name
+        codec = RegistryAvroCodec(registry.url, subject=f"{name}-value")
+        spout = runs.spout(codec=codec, on_bad_record="dead_letter", dead_letters=letters)
+        builder = TransactionalTopologyBuilder(f"{name}-{table}", "spout", spout, 2)
+        count = StateCommitter(runs.state("counts"), ["value"], {"n": Count()})
+        builder.set_bolt("count", count, 2).fields_grouping("spout", Fields("value"))
+        config = {
+            "spark.master": spark,
+            "topology.collapse.records.max": collapse_max,
+            "kafka.bootstrap.servers": topics.bootstrap_servers,
+        }
+        with submit(builder.build(), config, MemoryStore()) as run:
+            run.wait_until_caught_up(120)
+            assert run.status().bad_records == 4
+        assert runs.counts() == {f"w{n}": 120 for n in range(50)}
+    registry.close()
+    runs.path = tmp_path / "figures.db"
+    in_table = {(row[0], row[1]) for row in runs.rows("SELECT partition, offset FROM letters")}
+    assert in_table == {(0, 1_500), (0, 3_001), (1, 1_500), (1, 3_001)}
+    found = [dict(message.headers()) for message in committed(topics, dead)]
+    in_topic = [(int(each["ratchet.partition"]), int(each["ratchet.offset"])) for each in found]
+    assert sorted(in_topic) == sorted(in_table)
 
 
 @pytest.mark.behaviour("2.10")

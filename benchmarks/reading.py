@@ -1,0 +1,157 @@
+"""The spout alone: read a topic and decode it into Arrow columns, in two processes, without Spark."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from benchmarks import workload
+from framework import Fields, TopologyContext, TransactionAttempt
+from framework.topology import OnStream
+from spouts import AvroCodec, BadRecord, BytesCodec, Codec, JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
+from spouts.codecs import Values
+
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "Word",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "word", "type": "string"},
+        {"name": "user", "type": "string"},
+        {"name": "amount", "type": "int"},
+        {"name": "ts", "type": "long"},
+    ],
+}
+#: Codec by name; all fields of a message are decoded, except in "json, 2 fields", which is W1's.
+CODECS: dict[str, Callable[[], Codec]] = {
+    "bytes": BytesCodec,
+    "text": TextCodec,
+    "json": lambda: JsonCodec(Fields(id=int, word=str, user=str, amount=int, ts=int)),
+    "json, 2 fields": lambda: JsonCodec(Fields(word=str, amount=int)),
+    "avro": lambda: AvroCodec(SCHEMA),
+    "avro, fastavro": lambda: _one_by_one(AvroCodec(SCHEMA)),
+}
+
+
+def _one_by_one(codec: AvroCodec) -> AvroCodec:
+    decoder: Any = codec._decoder
+    decoder._bulk = None
+    return codec
+
+
+class Timed(Codec):
+    """Adds up the time that another codec takes."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.fields = codec.fields
+        self.elapsed_s = 0.0
+
+    def decode(self, values: Values) -> pa.RecordBatch:
+        begun = time.perf_counter()
+        batch = self._codec.decode(values)
+        self.elapsed_s += time.perf_counter() - begun
+        return batch
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        return self._codec.decode_good(values)
+
+
+def avro_messages(count: int) -> Iterator[tuple[bytes, bytes]]:
+    """The words of ``workload.messages``, in Avro without a header."""
+    schema = fastavro.parse_schema(SCHEMA)
+    for number, word in enumerate(workload.zipf_words(count).tolist()):
+        name = f"word{word:06d}"
+        row = {
+            "id": number,
+            "word": name,
+            "user": f"u{number % 10_000:05d}",
+            "amount": number % workload.AMOUNT_MODULUS,
+        }
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, schema, {**row, "ts": 1_700_000_000_000 + number})
+        yield name.encode(), stream.getvalue()
+
+
+def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
+    """Records per second by codec, as a ratio to only consuming the same topic in the same run; the best of ``repeat``.
+    ``decode_share``: of a reading process's time, how much the codec takes; the rest is librdkafka and its messages."""
+    suffix = uuid.uuid4().hex[:6]
+    sources = {"json": f"json-{suffix}", "avro": f"avro-{suffix}"}
+    for kind, topic in sources.items():
+        workload.create_topic(bootstrap_servers, topic)
+        made = avro_messages(count) if kind == "avro" else workload.messages(count)
+        workload.produce(bootstrap_servers, topic, made)
+    limits: dict[str, list[float]] = {kind: [] for kind in sources}
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in CODECS}
+    for _ in range(repeat):
+        for kind, topic in sources.items():
+            limits[kind].append(workload.consume_only(bootstrap_servers, topic, count))
+        for name in CODECS:
+            topic = sources["avro" if name.startswith("avro") else "json"]
+            runs[name].append(_in_two_processes(bootstrap_servers, topic, name, count))
+    results = {}
+    for name, measured in runs.items():
+        rate, decode_share = max(measured)
+        limit = max(limits["avro" if name.startswith("avro") else "json"])
+        results[name] = {
+            "records_per_s": round(rate),
+            "ratio_to_limit": round(rate / limit, 3),
+            "decode_share": round(decode_share, 2),
+        }
+    rounded = {kind: [round(each) for each in measured] for kind, measured in limits.items()}
+    return {"workload": "reading", "messages": count, "limit_runs": rounded, "codecs": results}
+
+
+def _in_two_processes(bootstrap_servers: str, topic: str, codec: str, count: int) -> tuple[float, float]:
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Barrier(3), context.Barrier(3)
+    totals = context.Queue()
+    halves = [range(0, workload.PARTITIONS, 2), range(1, workload.PARTITIONS, 2)]
+    workers = [
+        context.Process(target=_read, args=(bootstrap_servers, topic, codec, list(half), ready, go, totals))
+        for half in halves
+    ]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    started = time.monotonic()
+    go.wait()
+    answers = [totals.get() for _ in workers]
+    elapsed = time.monotonic() - started
+    for worker in workers:
+        worker.join()
+    if sum(rows for rows, _, _ in answers) != count:
+        raise RuntimeError(f"{codec}: {answers} is not {count} records")
+    return count / elapsed, sum(decoding for _, decoding, _ in answers) / sum(whole for _, _, whole in answers)
+
+
+def _read(
+    bootstrap_servers: str, topic: str, name: str, partitions: list[int], ready: Any, go: Any, totals: Any
+) -> None:
+    codec = Timed(CODECS[name]())
+    spout = OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=bootstrap_servers, codec=codec)
+    context = TopologyContext("reading", "spout", partitions[0], 2)
+    planner = spout.planner({}, context)
+    mine = {f"{topic}/{number}" for number in partitions}
+    ranges = {each: meta for each, meta in planner.end().items() if each in mine}  # type: ignore[union-attr]
+    reader = spout.reader({}, context)
+    reader.warm_up()
+    codec.elapsed_s = 0.0
+    ready.wait()
+    go.wait()
+    begun = time.perf_counter()
+    rows = 0
+    for batch in reader.read_all(TransactionAttempt(1, 1), ranges):
+        if not isinstance(batch, OnStream):
+            rows += batch.num_rows
+    totals.put((rows, codec.elapsed_s, time.perf_counter() - begun))
+    planner.close()
+    spout.release()

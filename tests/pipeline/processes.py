@@ -1,0 +1,80 @@
+"""A topology as a process of its own, for tests that kill it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+START_TIMEOUT_S = 90.0
+
+
+class RunProcess:
+    """``python -m framework.run MODULE:TOPOLOGY`` with given settings, started as often as one likes."""
+
+    def __init__(self, log: Path, topology: str, settings: Mapping[str, object]) -> None:
+        self.log = log
+        self._topology = topology
+        self._settings = settings
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str) -> None:
+        settings = [part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")]
+        with open(self.log, "ab") as log:
+            self._from = log.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "framework.run", self._topology, *settings, *options],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, words: str) -> bool:
+        """Whether this start has printed ``words``."""
+        with open(self.log, "rb") as log:
+            log.seek(self._from)
+            return words.encode() in log.read()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> bool:
+        """True when the condition came, False when the process ended first."""
+        assert self.process is not None
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None:
+                return condition()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout_s} s in vain; the log ends:\n{self.tail()}")
+            time.sleep(0.01)
+        return True
+
+    def kill(self) -> bool:
+        """kill -9 of the driver, and of nothing else; False when it had ended by itself."""
+        assert self.process is not None
+        alive = self.process.poll() is None
+        if alive:
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+        return alive
+
+    def end(self) -> None:
+        """Whatever is left of it."""
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            self.process.wait(30)
+
+    def finish(self, timeout_s: float = 180) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])

@@ -1,0 +1,285 @@
+"""An hour's worth of mixed trouble in minutes: producers, aborted and open kafka_txns, new topics and partitions, bad
+records, brokers and ZooKeeper killed or paused, drivers killed. At the end every figure is exact, for both spouts.
+
+The oracle reads the topics themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions, OffsetSpec
+
+from integration import EmbeddedServers
+from tests.conftest import Topics
+from tests.pipeline.processes import RunProcess
+
+STEPS = 60
+KEYS = 40
+PARTITIONS_MAX = 6
+TOPICS_MAX = 3
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+
+
+@pytest.fixture(scope="module")
+def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
+    with EmbeddedServers(tmp_path_factory.mktemp("trouble")) as servers:
+        yield servers
+
+
+class Script:
+    """Decides by a seed what happens next, and does it."""
+
+    def __init__(self, seed: int, servers: EmbeddedServers, run: RunProcess, name: str) -> None:
+        self.chance = random.Random(seed)
+        self.servers = servers
+        self.run = run
+        self.name = name
+        self.topics = Topics(servers.bootstrap_servers)
+        self.partitions = {f"{name}-0": 2}
+        self.topics.create(f"{name}-0", 2)
+        self.open: list[Producer] = []
+        self.happened: Counter[str] = Counter()
+        self._number = 0
+        self._plain = self.topics.producer(acks="all")
+
+    def steps(self) -> dict[Callable[[], None], int]:
+        """What may happen, by weight."""
+        return {
+            self.produce: 14,
+            self.produce_in_kafka_txn: 8,
+            self.abort: 5,
+            self.leave_open: 3,
+            self.end_open: 4,
+            self.add_partition: 3,
+            self.add_topic: 2,
+            self.kill_driver: 5,
+            self.kill_broker: 3,
+            self.restart_broker: 2,
+            self.pause_broker: 2,
+            self.kill_zookeeper: 2,
+            self.breathe: 8,
+        }
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            choices = self.steps()
+            step = self.chance.choices(list(choices), list(choices.values()))[0]
+            step()
+            self.happened[step.__name__] += 1
+        self._plain.flush(60)
+        while self.open:
+            self.end_open()
+
+    # --- what may happen -------------------------------------------------------------------------------------
+
+    def _value(self) -> bytes:
+        self._number += 1
+        if self.chance.random() < 0.01:
+            return b"not JSON %d" % self._number
+        return json.dumps({"key": f"k{self.chance.randrange(KEYS)}", "n": self._number}).encode()
+
+    def _some(self, producer: Producer, most: int) -> None:
+        for _ in range(self.chance.randrange(1, most)):
+            topic = self.chance.choice(list(self.partitions))
+            partition = self.chance.randrange(self.partitions[topic])
+            try:
+                producer.produce(topic, self._value(), partition=partition)
+            except KafkaException as error:  # this producer has not heard of a partition that is new
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                    raise
+            producer.poll(0)
+
+    def produce(self) -> None:
+        self._some(self._plain, 1_500)
+
+    def _begun(self) -> Producer | None:
+        producer = self.topics.producer(
+            transactional_id=f"{self.name}-{self._number}", transaction_timeout_ms=8_000, message_timeout_ms=8_000
+        )
+        try:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+            self._some(producer, 300)
+            producer.flush(20)
+        except KafkaException:
+            return None  # whatever became of it, the topic says
+        return producer
+
+    @staticmethod
+    def _end(end: Callable[[float], None]) -> None:
+        with contextlib.suppress(KafkaException):  # as above: the broker ends it after its timeout
+            end(20)
+
+    def produce_in_kafka_txn(self) -> None:
+        producer = self._begun()
+        if producer is not None:
+            self._end(producer.commit_transaction)
+
+    def abort(self) -> None:
+        producer = self._begun()
+        if producer is not None:
+            self._end(producer.abort_transaction)
+
+    def leave_open(self) -> None:
+        producer = self._begun()
+        if producer is not None:
+            self.open.append(producer)
+
+    def end_open(self) -> None:
+        if self.open:
+            producer = self.open.pop(0)
+            self._end(self.chance.choice([producer.commit_transaction, producer.abort_transaction]))
+
+    def add_partition(self) -> None:
+        topic = self.chance.choice(list(self.partitions))
+        if self.partitions[topic] < PARTITIONS_MAX:
+            wanted = self.partitions[topic] + 1
+            self.topics.admin.create_partitions([NewPartitions(topic, wanted)])[topic].result(60)
+            self.partitions[topic] = wanted
+
+    def add_topic(self) -> None:
+        if len(self.partitions) < TOPICS_MAX:
+            topic = f"{self.name}-{len(self.partitions)}"
+            self.topics.create(topic, 2)
+            self.partitions[topic] = 2
+
+    def kill_driver(self) -> None:
+        if self.chance.random() < 0.8:
+            self.run.wait_for(lambda: self.run.said("driver.leads"))
+            time.sleep(self.chance.uniform(0, 1.5))  # a random moment is the point
+        assert self.run.kill(), f"the driver has ended by itself:\n{self.run.tail()}"
+        self.run.start()
+
+    def kill_broker(self) -> None:
+        self.servers.kafka.kill()
+        self.servers.kafka.start()
+
+    def restart_broker(self) -> None:
+        self.servers.kafka.stop()
+        self.servers.kafka.start()
+
+    def pause_broker(self) -> None:
+        assert self.servers.kafka.pid is not None
+        os.kill(self.servers.kafka.pid, signal.SIGSTOP)
+        time.sleep(self.chance.uniform(0.5, 3))
+        os.kill(self.servers.kafka.pid, signal.SIGCONT)
+
+    def kill_zookeeper(self) -> None:
+        self.servers.zookeeper_server.kill()
+        self.servers.zookeeper_server.start()
+
+    def breathe(self) -> None:
+        time.sleep(self.chance.uniform(0.2, 2))
+
+
+class Oracle:
+    """Every committed record of the topics, folded one after the other."""
+
+    def __init__(self, topics: Topics, partitions: dict[str, int]) -> None:
+        self.records: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.letters: set[tuple[str, int, int, bytes]] = set()
+        where = [TopicPartition(topic, number, 0) for topic, count in partitions.items() for number in range(count)]
+        _wait_until_stable(topics, where)
+        settings = {
+            "bootstrap.servers": topics.bootstrap_servers,
+            "group.id": "oracle",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+        consumer = Consumer(settings)
+        consumer.assign(where)
+        ended: set[tuple[str, int]] = set()
+        while len(ended) < len(where):
+            for message in consumer.consume(10_000, 1.0):
+                error = message.error()
+                if error is None:
+                    self._take(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add((message.topic(), message.partition()))
+        consumer.close()
+
+    def _take(self, message: Any) -> None:
+        try:
+            row = json.loads(message.value())
+        except ValueError:
+            self.letters.add((message.topic(), message.partition(), message.offset(), message.value()))
+            return
+        self.records[row["key"]] += 1
+        self.totals[row["key"]] += row["n"]
+
+
+def _wait_until_stable(topics: Topics, where: list[TopicPartition]) -> None:
+    """Until no kafka_txn is open any more: the broker ends what nobody ends."""
+
+    def ends(level: IsolationLevel) -> list[int]:
+        answers = topics.admin.list_offsets({each: OffsetSpec.latest() for each in where}, isolation_level=level)
+        return [answer.result(30).offset for answer in answers.values()]
+
+    deadline = time.monotonic() + 90
+    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline, "a kafka_txn stays open"
+        time.sleep(0.2)
+
+
+@pytest.mark.behaviour("2.1")
+@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+def test_mixed_trouble_ends_exact(
+    own_servers: EmbeddedServers, tmp_path: Path, spout: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = int(os.environ.get("RATCHET_SEED", random.SystemRandom().randrange(10**6)))
+    with capsys.disabled():
+        print(f" seed {seed} (repeat with RATCHET_SEED={seed})", flush=True)
+    database = tmp_path / "trouble.db"
+    settings = {
+        "app.kafka": own_servers.bootstrap_servers,
+        "app.database": database,
+        "app.pattern": f"{name}-.*",
+        "app.spout": spout,
+        "transactional.zookeeper.servers": own_servers.zookeeper,
+        "transactional.zookeeper.session.timeout.secs": 2,
+        "transactional.zookeeper.root": f"/{name}",
+        "topology.max.spout.pending": 3,
+        "spark.master": "local[2]",
+    }
+    run = RunProcess(tmp_path / "run.log", "tests.pipeline.trouble:topology", settings)
+    script = Script(seed, own_servers, run, name)
+    try:
+        run.start()
+        script.play(STEPS)
+        oracle = Oracle(script.topics, script.partitions)
+        assert run.kill(), run.tail()
+        # A driver knows new topics and partitions when it starts, so caught up means all of them.
+        run.start("--until-caught-up")
+        assert run.finish() == 0, run.tail()
+        with capsys.disabled():
+            print(
+                f" {dict(script.happened)}; {sum(oracle.records.values())} records, {len(oracle.letters)} bad",
+                flush=True,
+            )
+        with sqlite3.connect(database) as connection:
+            found = connection.execute("SELECT key, records, total FROM sums WHERE _deleted = 0").fetchall()
+            letters = connection.execute(
+                "SELECT topic, partition, offset, record_value FROM letters WHERE _deleted = 0"
+            ).fetchall()
+        assert {key: records for key, records, _ in found} == dict(oracle.records)
+        assert {key: total for key, _, total in found} == dict(oracle.totals)
+        assert set(letters) == oracle.letters
+        assert len(letters) == len(oracle.letters)
+    finally:
+        run.end()
