@@ -6,6 +6,7 @@ is late is left out, and is counted in again as soon as it has answered.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -76,7 +77,7 @@ class KafkaMetadata:
         self._client: AdminClient | None = None
         self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._known: KafkaTopics | None = None
-        self._looked_up = 0.0
+        self._looked_up = -math.inf
         self._late: dict[int, list[Future[Any]]] = {}
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class KafkaMetadata:
 
     def refresh(self) -> None:
         """Look topics and leaders up again when next asked."""
-        self._looked_up = 0.0
+        self._looked_up = -math.inf
 
     def topics(self) -> KafkaTopics:
         """Topics and leaders, at most ``METADATA_AGE_MAX_S`` old. Raises ``RetryableError`` when nobody answers and
@@ -208,8 +209,8 @@ class KafkaMetadata:
             self._late[leader] = [] if failed is None else list(answers.values())
         if problem is not None:
             self.refresh()
-        if problem is not None and (patient or not offsets):
-            raise self._errors.explain(problem, self._client)
+            if patient or not offsets:
+                raise self._errors.explain(problem, self._client)
         if not offsets and not patient:
             raise RetryableError(f"Kafka at {self._settings.bootstrap_servers}: no leader of any partition answers")
         return offsets

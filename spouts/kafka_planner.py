@@ -1,13 +1,6 @@
 """Plans batches of Kafka offsets, on the driver.
 
-What a plan says of a partition::
-
-    first_offset, next_offset   the range, half-open
-    topic_id                    which topic that is; one of the same name created later has another id
-    first_leader_epoch          the leader epoch in which first_offset was known to be in the log (absent: unknown)
-    next_leader_epoch           the same for next_offset; it becomes the first one of the plan after this
-    gap                         only where offsets were skipped: {"reason", "from_offset", "to_offset"}
-    lost_records, gaps          running totals of such skips, carried from plan to plan (absent: none)
+What a plan says of a partition is in ``kafka_partitions``.
 
 Invariants:
 
@@ -20,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,12 +29,12 @@ from spouts.bad_records import BadRecordShare
 from spouts.kafka_group import GroupOffsets
 from spouts.kafka_limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset
-from spouts.kafka_partitions import topic_and_number
+from spouts.kafka_partitions import Position, position_after, reaches, topic_and_number
 
 _log = structlog.get_logger()
 
-#: A broker that comes back may for a moment report less than it has; after this long, the log is truncated.
-TRUNCATED_AFTER_S = 10.0
+#: A broker that comes back may for a moment report less than it has, or miss a topic; after this long, it is so.
+BELIEVED_AFTER_S = 10.0
 _ANEW = "give the topology another id to read it anew, or the spout on_data_loss='skip' to go on after the gap"
 
 
@@ -58,45 +52,13 @@ class KafkaSource:
 
 
 @dataclass(slots=True)
-class _Position:
-    """Where a partition goes on in the plan that is being made."""
-
-    offset: int
-    topic_id: str | None
-    leader_epoch: int | None = None
-    gap: dict[str, Any] | None = None
-    lost_records: int = 0
-    gaps: int = 0
-
-    def skip(self, reason: str, to_offset: int) -> None:
-        lost = max(to_offset - self.offset, 0)
-        self.gap = {"reason": reason, "from_offset": self.offset, "to_offset": to_offset}
-        self.lost_records += lost
-        self.gaps += 1
-        self.offset, self.leader_epoch = to_offset, None
-
-    def meta(self, taken: int, end_epoch: int | None) -> Meta:
-        epoch = end_epoch if end_epoch is not None else self.leader_epoch
-        optional = {
-            "topic_id": self.topic_id,
-            "first_leader_epoch": self.leader_epoch,
-            "next_leader_epoch": epoch,
-            "gap": self.gap,
-            "lost_records": self.lost_records or None,
-            "gaps": self.gaps or None,
-        }
-        present = {key: value for key, value in optional.items() if value is not None}
-        return {"first_offset": self.offset, "next_offset": self.offset + taken, **present}
-
-
-@dataclass(slots=True)
 class _Seen:
     """What the planner has heard of the log, for ``lag`` and ``progress``, and what it remembers between plans."""
 
     ends: dict[str, int] = field(default_factory=dict)
     beginnings: dict[str, int] = field(default_factory=dict)
-    beginnings_at: float = 0.0
-    short_since: dict[str, float] = field(default_factory=dict)
+    beginnings_at: float = -math.inf
+    amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that ended too early, or are gone
     reader_lost: bool = False  # what the reader has met since the last plan
     found_nothing: bool = False
 
@@ -140,7 +102,7 @@ class KafkaPlanner(PartitionPlanner):
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
-        return {each: _position(meta).meta(0, None) for each, meta in known.items()} or None
+        return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
         """A consumer reads topics by name, and so reads on when one is deleted and created again: make sure that the
@@ -215,13 +177,13 @@ class KafkaPlanner(PartitionPlanner):
         self._seen.ends.update({each: end.offset for each, end in ends.items()})
         topic_ids = self._metadata.topics().topic_ids
         return {
-            each: _Position(0, topic_ids.get(topic_and_number(each)[0])).meta(end, None)
+            each: Position(0, topic_ids.get(topic_and_number(each)[0])).meta(end, None)
             for each, end in self._seen.ends.items()
         }
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
         return all(
-            int(meta["next_offset"]) == 0 or (partition in plan and _reaches(plan[partition], meta))
+            int(meta["next_offset"]) == 0 or (partition in plan and reaches(plan[partition], meta))
             for partition, meta in goal.items()
         )
 
@@ -235,8 +197,10 @@ class KafkaPlanner(PartitionPlanner):
     def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
         if self._group is not None:
             self._group.advance()
-        topics = self._available_topics(previous)
-        ends = self._metadata.ends(patient=self._source.waits_for_leaders)
+        # A start that is not the beginning is meant for every partition that there is: wait for them all.
+        patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
+        topics = self._available_topics(previous, patient=patient)
+        ends = self._metadata.ends(patient=patient)
         self._seen.ends.update({each: end.offset for each, end in ends.items()})
         positions = self._positions(previous, topics, ends)
         available = {}
@@ -255,7 +219,7 @@ class KafkaPlanner(PartitionPlanner):
             return None
         return plan
 
-    def _available_topics(self, previous: Mapping[str, Meta | None]) -> KafkaTopics:
+    def _available_topics(self, previous: Mapping[str, Meta | None], *, patient: bool) -> KafkaTopics:
         """The topics, when this batch can do with them as they are; raises ``RetryableError`` to wait."""
         topics = self._metadata.topics()
         if topics.missing and not previous:
@@ -265,7 +229,7 @@ class KafkaPlanner(PartitionPlanner):
             )
         if not topics.leaders:
             self._seen.found_nothing = True
-        if self._source.waits_for_leaders:
+        if patient:
             gone = [each for each in topics.missing if any(topic_and_number(name)[0] == each for name in previous)]
             if gone:
                 self._metadata.refresh()
@@ -277,9 +241,9 @@ class KafkaPlanner(PartitionPlanner):
 
     def _positions(
         self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
-    ) -> dict[str, _Position]:
+    ) -> dict[str, Position]:
         """Where each partition goes on, or begins."""
-        positions = {each: _position(meta) for each, meta in previous.items() if meta is not None}
+        positions = {each: position_after(meta) for each, meta in previous.items() if meta is not None}
         after_loss, self._seen.reader_lost = self._seen.reader_lost, False
         if after_loss:
             self._metadata.refresh()
@@ -295,7 +259,7 @@ class KafkaPlanner(PartitionPlanner):
     def _check(
         self,
         partition: str,
-        position: _Position,
+        position: Position,
         topics: KafkaTopics,
         ends: Mapping[str, Offset],
         *,
@@ -305,7 +269,8 @@ class KafkaPlanner(PartitionPlanner):
         topic, _ = topic_and_number(partition)
         topic_id = topics.topic_ids.get(topic)
         if topic_id is None:
-            return  # gone, or not shown: it contributes nothing until it is back
+            self._check_gone(partition, position)
+            return  # it contributes nothing until it is back
         if position.topic_id is not None and position.topic_id != topic_id:
             self._lost(
                 f"topic {topic!r} was deleted and created again (its id was {position.topic_id}, is {topic_id}) after "
@@ -328,20 +293,32 @@ class KafkaPlanner(PartitionPlanner):
             # grown again. From where, only the broker knows.
             position.skip("truncated", position.offset)
 
-    def _is_short(self, partition: str, position: _Position, end: Offset) -> bool:
-        """Whether a log ends before what was read. For a while that may be a broker that is coming back; then it is
-        truncated: skip back to its end, or raise ``DataLossError``."""
-        if end.offset >= position.offset:
-            self._seen.short_since.pop(partition, None)
-            return False
+    def _check_gone(self, partition: str, position: Position) -> None:
+        """A topic that is not there any more, or is not shown. Once that is believed, what was not read is lost."""
+        end = self._seen.ends.get(partition, 0)
+        if end <= position.offset or not self._believed(partition):
+            return
+        self._lost(f"partition {partition} was deleted, and offsets {position.offset} to {end} were not read yet")
+        position.skip("deleted", end)
+
+    def _believed(self, partition: str) -> bool:
+        """Whether something has been amiss with a partition for so long that its broker is not just coming back."""
         now = time.monotonic()
-        if now - self._seen.short_since.setdefault(partition, now) >= TRUNCATED_AFTER_S:
+        return now - self._seen.amiss_since.setdefault(partition, now) >= BELIEVED_AFTER_S
+
+    def _is_short(self, partition: str, position: Position, end: Offset) -> bool:
+        """Whether a log ends before what was read. Once that is believed, it was truncated: skip back to its end, or raise
+        ``DataLossError``."""
+        if end.offset >= position.offset:
+            self._seen.amiss_since.pop(partition, None)
+            return False
+        if self._believed(partition):
             self._lost(
                 f"partition {partition} ends at offset {end.offset}, and offsets up to {position.offset} were read before: "
                 "the log was truncated"
             )
             position.skip("truncated", end.offset)
-            del self._seen.short_since[partition]
+            del self._seen.amiss_since[partition]
         return True
 
     def _lost(self, what: str) -> None:
@@ -362,7 +339,7 @@ class KafkaPlanner(PartitionPlanner):
         previous: Mapping[str, Meta | None],
         topics: KafkaTopics,
         ends: Mapping[str, Offset],
-    ) -> dict[str, _Position]:
+    ) -> dict[str, Position]:
         """Where partitions begin that were never planned before."""
         start = self._source.start if not previous and not self._seen.found_nothing else "earliest"
         if start == "latest":
@@ -377,26 +354,8 @@ class KafkaPlanner(PartitionPlanner):
                 offset = found[partition].offset
                 # No record at or after the timestamp: start at the end.
                 begin = offset if offset >= 0 else ends[partition].offset
-                positions[partition] = _Position(begin, topics.topic_ids.get(topic_and_number(partition)[0]))
+                positions[partition] = Position(begin, topics.topic_ids.get(topic_and_number(partition)[0]))
         if len(positions) < len(new) and (self._source.waits_for_leaders or not previous):
             self._metadata.refresh()
             raise RetryableError("a partition's leader has moved; looking it up again")
         return positions
-
-
-def _reaches(meta: Meta, goal: Meta) -> bool:
-    """Whether a position is at or behind another, in the same topic: offsets of another one mean nothing."""
-    ids = (meta.get("topic_id"), goal.get("topic_id"))
-    return (None in ids or ids[0] == ids[1]) and int(meta["next_offset"]) >= int(goal["next_offset"])
-
-
-def _position(meta: Meta) -> _Position:
-    """Where the plan after ``meta`` goes on."""
-    topic_id, epoch = meta.get("topic_id"), meta.get("next_leader_epoch")
-    return _Position(
-        int(meta["next_offset"]),
-        str(topic_id) if topic_id is not None else None,
-        int(epoch) if epoch is not None else None,
-        lost_records=int(meta.get("lost_records", 0)),
-        gaps=int(meta.get("gaps", 0)),
-    )

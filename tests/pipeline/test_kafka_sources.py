@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 import urllib.request
@@ -14,12 +15,13 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from framework import TopologyFailed
-from framework.errors import ConfigError, DataLossError
+from framework import TopologyContext, TopologyFailed
+from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import EmbeddedServers, KafkaBroker
 from integration.process import free_port
 from tests.conftest import Topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
+from tests.spouts.test_kafka import offsets
 
 pytestmark = pytest.mark.integration
 
@@ -204,6 +206,41 @@ def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: Kafka
         with pytest.raises(DataLossError, match="deleted and created again"):
             run.wait_for_commit(99, TIMEOUT_S)
     assert runs.counts() == {"old": 10}
+
+
+@pytest.mark.behaviour("2.6")
+def test_a_topic_that_is_deleted_unread_is_lost_data_and_one_that_was_read_is_none(
+    topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka_planner.BELIEVED_AFTER_S", 0.5)
+    planner = KafkaRuns(topics, tmp_path, name).spout(pattern=f"{name}-.*").planner({}, TopologyContext("t", "s", 0, 1))
+    for topic in (f"{name}-a", f"{name}-b"):
+        topics.send(topics.create(topic), [b"x"] * 5)
+    read = planner.plan({})
+    assert offsets(read) == {f"{name}-a/0": (0, 5), f"{name}-b/0": (0, 5)}
+    topics.admin.delete_topics([f"{name}-a"], operation_timeout=30)[f"{name}-a"].result(30)
+    topics.send(f"{name}-b", [b"y"] * 2)
+    wait_for(lambda: f"{name}-a/0" not in planner.partitions(), "the topic to be gone")
+    with contextlib.suppress(RetryableError):
+        planner.plan(read)
+    time.sleep(0.6)
+    plan = planner.plan(read)
+    assert offsets(plan) == {f"{name}-a/0": (5, 5), f"{name}-b/0": (5, 7)}
+    assert planner.plan(plan) is None  # all of it was read: nothing is lost
+    topics.send(f"{name}-b", [b"z"] * 3)
+    wait_for(lambda: planner.plan(plan) is not None, "a plan that is never read")
+    topics.admin.delete_topics([f"{name}-b"], operation_timeout=30)[f"{name}-b"].result(30)
+    with pytest.raises(DataLossError, match=f"{name}-b/0 was deleted, and offsets 7 to 10 were not read"):
+        wait_for(lambda: plans_nothing(planner, plan), "the loss")
+    planner.close()
+
+
+def plans_nothing(planner: Any, after: Any) -> bool:
+    """Asks for a plan, as the driver does: again, when the source does not answer. Never true."""
+    with contextlib.suppress(RetryableError):
+        planner.plan(after)
+    return False
 
 
 @pytest.mark.behaviour("2.6")
