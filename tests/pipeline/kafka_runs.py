@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-
 from framework import Run, Topology, TransactionalTopologyBuilder, submit
 from framework.transactions import CoordinationStore, MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from tests.conftest import Topics
+from tests.oracle import read_topics
 
 TIMEOUT_S = 60
 
@@ -64,26 +63,7 @@ class KafkaRuns:
 
 
 def values_in(bootstrap_servers: str, topic: str) -> Counter[str]:
-    """The oracle: every committed record that the topic holds, read by a consumer of its own."""
-    settings = {
-        "bootstrap.servers": bootstrap_servers,
-        "group.id": "oracle",
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-        "isolation.level": "read_committed",
-        "enable.partition.eof": True,
-    }
-    consumer = Consumer(settings)
-    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    """How often each value is in a topic, by the oracle."""
     found: Counter[str] = Counter()
-    ended: set[int] = set()
-    while len(ended) < len(partitions):
-        for message in consumer.consume(10_000, 1.0):
-            error = message.error()
-            if error is None:
-                found[(message.value() or b"").decode()] += 1
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-    consumer.close()
+    read_topics(bootstrap_servers, [topic], lambda message: found.update([(message.value() or b"").decode()]))
     return found

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import structlog
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
@@ -21,6 +20,7 @@ from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.conftest import Topics
+from tests.oracle import read_topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns
 from tests.spouts.registry import SchemaRegistry
 from tests.spouts.test_avro import encoded, framed
@@ -77,24 +77,9 @@ def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Pa
 
 def committed(topics: Topics, topic: str) -> list[Any]:
     """What a read_committed consumer sees, in order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": topics.bootstrap_servers,
-            "group.id": "oracle",
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[Any] = []
-    while True:
-        for message in consumer.consume(1_000, 1.0):
-            if message.error() is None:
-                found.append(message)
-            elif message.error().code() == KafkaError._PARTITION_EOF:
-                consumer.close()
-                return found
+    read_topics(topics.bootstrap_servers, [topic], found.append)
+    return found
 
 
 @pytest.mark.behaviour("2.10")

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from framework.transactions import TransactionalState, ZooKeeperStore
 from framework.transactions.documents import read_plan
 from integration import EmbeddedServers
-from spouts.kafka_partitions import topic_and_number
 from tests.conftest import Topics
+from tests.oracle import read_topics
 from tests.pipeline.processes import RunProcess
 
 STEPS = 60
@@ -197,27 +197,14 @@ class Oracle:
         self.records: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.letters: set[tuple[str, int, int, bytes]] = set()
-        where = [TopicPartition(*topic_and_number(partition), 0) for partition in positions]
-        settings = {
-            "bootstrap.servers": topics.bootstrap_servers,
-            "group.id": "oracle",
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-        consumer = Consumer(settings)
-        consumer.assign(where)
-        self.ends: dict[str, int] = {}
-        while len(self.ends) < len(where):
-            for message in consumer.consume(10_000, 1.0):
-                error, partition = message.error(), f"{message.topic()}/{message.partition()}"
-                if error is None and message.offset() < positions[partition]:
-                    self._take(message)
-                elif error is not None and error.code() == KafkaError._PARTITION_EOF:
-                    self.ends[partition] = message.offset()
-        consumer.close()
+        self._positions = positions
+        self.ends = read_topics(
+            topics.bootstrap_servers, sorted({each.rpartition("/")[0] for each in positions}), self._take
+        )
 
     def _take(self, message: Any) -> None:
+        if message.offset() >= self._positions.get(f"{message.topic()}/{message.partition()}", 0):
+            return
         try:
             row = json.loads(message.value())
         except ValueError:
