@@ -71,7 +71,7 @@ class JsonCodec(BulkCodec):
         return cls(schema_of_sample(raw))
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
-        nulls = sum(value is None for value in values)
+        nulls = values.count(None)
         present = [b"{}" if value is None else value for value in values] if nulls else values
         try:
             batch = self._parse(present)
