@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from framework import TopologyContext, TopologyFailed
+from framework import TopologyContext, TopologyFailed, TransactionAttempt
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import EmbeddedServers, KafkaBroker
 from integration.process import free_port
@@ -196,7 +196,6 @@ def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> 
 
 @pytest.mark.behaviour("2.6")
 def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: KafkaRuns) -> None:
-    """Within the age of the topics that the planner knows: the check after reading finds it."""
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     with runs.start() as run:
@@ -206,6 +205,36 @@ def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: Kafka
         with pytest.raises(DataLossError, match="deleted and created again"):
             run.wait_for_commit(99, TIMEOUT_S)
     assert runs.counts() == {"old": 10}
+
+
+@pytest.mark.behaviour("2.6")
+def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_reading(runs: KafkaRuns) -> None:
+    """Nothing else would: the planner has looked before, and the consumer reads topics by name."""
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 10)
+    context = TopologyContext(name, "spout", 0, 1)
+    planner = runs.spout().planner({}, context)
+    plan = planner.plan({})
+    planner.confirm(plan)
+    recreate(topics, name)
+    topics.send(name, [b"new"] * 25)
+    batches = list(runs.spout().reader({}, context).read_all(TransactionAttempt(1, 1), plan))
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == ["new"] * 10
+    with pytest.raises(DataLossError, match="deleted and created again while it was read"):
+        planner.confirm(plan)
+    planner.close()
+
+
+@pytest.mark.behaviour("2.6")
+def test_what_was_read_of_another_topic_is_never_committed(runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(planner: Any, plan: Any) -> None:
+        raise DataLossError("another topic was read")
+
+    monkeypatch.setattr("spouts.kafka_planner.KafkaPlanner.confirm", found)
+    runs.topics.send(runs.topics.create(runs.name), [b"x"] * 10)
+    with runs.start() as run, pytest.raises(DataLossError, match="another topic was read"):
+        run.wait_until_caught_up(TIMEOUT_S)
+    assert runs.counts() == {}
 
 
 @pytest.mark.behaviour("2.6")

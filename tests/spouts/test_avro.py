@@ -120,11 +120,17 @@ def test_damaged_values_are_found_and_take_nothing_from_their_neighbours(chance:
     assert batch.equals(expected) or "nan" in str(batch.to_pylist())
 
 
-def test_a_value_that_eats_of_its_neighbour_is_not_believed() -> None:
+PLAIN = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "string"}, {"name": "b", "type": "long"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "rows"), [(WORD, (word(1), word(2))), (PLAIN, ({"a": "dog", "b": 300}, {"a": "cat", "b": 7}))]
+)
+def test_a_value_that_eats_of_its_neighbour_is_not_believed(schema: Any, rows: Any) -> None:
     """Joined, these two read as two whole values: only their lengths tell that neither is one."""
-    first, second = encoded(WORD, word(1), word(2))
-    moved = [first[:-3], first[-3:] + second]
-    codec = AvroCodec(WORD)
+    first, second = encoded(schema, *rows)
+    moved = [first[:-1], first[-1:] + second]
+    codec = AvroCodec(schema)
     bulk = codec._decoder._bulk  # type: ignore[union-attr]
     assert bulk is not None
     assert bulk.decode([first, second]) is not None
