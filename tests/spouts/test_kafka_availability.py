@@ -154,3 +154,30 @@ def test_clients_are_kept_by_their_whole_configuration_and_closed(split: Topics,
     assert len(pool) == 0
     with pytest.raises(RuntimeError, match="closed"):
         second._consumer.consume(1, 0)
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+def test_leaders_that_change_under_a_run_cost_no_record(
+    cluster_of_two: KafkaCluster, name: str, tmp_path: Path, opaque: bool
+) -> None:
+    """Replicated twice: the other broker takes over, under a new leader epoch, and nothing was truncated."""
+    topics = Topics(cluster_of_two.bootstrap_servers)
+    new = NewTopic(name, 2, replica_assignment=[[2, 1], [1, 2]], config={"min.insync.replicas": "1"})
+    topics.admin.create_topics([new])[name].result(30)
+    for partition in (0, 1):
+        topics.send(name, [b"p%d" % partition] * 10, partition)
+    runs = KafkaRuns(topics, tmp_path, name, opaque=opaque)
+    second = cluster_of_two.brokers[1]
+    with runs.start() as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        second.kill()
+        topics.send(name, [b"after"] * 10, 0)  # waits for the new leader
+        until(lambda: runs.counts().get("after") == 10, "what the new leader took")
+        second.start()
+        topics.send(name, [b"again"] * 10, 0)
+        until(lambda: runs.counts().get("again") == 10, "what came after the broker was back")
+        epochs = [record.plan[f"{name}/0"]["next_leader_epoch"] for record in run.transactions()]
+    assert runs.counts() == {"p0": 10, "p1": 10, "after": 10, "again": 10}
+    assert runs.counts() == dict(values_in(topics.bootstrap_servers, name))
+    assert epochs[-1] > epochs[0]
+    assert run.status().lost_records == 0
