@@ -11,17 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import structlog
+from confluent_kafka import TopicPartition
 
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.kafka_clients import KafkaSettings
 from framework.transactions import MemoryStore
+from integration import EmbeddedServers
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.conftest import Topics
 from tests.oracle import read_topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.pipeline.processes import RunProcess
 from tests.spouts.registry import SchemaRegistry
 from tests.spouts.test_avro import encoded, framed
 
@@ -403,3 +406,36 @@ def test_find_poison_says_so_when_nothing_fails_or_nothing_is_planned(
     with structlog.testing.capture_logs():
         runs.catch_up()
     assert find_poison(runs.topology(), runs.store, txid=1) is None
+
+
+def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    """What an operator does: the run has stopped; which record was it? Then on, without what was there before."""
+    topics.send(topics.create(name), [b"%d" % number for number in range(500)])
+    settings = {
+        "app.topic": name,
+        "app.poison": "x77",
+        "kafka.bootstrap.servers": servers.bootstrap_servers,
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "topology.max.attempts": 2,
+        "spark.master": "local[1]",
+    }
+    run = RunProcess(tmp_path / "run.log", "tests.pipeline.poisoned:topology", settings)
+    try:
+        topics.send(name, [b"x77"])
+        run.start()
+        assert run.finish() == 1
+        assert run.said("cannot stomach this")
+        run.start("--find-poison")
+        assert run.finish() == 1
+        assert run.said(f"{name}/0: offset 500"), run.tail()
+        assert run.said("row: {'value': 'x77'}")
+        topics.admin.delete_records([TopicPartition(name, 0, 501)])[TopicPartition(name, 0)].result(30)
+        topics.send(name, [b"fine"] * 3)
+        run.start("--fresh", "--until-caught-up")
+        assert run.finish() == 0, run.tail()
+        assert run.said("positions.forgotten")
+        assert run.said("committed 3 ")
+    finally:
+        run.end()
