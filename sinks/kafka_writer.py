@@ -205,9 +205,8 @@ class MarkedWriter:
                 raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
         except KafkaException as error:
             raise self._explained(error) from error
-        except (
-            SystemError
-        ) as error:  # what the client makes of a delivery report that comes while an error is on its way
+        except SystemError as error:
+            # What the client makes of a delivery report that comes while an error is on its way.
             if not isinstance(error.__cause__, KafkaException):
                 raise
             raise self._explained(error.__cause__) from error

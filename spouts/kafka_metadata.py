@@ -170,15 +170,8 @@ class KafkaMetadata:
                 raise
             if topic.is_internal and not internal:
                 continue
-            found[name] = (
-                str(topic.topic_id),
-                {
-                    partition_id(name, each.id): each.leader.id
-                    if each.leader is not None and each.leader.id >= 0
-                    else None
-                    for each in topic.partitions
-                },
-            )
+            leaders = {partition_id(name, each.id): _leader(each) for each in topic.partitions}
+            found[name] = str(topic.topic_id), leaders
         return found
 
     def _offsets(self, partitions: Iterable[str], spec: OffsetSpec, *, patient: bool) -> dict[str, Offset]:
@@ -242,9 +235,8 @@ class KafkaMetadata:
         for where, future in answers.items():
             try:
                 answer = future.result()
-                if (
-                    answer.offset == OFFSET_INVALID
-                ):  # what librdkafka makes of a connection that broke at the wrong moment
+                if answer.offset == OFFSET_INVALID:
+                    # What librdkafka makes of a connection that broke at the wrong moment.
                     raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
                 epoch = getattr(answer, "leader_epoch", None)
                 known = epoch if epoch is not None and epoch >= 0 else None
@@ -252,3 +244,9 @@ class KafkaMetadata:
             except KafkaException as error:
                 problem = error
         return problem
+
+
+def _leader(partition: Any) -> int | None:
+    """The broker that leads a partition, of ``TopicPartitionInfo``; None when there is none."""
+    leader = partition.leader
+    return int(leader.id) if leader is not None and leader.id >= 0 else None

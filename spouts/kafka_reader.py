@@ -150,7 +150,8 @@ class KafkaReader(PartitionReader):
 
 def _range(meta: Meta) -> Range:
     epoch = meta.get("first_leader_epoch")
-    return Range(int(meta["first_offset"]), int(meta["next_offset"]), None if epoch is None else int(epoch))
+    first, end = int(meta["first_offset"]), int(meta["next_offset"])
+    return Range(first, end, None if epoch is None else int(epoch), meta.get("topic_id"))
 
 
 def _reason(what: str, reason: str) -> str:

@@ -50,11 +50,13 @@ Where = tuple[str, int]
 
 class Range(NamedTuple):
     """Half-open. ``leader_epoch``: in which ``first`` was known to be in the log; the broker then checks that it still is
-    the same log, and says so when it was truncated and has grown again."""
+    the same log, and says so when it was truncated and has grown again. ``topic_id``: of the topic that is meant; what a
+    consumer has ahead of another one of that name is worth nothing."""
 
     first: int
     end: int
     leader_epoch: int | None = None
+    topic_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class _Assigned:
     """A partition of a consumer. ``resume``: from this offset on, everything is in ``ahead`` or still to come."""
 
     resume: int
+    topic_id: str | None
     ahead: list[Message] = field(default_factory=list)
     end_seen: int = -1
 
@@ -165,7 +168,7 @@ class KafkaSession:
         if len(self._assigned) == 1:
             # One partition and never more records asked for than its range can hold: only the ends need a look.
             where, only = next(iter(open_ranges.items()))
-            if heard[0].offset() >= only.first and heard[-1].offset() < only.end:
+            if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:
                 position[where] = heard[-1].offset() + 1
                 return heard
         records = []
@@ -179,7 +182,7 @@ class KafkaSession:
                     assigned.ahead.append(message)
                     if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
                         self._unassign([where])  # nobody asks for these here: another worker reads the partition
-            elif offset >= wanted.first:
+            elif offset >= position[where]:
                 records.append(message)
                 position[where] = offset + 1
         return records
@@ -192,19 +195,36 @@ class KafkaSession:
                 assigned.end_seen = max(assigned.end_seen, message.offset())
             return
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._out_of_range(where, message, position)
+        elif error.fatal() or not error.retriable():
+            raise kafka_error(error, f"partition {partition_id(*where)}")
+
+    def _out_of_range(self, where: Where, message: Message, position: Mapping[Where, int]) -> None:
+        """An offset is not in the log. Raises ``DataLossError`` when it is one that is wanted; the consumer may also have
+        stood elsewhere, ahead of what is read or where an earlier range ended, and librdkafka tells that late."""
+        assigned, offset = self._assigned.get(where), message.offset()
+        if where not in position or assigned is None:
+            self._unassign([where])
+        elif offset is not None and offset >= 0 and offset != position[where]:
+            self._assign(where, Range(position[where], position[where], topic_id=assigned.topic_id))
+        else:
             raise DataLossError(
-                f"partition {partition_id(*where)} no longer holds offset {position.get(where)} as it was: {error.str()}. "
+                f"partition {partition_id(*where)} no longer holds offset {position[where]} as it was: {message.error().str()}. "
                 "Retention removed it, the log was truncated, or the topic was created again"
             )
-        if error.fatal() or not error.retriable():
-            raise kafka_error(error, f"partition {partition_id(*where)}")
 
     def _position(self, where: Where, wanted: Range) -> None:
         """Make sure that everything from the range's first offset on is ahead or still to come."""
         assigned, first = self._assigned.get(where), wanted.first
-        if assigned is not None and assigned.resume <= first <= assigned.resume + SKIP_RECORDS_MAX:
+        here = assigned is not None and assigned.resume <= first <= assigned.resume + SKIP_RECORDS_MAX
+        if here and assigned is not None and assigned.topic_id == wanted.topic_id:
             return
+        self._assign(where, wanted)
+
+    def _assign(self, where: Where, wanted: Range) -> None:
+        """Begin at the range's first offset, whatever is there or under way."""
         self._unassign([where])
+        first = wanted.first
         try:
             position = TopicPartition(where[0], where[1], first)
             if wanted.leader_epoch is not None:
@@ -212,7 +232,7 @@ class KafkaSession:
             self._consumer.incremental_assign([position])
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        self._assigned[where] = _Assigned(first)
+        self._assigned[where] = _Assigned(first, wanted.topic_id)
 
     def _take_ahead(self, where: Where, wanted: Range) -> list[Message]:
         """Records of the range that an earlier read has received already."""

@@ -17,8 +17,10 @@ from confluent_kafka.admin import NewPartitions
 
 from framework import TopologyContext, TopologyFailed, TransactionAttempt
 from framework.errors import ConfigError, DataLossError, RetryableError
+from framework.kafka_clients import KafkaSettings
 from integration import EmbeddedServers, KafkaBroker
 from integration.process import free_port
+from spouts.kafka_group import GroupOffsets
 from tests.conftest import Topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
 from tests.spouts.test_kafka import offsets
@@ -222,6 +224,28 @@ def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_readi
     assert [value for batch in batches for value in batch.column(0).to_pylist()] == ["new"] * 10
     with pytest.raises(DataLossError, match="deleted and created again while it was read"):
         planner.confirm(plan)
+    planner.close()
+
+
+@pytest.mark.behaviour("2.6")
+def test_what_a_kept_consumer_has_ahead_of_the_former_topic_is_not_taken_for_the_new_one(runs: KafkaRuns) -> None:
+    """It stands right where the next range begins, with old records already fetched."""
+    topics, name = runs.topics, runs.name
+    context = TopologyContext(name, "spout", 0, 1)
+    topics.send(topics.create(name), [b"old"] * 30)
+    planner = runs.spout(batch_records_max=10).planner({}, context)
+    plan = planner.plan({})
+    reader = runs.spout().reader({}, context)
+    assert sum(batch.num_rows for batch in reader.read_all(TransactionAttempt(1, 1), plan)) == 10
+    recreate(topics, name)
+    topics.send(name, [b"new"] * 30)
+    planner.close()
+    planner = runs.spout(batch_records_max=10).planner({}, context)
+    (meta,) = planner.plan({}).values()
+    later = {f"{name}/0": {**meta, "first_offset": 10, "next_offset": 20}}
+    batches = list(reader.read_all(TransactionAttempt(2, 1), later))
+    planner.confirm(later)
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == ["new"] * 10
     planner.close()
 
 
@@ -454,6 +478,14 @@ def test_a_lag_is_known_while_nothing_can_be_committed(runs: KafkaRuns) -> None:
         assert run.status().partitions[f"{name}/0"].committed_offset == 10
 
 
+def published(topics: Topics, topic: str, group: str, partitions: int) -> list[int]:
+    """What a consumer group has committed, per partition; -1001 for nothing."""
+    consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
+    found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
+    consumer.close()
+    return [each.offset for each in found]
+
+
 @pytest.mark.behaviour("2.13")
 def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
@@ -461,20 +493,40 @@ def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: Kafka
     topics.send(name, [b"x"] * 10, 0)
     topics.send(name, [b"y"] * 3, 1)
     group = f"{name}-watchers"
-
-    def published() -> list[int]:
-        consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
-        found = consumer.committed([TopicPartition(name, number) for number in (0, 1)], timeout=30)
-        consumer.close()
-        return [each.offset for each in found]
-
     runs.catch_up()
-    assert published() == [-1001, -1001]  # nobody asked for it
+    assert published(topics, name, group, 2) == [-1001, -1001]  # nobody asked for it
     with runs.start(consumer_group=group) as run:
         run.wait_until_caught_up(TIMEOUT_S)
         topics.send(name, [b"x"] * 2, 0)
         run.wait_until_caught_up(TIMEOUT_S)
-        wait_for(lambda: published() == [12, 3], "the offsets in the group")
+        wait_for(lambda: published(topics, name, group, 2) == [12, 3], "the offsets in the group")
         topics.send(name, [b"x"], 1)
         run.wait_until_caught_up(TIMEOUT_S)
-    assert published() == [12, 4]  # what the last commit left is there when the run has ended
+    assert published(topics, name, group, 2) == [12, 4]  # what the last commit left is there when the run has ended
+
+
+@pytest.mark.behaviour("2.13")
+def test_the_last_of_many_offsets_is_published_before_the_end(topics: Topics, name: str) -> None:
+    topics.create(name, 1)
+    group = GroupOffsets(KafkaSettings(topics.bootstrap_servers, None), name)
+    for offset in range(1, 50):
+        group.publish({f"{name}/0": offset})
+    group.close()
+    assert published(topics, name, name, 1) == [49]
+
+
+@pytest.mark.behaviour("2.13")
+def test_a_group_that_cannot_be_written_is_said_once_and_stops_nothing(runs: KafkaRuns) -> None:
+    """Somebody reads with it: the broker refuses offsets from outside."""
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"x"] * 10)
+    member = Consumer(
+        {"bootstrap.servers": topics.bootstrap_servers, "group.id": name, "auto.offset.reset": "earliest"}
+    )
+    member.subscribe([name])
+    wait_for(lambda: member.poll(0.1) is not None, "a member of the group")
+    with structlog.testing.capture_logs() as logs, runs.start(consumer_group=name, batch_records_max=2) as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+    member.close()
+    assert runs.counts() == {"x": 10}
+    assert [each["event"] for each in logs].count("group.not_published") == 1
