@@ -11,10 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import structlog
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
-from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.errors import (
+    BadRecordError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    InvariantViolation,
+    RetryableError,
+    StaleWriterError,
+)
 from framework.kafka_clients import KafkaSettings
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers
@@ -310,6 +317,29 @@ class TestMarkedWriter:
         dead._producer.flush(30)
         assert written().write(name, record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+
+    def test_a_lost_answer_is_resolved_by_the_marker(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        class LosesTheAnswer:
+            def __init__(self, producer: Any) -> None:
+                self._producer = producer
+
+            def commit_transaction(self, timeout_s: float) -> None:
+                self._producer.commit_transaction(timeout_s)
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+
+            def __getattr__(self, attribute: str) -> Any:
+                return getattr(self._producer, attribute)
+
+        writer = written()
+        writer.write(name, record("one"), marker(1))
+        writer._producer = LosesTheAnswer(writer._producer)  # type: ignore[assignment]
+        with pytest.raises(CommitOutcomeUnknown, match="the kafka_txn of 2 has no answer"):
+            writer.write(name, record("two"), marker(2))
+        assert not writer.write(name, record("two again"), marker(2, attempt=2))
+        assert writer.write(name, record("three"), marker(3))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
     def test_another_plan_of_a_txid_that_is_written_is_refused(
         self, name: str, written: Callable[[], MarkedWriter]
