@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-MARK = re.compile(r"@pytest\.mark\.behaviour\(([^)]*)\)")
+MARK = re.compile(r"pytest\.mark\.behaviour\(([^)]*)\)")
 TRANSACTIONAL = {f"1.{number}" for number in range(1, 16)}
 KAFKA = {f"2.{number}" for number in range(1, 14)}
 
