@@ -103,7 +103,9 @@ class KafkaSettings:
         named anywhere, and for what is refused."""
         shared = {key.removeprefix(KAFKA_PREFIX): each for key, each in conf.items() if key.startswith(KAFKA_PREFIX)}
         servers = shared.pop("bootstrap.servers", None)
-        merged = KafkaSettings(self._bootstrap_servers or revealed(servers), {**shared, **self._settings})
+        if isinstance(servers, (list, tuple)):
+            servers = ",".join(map(str, servers))
+        merged = KafkaSettings(self._bootstrap_servers or servers, {**shared, **self._settings})
         if merged._bootstrap_servers is None:
             raise ConfigError(
                 "no Kafka brokers are named: give bootstrap_servers=, or kafka.bootstrap.servers in the configuration"

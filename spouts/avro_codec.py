@@ -18,28 +18,34 @@ from fastavro.schema import SchemaParseException
 
 from framework.topology import Fields
 from spouts.avro_bulk import BulkAvro
-from spouts.avro_schema import Schema, arrow_schema, loaded, parsed
+from spouts.avro_schema import Named, Schema, arrow_schema, loaded, parsed
 from spouts.bad_records import BadRecord
 from spouts.codecs import PerValueCodec, Values
 
 #: Below this many values, reading them as a file costs more than it saves.
 _BULK_FROM = 16
-_INT_BOUNDS = (-(2**31), 2**31 - 1)
+#: What Arrow raises for a value that its type does not hold, such as an int of more than 32 bits.
+_UNFIT = (pa.ArrowException, ValueError, OverflowError, TypeError)
 
 
 class AvroDecoder:
     """Values written with one schema, as rows of ``target``. ``reader``: resolve them to that schema; None: as written.
-    ``named``: types that the schemas refer to and do not define."""
+    ``writer_named``, ``reader_named``: types that they refer to and do not define."""
 
     def __init__(
-        self, writer: Schema, reader: Schema | None, target: pa.Schema, named: Mapping[str, Any] | None = None
+        self,
+        writer: Schema,
+        reader: Schema | None,
+        target: pa.Schema,
+        writer_named: Named | None = None,
+        reader_named: Named | None = None,
     ) -> None:
-        self._writer = parsed(writer, dict(named or {}))
-        self._reader = parsed(reader, dict(named or {})) if reader is not None else None
+        self._writer = parsed(writer, writer_named)
+        self._reader = parsed(reader, reader_named) if reader is not None else None
         self._target = target
-        self._single = not (isinstance(reader or writer, dict) and (reader or writer)["type"] == "record")  # type: ignore[index, call-overload]
-        self._bounds = {each.name: _INT_BOUNDS for each in target if each.type == pa.int32()}
-        self._bulk = BulkAvro.of(writer, reader, target) if not named else None
+        outcome = reader if reader is not None else writer
+        self._single = not (isinstance(outcome, dict) and outcome["type"] == "record")
+        self._bulk = BulkAvro.of(writer, reader, target) if not writer_named and not reader_named else None
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """One row per value that can be decoded, and those that cannot."""
@@ -47,14 +53,23 @@ class AvroDecoder:
             batch = self._bulk.decode(values)
             if batch is not None:
                 return batch, []
-        rows: list[Mapping[str, Any] | None] = []
+        rows: dict[int, Mapping[str, Any] | None] = {}
         bad: list[BadRecord] = []
         for index, value in enumerate(values):
             try:
-                rows.append(self._one(value))
+                rows[index] = self._one(value)
             except ValueError as error:
                 bad.append(BadRecord(index, str(error)))
-        return self._as_batch(rows), bad
+        try:
+            return self._as_batch(list(rows.values())), bad
+        except _UNFIT:
+            for index, row in list(rows.items()):
+                try:
+                    self._as_batch([row])
+                except _UNFIT as error:
+                    bad.append(BadRecord(index, f"a value does not fit its type: {error}"))
+                    del rows[index]
+        return self._as_batch(list(rows.values())), sorted(bad, key=lambda each: each.index)
 
     def _as_batch(self, rows: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:
         arrays = [
@@ -76,9 +91,6 @@ class AvroDecoder:
         if stream.tell() != len(value):
             raise ValueError(f"{len(value) - stream.tell()} bytes are left after the value: another schema wrote it")
         row: Mapping[str, Any] = {"value": found} if self._single else found
-        for name, (least, most) in self._bounds.items():
-            if row[name] is not None and not least <= row[name] <= most:
-                raise ValueError(f"{name} is {row[name]}, beyond an int's 32 bits")
         return row
 
 

@@ -31,6 +31,8 @@ from fastavro.schema import SchemaParseException, UnknownType
 from framework.errors import TopologyError
 
 Schema = Union[str, list[Any], dict[str, Any]]
+#: Types that a schema refers to and does not define: full name -> schema, each after those that it refers to itself.
+Named = Mapping[str, Schema]
 
 _PRIMITIVES = {
     "null": pa.null(),
@@ -68,21 +70,22 @@ def loaded(schema: Schema | Path) -> Schema:
     return schema
 
 
-def parsed(schema: Schema, named: dict[str, Any] | None = None) -> Schema:
-    """Checked by fastavro. ``named``: types defined elsewhere; new ones are added. Raises ``TopologyError``."""
+def parsed(schema: Schema, named: Named | None = None) -> Schema:
+    """Checked by fastavro, with the types that it refers to. Raises ``TopologyError``."""
+    known: dict[str, Any] = {}
     try:
         # Without their logical types, numbers come as numbers, which is what Arrow wants.
-        result: Schema = fastavro.parse_schema(
-            _without_logical(schema), named_schemas=named if named is not None else {}
-        )
+        for each in (named or {}).values():
+            fastavro.parse_schema(_without_logical(each), named_schemas=known)
+        result: Schema = fastavro.parse_schema(_without_logical(schema), named_schemas=known)
     except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
         raise TopologyError(f"Avro schema is not valid: {type(error).__name__}: {error}") from error
     return result
 
 
-def arrow_schema(schema: Schema, named: Mapping[str, Any] | None = None) -> pa.Schema:
-    """The columns of a record; a schema of another type is one column, ``value``. ``named``: types defined elsewhere, as
-    JSON data. Raises ``TopologyError`` for what has no Arrow type."""
+def arrow_schema(schema: Schema, named: Named | None = None) -> pa.Schema:
+    """The columns of a record; a schema of another type is one column, ``value``. Raises ``TopologyError`` for what has no
+    Arrow type."""
     types = dict(named or {})
     if isinstance(schema, dict) and schema.get("type") == "record":
         types[_full_name(schema)] = schema

@@ -46,9 +46,9 @@ class RegistryAvroCodec(PerValueCodec):
             raise ConfigError("a Schema Registry needs a url")
         if (subject is None) == (schema is None):
             raise TopologyError("RegistryAvroCodec needs subject= or schema=, one of them: what values are resolved to")
-        self._named: dict[str, Any] = {}
+        self._named: dict[str, Schema] = {}  # what the reader's schema refers to
         self._reader = loaded(schema) if schema is not None else self._latest(str(subject))
-        parsed(self._reader, dict(self._named))
+        parsed(self._reader, self._named)
         self._target = arrow_schema(self._reader, self._named)
         self.fields = Fields.of_schema(self._target)
         self._decoders: dict[int | None, AvroDecoder] = {}  # by the writer's schema id
@@ -57,11 +57,14 @@ class RegistryAvroCodec(PerValueCodec):
         bodies: dict[int | None, list[bytes | None]] = {}  # by schema id; None: tombstones
         places: dict[int | None, list[int]] = {}
         bad: list[BadRecord] = []
+        unknown: dict[int, str] = {}  # asked for once per call
         for index, value in enumerate(values):
             try:
                 schema_id, body = _opened(value)
+                if schema_id in unknown:
+                    raise ValueError(unknown[schema_id])
                 if schema_id is not None:
-                    self._decoder(schema_id)
+                    self._check_known(schema_id, unknown)
             except ValueError as error:
                 bad.append(BadRecord(index, str(error)))
                 continue
@@ -81,6 +84,13 @@ class RegistryAvroCodec(PerValueCodec):
         whole = joined([*batches, self._none.decode_good([])[0]])
         return whole.take(pa.array(sorted(range(len(order)), key=order.__getitem__), pa.int64())), bad
 
+    def _check_known(self, schema_id: int, unknown: dict[int, str]) -> None:
+        try:
+            self._decoder(schema_id)
+        except ValueError as error:
+            unknown[schema_id] = str(error)
+            raise
+
     def _any_decoder(self, schema_id: int | None) -> AvroDecoder:
         return self._none if schema_id is None else self._decoder(schema_id)
 
@@ -90,11 +100,12 @@ class RegistryAvroCodec(PerValueCodec):
             found = self._asked(lambda client: client.get_schema(schema_id), f"schema id {schema_id}")
             if (found.schema_type or "AVRO") != "AVRO":
                 raise ValueError(f"schema id {schema_id} is {found.schema_type}, not Avro")
-            named = dict(self._named)
+            named: dict[str, Schema] = {}
             self._add_references(found, named)
             try:
                 writer = json.loads(found.schema_str)
-                decoder = self._decoders[schema_id] = AvroDecoder(writer, self._reader, self._target, named)
+                decoder = AvroDecoder(writer, self._reader, self._target, named, self._named)
+                self._decoders[schema_id] = decoder
             except TopologyError as error:
                 raise ValueError(f"schema id {schema_id}: {error}") from error
         return decoder
@@ -108,15 +119,15 @@ class RegistryAvroCodec(PerValueCodec):
         schema: Schema = json.loads(found.schema_str)
         return schema
 
-    def _add_references(self, schema: Any, named: dict[str, Any]) -> None:
-        """The types that a schema refers to, and those that these refer to."""
+    def _add_references(self, schema: Any, named: dict[str, Schema]) -> None:
+        """The types that a schema refers to, after those that these refer to. Each schema has its own versions of them."""
         for reference in schema.references or ():
             if reference.name in named:
                 continue
             what = f"{reference.subject!r} version {reference.version}"
             found = self._asked(lambda client, it=reference: client.get_version(it.subject, it.version), what).schema
             self._add_references(found, named)
-            parsed(json.loads(found.schema_str), named)
+            named[reference.name] = json.loads(found.schema_str)
 
     def _asked(self, question: Any, what: str) -> Any:
         """Raises ``ValueError`` for what the registry does not have, ``RetryableError`` when it does not answer."""
@@ -165,7 +176,7 @@ class RegistryAvroCodec(PerValueCodec):
     def _none(self) -> AvroDecoder:
         """For values that need no schema: tombstones, and none at all."""
         if None not in self._decoders:
-            self._decoders[None] = AvroDecoder(self._reader, None, self._target, self._named)
+            self._decoders[None] = AvroDecoder(self._reader, None, self._target, writer_named=self._named)
         return self._decoders[None]
 
     def __repr__(self) -> str:

@@ -211,6 +211,18 @@ def test_values_are_resolved_to_the_readers_schema_by_either_way() -> None:
     assert AvroCodec(WORD, renamed).decode(values).to_pylist()[3] == {"text": "wörd3"}
 
 
+def test_a_value_that_its_type_does_not_hold_is_bad_also_deep_inside() -> None:
+    def nested(kind: str) -> dict[str, Any]:
+        inner = {"type": "record", "name": "I", "fields": [{"name": "n", "type": kind}]}
+        return {"type": "record", "name": "O", "fields": [{"name": "list", "type": {"type": "array", "items": inner}}]}
+
+    values = encoded(nested("long"), *({"list": [{"n": 1}, {"n": n}]} for n in (2, 2**40, 3)))
+    batch, bad = AvroCodec(nested("int")).decode_good(values)
+    assert [row["list"][1]["n"] for row in batch.to_pylist()] == [2, 3]
+    assert [each.index for each in bad] == [1]
+    assert "does not fit its type" in bad[0].reason
+
+
 def test_a_schema_that_is_no_record_is_one_field_called_value() -> None:
     codec = AvroCodec('"long"')
     assert codec.decode([*encoded("long", 7, -1), None]).to_pydict() == {"value": [7, -1, None]}
@@ -301,15 +313,31 @@ class TestRegistry:
         with pytest.raises(UndecodableValueError, match="value 1"):
             codec.decode(values)
 
-    def test_schemas_may_refer_to_others(self, registry: SchemaRegistry) -> None:
-        point = {"type": "record", "name": "Point", "namespace": "geo", "fields": [{"name": "x", "type": "long"}]}
-        place = {"type": "record", "name": "Place", "fields": [{"name": "at", "type": "geo.Point"}]}
+    def test_schemas_may_refer_to_others_and_each_to_its_own_version(self, registry: SchemaRegistry) -> None:
+        at = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+        point = {"type": "record", "name": "Point", "namespace": "geo", "fields": [{"name": "x", "type": "long"}, at]}
+        newer = {**point, "fields": [{"name": "label", "type": "string", "default": "-"}, *point["fields"]]}
+        place = {"type": "record", "name": "Place", "fields": [{"name": "point", "type": "geo.Point"}]}
         registry.register("point", point)
-        registry.register("place", place, [{"name": "geo.Point", "subject": "point", "version": 1}])
-        codec = RegistryAvroCodec(registry.url, subject="place")
-        inline = {**place, "fields": [{"name": "at", "type": point}]}
-        values = framed(101, *encoded(inline, {"at": {"x": 7}}))
-        assert codec.decode(values).to_pylist() == [{"at": {"x": 7}}]
+        registry.register("point", newer)
+        old = registry.register("place", place, [{"name": "geo.Point", "subject": "point", "version": 1}])
+        new = registry.register("place", place, [{"name": "geo.Point", "subject": "point", "version": 2}])
+        codec = pickle.loads(pickle.dumps(RegistryAvroCodec(registry.url, subject="place")))
+        values = []
+        for schema_id, inner in ((old, point), (new, newer)):
+            inline = {**place, "fields": [{"name": "point", "type": inner}]}
+            row = {"point": {"x": 7, "at": 1_000, **({"label": "home"} if inner is newer else {})}}
+            values += framed(schema_id, *encoded(inline, row))
+        when = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
+        assert codec.decode(values).to_pylist() == [
+            {"point": {"label": "-", "x": 7, "at": when}},
+            {"point": {"label": "home", "x": 7, "at": when}},
+        ]
+
+    def test_an_unknown_schema_is_asked_for_once_per_chunk(self, registry: SchemaRegistry) -> None:
+        _, bad = RegistryAvroCodec(registry.url, schema=SMALL).decode_good(framed(999, *[b"x"] * 100))
+        assert len(bad) == 100
+        assert registry.requests["/schemas/ids/999"] == 1
 
     def test_a_registry_that_is_away_is_waited_for_and_not_taken_for_a_bad_record(
         self, registry: SchemaRegistry

@@ -179,6 +179,8 @@ def test_settings_never_show_secrets() -> None:
     shown = repr(KafkaSettings("h:1", {"sasl.password": "canary", "ssl.key.password": "canary", "client.id": "me"}))
     assert "canary" not in shown
     assert "me" in shown
+    listed = Config.of({"kafka.bootstrap.servers": ["a:1", "b:2"]}).for_components()
+    assert KafkaSettings(None, None).with_conf(listed).bootstrap_servers == "a:1,b:2"
     config = Config.of({"kafka.sasl.password": "canary", "kafka.client.id": "me"})
     assert "canary" not in json.dumps({key: str(value) for key, value in config.for_components().items()})
     assert config.for_components()["kafka.client.id"] == "me"
