@@ -149,13 +149,13 @@ class MarkedWriter:
         """Read the markers to what was the end of the log when this was called: not only to the last stable offset, behind
         which a marker may stand while another task's kafka_txn is open."""
         where = TopicPartition(self._marker_topic, 0)
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        end = self._end_of_markers(admin, where, deadline)
         consumer = Consumer(self._settings.consumer(f"{self._transactional_id}-markers"))
         found: Marker | None = None
         try:
-            answer = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED)
-            end = answer[where].result(STEP_TIMEOUT_S).offset
             consumer.assign([TopicPartition(self._marker_topic, 0, 0)])
-            position, deadline = 0, time.monotonic() + STEP_TIMEOUT_S
+            position = 0
             while position < end:
                 for message in consumer.consume(1_000, _POLL_S):
                     error = message.error()
@@ -174,6 +174,19 @@ class MarkedWriter:
         finally:
             consumer.close()
         return found
+
+    def _end_of_markers(self, admin: AdminClient, where: TopicPartition, deadline: float) -> int:
+        """A topic that was just made is not known to everybody yet: ask again until the deadline."""
+        while True:
+            try:
+                asked = admin.list_offsets(
+                    {where: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED
+                )
+                return int(asked[where].result(STEP_TIMEOUT_S).offset)
+            except KafkaException as error:
+                if time.monotonic() > deadline:
+                    raise self._errors.explain(error, admin) from error
+                time.sleep(_POLL_S)
 
     def _parsed(self, message: Any) -> Marker | None:
         if message.key() != self._writer.encode() or message.value() is None:
