@@ -105,6 +105,12 @@ class MarkedWriter:
             self._in_one_kafka_txn(topic, records, marker)
             self._last = marker
             return True
+        except SystemError as error:
+            # What the client makes of a fatal error and a delivery report that come at the same time.
+            self._producer = None
+            if isinstance(error.__cause__, KafkaException):
+                raise self._explained(error.__cause__) from error
+            raise RetryableError(f"{self._writer}: the Kafka client failed: {error}{self._errors.reason()}") from error
         except BaseException:
             self._producer = None
             raise
@@ -218,11 +224,6 @@ class MarkedWriter:
                 raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
         except KafkaException as error:
             raise self._explained(error) from error
-        except SystemError as error:
-            # What the client makes of a delivery report that comes while an error is on its way.
-            if not isinstance(error.__cause__, KafkaException):
-                raise
-            raise self._explained(error.__cause__) from error
         if self._undelivered:
             raise self._explained(KafkaException(self._undelivered[0]))
         try:

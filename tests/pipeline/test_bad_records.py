@@ -341,6 +341,33 @@ class TestMarkedWriter:
         assert writer.write(name, record("three"), marker(3))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
+    def test_a_client_that_fails_in_itself_is_made_anew(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        """Seen of a fenced producer: SystemError, with and without a cause."""
+
+        class Fails:
+            def __init__(self, producer: Any, cause: Exception | None) -> None:
+                self._producer = producer
+                self._cause = cause
+
+            def flush(self, timeout_s: float) -> int:
+                raise SystemError("returned NULL without setting an exception") from self._cause
+
+            def __getattr__(self, attribute: str) -> Any:
+                return getattr(self._producer, attribute)
+
+        writer = written()
+        writer.write(name, record("one"), marker(1))
+        writer._producer = Fails(writer._producer, None)  # type: ignore[assignment]
+        with pytest.raises(RetryableError, match="bolt/0: the Kafka client failed: returned NULL"):
+            writer.write(name, record("two"), marker(2))
+        assert writer.write(name, record("two"), marker(2, attempt=2))
+        writer._producer = Fails(writer._producer, KafkaException(KafkaError(KafkaError._FENCED)))  # type: ignore[assignment]
+        with pytest.raises(StaleWriterError, match="another writer has taken over"):
+            writer.write(name, record("three"), marker(3))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+
     def test_another_plan_of_a_txid_that_is_written_is_refused(
         self, name: str, written: Callable[[], MarkedWriter]
     ) -> None:

@@ -30,7 +30,7 @@ from tests.oracle import read_topics
 from tests.pipeline.processes import RunProcess
 
 #: More of them with RATCHET_TROUBLE_STEPS=n.
-STEPS = int(os.environ.get("RATCHET_TROUBLE_STEPS", "40"))
+STEPS = int(os.environ.get("RATCHET_TROUBLE_STEPS", "30"))
 KEYS = 40
 PARTITIONS_MAX = 6
 TOPICS_MAX = 3
