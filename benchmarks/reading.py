@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -96,7 +95,7 @@ def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
             limits[kind].append(workload.consume_only(bootstrap_servers, topic, count))
         for name in CODECS:
             topic = sources["avro" if name.startswith("avro") else "json"]
-            runs[name].append(_in_two_processes(bootstrap_servers, topic, name, count))
+            runs[name].append(_one_run(bootstrap_servers, topic, name, count))
     results = {}
     for name, measured in runs.items():
         rate, decode_share = max(measured)
@@ -110,27 +109,12 @@ def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
     return {"workload": "reading", "messages": count, "limit_runs": rounded, "codecs": results}
 
 
-def _in_two_processes(bootstrap_servers: str, topic: str, codec: str, count: int) -> tuple[float, float]:
-    context = multiprocessing.get_context("spawn")
-    ready, go = context.Barrier(3), context.Barrier(3)
-    totals = context.Queue()
-    halves = [range(0, workload.PARTITIONS, 2), range(1, workload.PARTITIONS, 2)]
-    workers = [
-        context.Process(target=_read, args=(bootstrap_servers, topic, codec, list(half), ready, go, totals))
-        for half in halves
-    ]
-    for worker in workers:
-        worker.start()
-    ready.wait()
-    started = time.monotonic()
-    go.wait()
-    answers = [totals.get() for _ in workers]
-    elapsed = time.monotonic() - started
-    for worker in workers:
-        worker.join()
+def _one_run(bootstrap_servers: str, topic: str, codec: str, count: int) -> tuple[float, float]:
+    """Records per second, and the codec's share of the time."""
+    answers, elapsed_s = workload.in_two_processes(_read, bootstrap_servers, topic, codec)
     if sum(rows for rows, _, _ in answers) != count:
         raise RuntimeError(f"{codec}: {answers} is not {count} records")
-    return count / elapsed, sum(decoding for _, decoding, _ in answers) / sum(whole for _, _, whole in answers)
+    return count / elapsed_s, sum(decoding for _, decoding, _ in answers) / sum(whole for _, _, whole in answers)
 
 
 def _read(

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +121,30 @@ def read_back(database: Path) -> dict[str, tuple[int, int]]:
 
 def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
     """Records per second of two processes that read the topic and count: the limit."""
+    answers, elapsed_s = in_two_processes(_count, bootstrap_servers, topic)
+    if sum(answers) != count:
+        raise RuntimeError(f"the limit run read {sum(answers)} of {count} records")
+    return count / elapsed_s
+
+
+def in_two_processes(target: Callable[..., None], *arguments: Any) -> tuple[list[Any], float]:
+    """Run ``target(*arguments, partitions, ready, go, answers)`` in two processes with half of the partitions each. It must
+    wait at both barriers, then put one answer. Returns the answers, and the seconds from ``go`` to the last of them."""
     context = multiprocessing.get_context("spawn")
     ready, go = context.Barrier(3), context.Barrier(3)
-    totals = context.Queue()
+    queue = context.Queue()
     halves = [range(0, PARTITIONS, 2), range(1, PARTITIONS, 2)]
-    workers = [
-        context.Process(target=_count, args=(bootstrap_servers, topic, list(half), ready, go, totals))
-        for half in halves
-    ]
+    workers = [context.Process(target=target, args=(*arguments, list(half), ready, go, queue)) for half in halves]
     for worker in workers:
         worker.start()
     ready.wait()
     started = time.monotonic()
     go.wait()
-    read = sum(totals.get() for _ in workers)
-    elapsed = time.monotonic() - started
+    answers = [queue.get() for _ in workers]
+    elapsed_s = time.monotonic() - started
     for worker in workers:
         worker.join()
-    if read != count:
-        raise RuntimeError(f"the limit run read {read} of {count} records")
-    return count / elapsed
+    return answers, elapsed_s
 
 
 def _count(bootstrap_servers: str, topic: str, partitions: list[int], ready: Any, go: Any, totals: Any) -> None:

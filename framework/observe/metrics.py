@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from framework.errors import ConfigError
+from framework.observe.progress import Observed
 
 
 class ObservedPartition(Protocol):
@@ -30,29 +31,15 @@ class ObservedPartition(Protocol):
     def lag(self) -> int | None: ...
 
 
-class ObservedRun(Protocol):
+class ObservedRun(Observed, Protocol):
     """The part of a run's status that becomes metrics."""
 
     @property
     def topology_id(self) -> str: ...
     @property
-    def phase(self) -> str: ...
-    @property
     def epoch(self) -> int: ...
     @property
-    def committed_txid(self) -> int: ...
-    @property
-    def in_flight(self) -> Mapping[int, str]: ...
-    @property
     def partitions(self) -> Mapping[str, ObservedPartition]: ...
-    @property
-    def read_rows(self) -> int: ...
-    @property
-    def committed_rows(self) -> int: ...
-    @property
-    def bad_records(self) -> int: ...
-    @property
-    def attempts_failed(self) -> int: ...
 
 
 class RunCollector(Collector):

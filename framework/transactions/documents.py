@@ -106,11 +106,7 @@ class TopologyDocuments:
         for txid in self._plans.txids():
             document = self._plans.get_state(txid, _never)
             node = f"{self._topology.id}/user/{self._topology.spout.id}/{txid}"
-            if not isinstance(document, dict) or not isinstance(document.get("plan"), dict):
-                raise CorruptStateError(f"{node}: not a plan document; restore it from a backup")
-            if document.get("digest") != plan_digest(document["plan"]):
-                raise CorruptStateError(f"{node}: the plan does not match its digest; restore it from a backup")
-            plans[txid] = document["plan"]
+            plans[txid] = _plan_in(document, node)
         if currtx > 1 and currtx - 1 not in plans:
             raise CorruptStateError(
                 f"{self._topology.id}: currtx is {currtx}, and the plan of txid {currtx - 1}, where the next batch would "
@@ -168,9 +164,17 @@ def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: i
         raise ConfigError(
             f"topology {topology_id!r} has no plan of transaction {wanted}: it has not been emitted yet, or is long over"
         )
+    return wanted, _plan_in(document, f"{topology_id}/{node}")
+
+
+def _plan_in(document: Any, node: str) -> Plan:
+    """The plan of a document. Raises ``CorruptStateError`` naming the node when it is none, or was changed."""
     if not isinstance(document, dict) or not isinstance(document.get("plan"), dict):
-        raise CorruptStateError(f"{topology_id}/{node}: not a plan document; restore it from a backup")
-    return wanted, document["plan"]
+        raise CorruptStateError(f"{node}: not a plan document; restore it from a backup")
+    plan: Plan = document["plan"]
+    if document.get("digest") != plan_digest(plan):
+        raise CorruptStateError(f"{node}: the plan does not match its digest; restore it from a backup")
+    return plan
 
 
 def read_history(store: CoordinationStore, topology_id: str) -> list[TransactionRecord]:
