@@ -155,7 +155,7 @@ class Config(BaseModel):
             if not separator or not key:
                 raise ConfigError(f"--set {override!r}: write KEY=VALUE")
             values[key.strip()] = _toml_value(text.strip())
-        return cls.of({key: _resolved(key, value) for key, value in values.items()})
+        return cls.of({key: resolved(key, value) for key, value in values.items()})
 
     def zookeeper_hosts(self) -> str | None:
         """``host:port,...``, or None when no servers are configured. A server may carry a port of its own."""
@@ -190,8 +190,9 @@ def revealed(value: Any) -> Any:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-def _resolved(key: str, value: Any) -> Any:
-    """A value with the environment variables that it refers to. Raises ``ConfigError`` for one that is not set."""
+def resolved(key: str, value: Any) -> Any:
+    """A value with the environment variables that it refers to as ``${NAME}``; ``key`` names it in messages. Raises
+    ``ConfigError`` for a variable that is not set."""
 
     def look_up(match: re.Match[str]) -> str:
         found = os.environ.get(match.group(1))
@@ -203,7 +204,7 @@ def _resolved(key: str, value: Any) -> Any:
 
     if isinstance(value, str):
         return _REFERENCE.sub(look_up, value)
-    return [_resolved(key, each) for each in value] if isinstance(value, list) else value
+    return [resolved(key, each) for each in value] if isinstance(value, list) else value
 
 
 def checked_zookeeper_root(value: str) -> str:

@@ -1,7 +1,7 @@
 """Keeps a server from outliving whoever started it.
 
-``python -m integration.guardian COMMAND...`` runs the command and waits for its own standard input to close, which
-happens when the parent dies, however it dies. Then it ends the command: SIGTERM, and SIGKILL after a while. Should the
+``python -m integration.guardian SIGNAL COMMAND...`` runs the command and waits for its own standard input to close, which
+happens when the parent dies, however it dies. Then it ends the command: SIGNAL (as ``TERM``), and SIGKILL after a while. Should the
 guardian itself be killed, Linux ends the command for it.
 """
 
@@ -19,13 +19,15 @@ STOP_TIMEOUT_S = 15.0
 _PR_SET_PDEATHSIG = 1
 
 
-def main(command: list[str]) -> int:
+def main(name_of_signal: str, command: list[str]) -> int:
     """Run the command under guard; returns its exit code."""
     parent = os.getpid()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the parent decides; closing our input is the word
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _child(parent))
-    threading.Thread(target=_end_with_parent, args=(process,), daemon=True).start()
+    threading.Thread(
+        target=_end_with_parent, args=(process, signal.Signals[f"SIG{name_of_signal}"]), daemon=True
+    ).start()
     return process.wait()
 
 
@@ -40,11 +42,11 @@ def _child(parent: int) -> None:
             os._exit(1)
 
 
-def _end_with_parent(process: subprocess.Popen[bytes]) -> None:
+def _end_with_parent(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
-    process.terminate()
+    process.send_signal(stop)
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -52,4 +54,4 @@ def _end_with_parent(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -52,6 +52,8 @@ class ServerProcess(ABC):
     """
 
     name = "server"
+    #: What asks it to end in order.
+    stop_signal = "TERM"
 
     def __init__(self, folder: Path, port: int | None = None, *, guarded: bool = True) -> None:
         self.folder = folder
@@ -122,7 +124,7 @@ class ServerProcess(ABC):
         if self._guarded and process.stdin is not None:
             process.stdin.close()
         else:
-            process.terminate()
+            process.send_signal(signal.Signals[f"SIG{self.stop_signal}"])
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -141,7 +143,7 @@ class ServerProcess(ABC):
             process.wait(STOP_TIMEOUT_S)
 
     def _launch(self, command: list[str]) -> None:
-        guard = [sys.executable, "-m", "integration.guardian"] if self._guarded else []
+        guard = [sys.executable, "-m", "integration.guardian", self.stop_signal] if self._guarded else []
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(Path(__file__).parent.parent), *filter(None, [environment.get("PYTHONPATH")])]

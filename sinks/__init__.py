@@ -1,6 +1,11 @@
-"""Where committers write: value types, backends, ready committers."""
+"""Where committers write: value types, backends, ready committers.
 
-from sinks.aggregates import Aggregate, Count, Max, Min, Sum
+The backends of databases are loaded when they are asked for: each needs the extra of its name.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
@@ -9,19 +14,41 @@ from sinks.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.values import OpaqueValue, TransactionalValue
 
+if TYPE_CHECKING:
+    from sinks.postgres import PostgresBackend
+    from sinks.redis import RedisBackend
+
+_LAZY = {"PostgresBackend": "sinks.postgres", "RedisBackend": "sinks.redis"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sinks' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
 __all__ = [
     "Aggregate",
+    "ApproxDistinct",
     "Count",
     "DeadLetterTable",
     "DeadLetterTopic",
+    "First",
+    "Last",
     "MapBackend",
     "MapState",
     "Max",
+    "Mean",
     "MemoryBackend",
     "Min",
     "NonTransactionalMapState",
     "OpaqueMapState",
     "OpaqueValue",
+    "PostgresBackend",
+    "RedisBackend",
+    "Reduce",
     "Row",
     "SqliteBackend",
     "StateCommitter",

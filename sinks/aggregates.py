@@ -3,17 +3,26 @@
 Each is a monoid with null as its neutral element: ``merge(merge(a, b), c)`` is ``merge(a, merge(b, c))`` and merging
 with null gives the other. So the same aggregate folds record batches before a shuffle, folds their partial results after
 it, and adds the outcome to a row in a store.
+
+What one column cannot hold takes several: ``Mean`` keeps a sum and a count beside the quotient that people read. Such
+an aggregate is ``expanded`` into one aggregate per column, of which some are *derived* from the others.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from framework.errors import TopologyError
+from framework.errors import ConfigError, TopologyError
+from framework.topology.fields import Fields, FieldType
+
+#: 2 to the power of this many registers: a relative standard error of 1.04 / sqrt(4096), 1.6 %.
+SKETCH_LG_K = 12
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,21 @@ class Aggregate(ABC):
 
     field: str | None = None
 
-    #: Arrow's group-by functions: over input rows, and over partial results.
+    #: Arrow's group-by functions: over input rows, and over partial results. "list": ``fold`` takes all of them.
     partial_function = ""
     merge_function = ""
-    #: How stores merge, by name: "add", "min" or "max".
+    #: How stores merge, by name: "add", "min", "max", "first", "last" or "ratio"; "" is left to ``merge``.
     merge_rule = ""
+    #: The columns that this one is computed from; they are merged, and it is not.
+    derived_from: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         """The type of the result. Raises ``TopologyError`` for an input that cannot be aggregated this way."""
+
+    def expanded(self, name: str) -> Mapping[str, Aggregate]:
+        """The columns that the aggregate called ``name`` needs, each with its own aggregate; ``name`` comes first."""
+        return {name: self}
 
     def merge(self, old: Any, new: Any) -> Any:
         """Merge two partial results; None is neutral."""
@@ -40,6 +55,26 @@ class Aggregate(ABC):
 
     @abstractmethod
     def _merge(self, old: Any, new: Any) -> Any: ...
+
+    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
+        """The partial result of input values, or of partial results, where Arrow has no function for it."""
+        raise NotImplementedError
+
+    def derive(self, values: Sequence[Any]) -> Any:
+        """The value from those of the columns ``derived_from``."""
+        raise NotImplementedError
+
+
+def merge_rows(aggregates: Mapping[str, Aggregate], old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
+    """Merge two rows of partial results, column by column, then compute what is derived from them."""
+    merged = {
+        name: None if each.derived_from else each.merge(was, now)
+        for (name, each), was, now in zip(aggregates.items(), old, new, strict=True)
+    }
+    for name, each in aggregates.items():
+        if each.derived_from:
+            merged[name] = each.derive([merged[part] for part in each.derived_from])
+    return tuple(merged.values())
 
 
 @dataclass(frozen=True)
@@ -62,8 +97,9 @@ class Count(Aggregate):
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
-    """The sum of the values that are not null; null when there are none. Integers are exact: a sum beyond 64 bits is an
-    error, not a wrong number. Sums of floats depend, in their last digits, on the order of addition."""
+    """The sum of the values that are not null; null when there are none. Integers and decimals are exact: a sum beyond
+    64 bits, or beyond 38 digits, is an error, not a wrong number. Sums of floats depend, in their last digits, on the
+    order of addition."""
 
     partial_function = "sum"
     merge_function = "sum"
@@ -74,7 +110,9 @@ class Sum(Aggregate):
             return pa.int64()
         if input_type is not None and pa.types.is_floating(input_type):
             return pa.float64()
-        raise TopologyError(f"Sum({self.field!r}) needs a number, and the field is {input_type}")
+        if input_type is not None and pa.types.is_decimal(input_type):
+            return pa.decimal128(38, input_type.scale)
+        raise TopologyError(f"{type(self).__name__}({self.field!r}) needs a number, and the field is {input_type}")
 
     def _merge(self, old: Any, new: Any) -> Any:
         return old + new
@@ -82,7 +120,7 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class Min(Aggregate):
-    """The least value that is not null."""
+    """The least value that is not null. Text is compared by its bytes."""
 
     partial_function = "min"
     merge_function = "min"
@@ -97,7 +135,7 @@ class Min(Aggregate):
 
 @dataclass(frozen=True)
 class Max(Aggregate):
-    """The greatest value that is not null."""
+    """The greatest value that is not null. Text is compared by its bytes."""
 
     partial_function = "max"
     merge_function = "max"
@@ -110,13 +148,203 @@ class Max(Aggregate):
         return max(old, new)
 
 
-def _orderable(aggregate: Aggregate, input_type: pa.DataType | None) -> pa.DataType:
+@dataclass(frozen=True)
+class First(Aggregate):
+    """The first value that is not null, in the order of arrival: that of the offsets within a partition; which partition
+    comes first is open."""
+
+    partial_function = "first"
+    merge_function = "first"
+    merge_rule = "first"
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return _typed(self, input_type)
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        return old
+
+
+@dataclass(frozen=True)
+class Last(Aggregate):
+    """The last value that is not null, in the order of arrival: that of the offsets within a partition; which partition
+    comes last is open."""
+
+    partial_function = "last"
+    merge_function = "last"
+    merge_rule = "last"
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return _typed(self, input_type)
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        return new
+
+
+@dataclass(frozen=True)
+class _Ratio(Aggregate):
+    """One column divided by another; null when there is nothing to divide by."""
+
+    parts: tuple[str, ...] = ()
+
+    merge_rule = "ratio"
+
+    @property
+    def derived_from(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.parts
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return pa.float64()
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        raise NotImplementedError
+
+    def derive(self, values: Sequence[Any]) -> Any:
+        total, count = values
+        return float(total) / count if count and total is not None else None
+
+
+@dataclass(frozen=True)
+class Mean(Sum):
+    """The mean of the values that are not null, a float. Columns: ``<name>``, and ``<name>_sum`` and ``<name>_count``, of
+    which it is the quotient: they are what is merged, so nothing is lost to rounding."""
+
+    def expanded(self, name: str) -> Mapping[str, Aggregate]:
+        total, count = f"{name}_sum", f"{name}_count"
+        return {name: _Ratio(None, (total, count)), total: Sum(self.field), count: Count(self.field)}
+
+
+@dataclass(frozen=True)
+class Reduce(Aggregate):
+    """Values that are not null, combined two at a time by a function of yours: ``Reduce("tags", union, str)``.
+
+    ``function(a, b)`` must be associative, since parts are combined before they meet, and give what it takes: a value of
+    the type ``returns``, which is that of the field when it is left out.
+    """
+
+    function: Callable[[Any, Any], Any] | None = None
+    returns: FieldType = None
+
+    partial_function = "list"
+    merge_function = "list"
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TopologyError(f"Reduce({self.field!r}) needs a function of two values")
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        if self.returns is not None:
+            return Fields.of({"returned": self.returns}).type_of("returned")
+        return _typed(self, input_type)
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        return self._called(old, new)
+
+    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
+        present = [value for value in values if value is not None]
+        return reduce(self._called, present) if present else None
+
+    def _called(self, one: Any, other: Any) -> Any:
+        if self.function is None:
+            raise TopologyError(f"Reduce({self.field!r}) needs a function of two values")
+        return self.function(one, other)
+
+
+@dataclass(frozen=True)
+class _Estimate(Aggregate):
+    """The number of distinct values that a sketch has seen."""
+
+    parts: tuple[str, ...] = ()
+
+    @property
+    def derived_from(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.parts
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return pa.int64()
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        raise NotImplementedError
+
+    def derive(self, values: Sequence[Any]) -> Any:
+        return round(_sketches().hll_sketch.deserialize(values[0]).get_estimate()) if values[0] is not None else 0
+
+
+@dataclass(frozen=True)
+class _Sketch(Aggregate):
+    """A HyperLogLog sketch of Apache DataSketches, in its own format: others can read it."""
+
+    partial_function = "list"
+    merge_function = "list"
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return pa.binary()
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        return self.fold([old, new], partial=True)
+
+    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
+        present = [value for value in values if value is not None]
+        if not present:
+            return None
+        sketches = _sketches()
+        if partial:
+            union = sketches.hll_union(SKETCH_LG_K)
+            for each in present:
+                union.update(sketches.hll_sketch.deserialize(each))
+            merged: bytes = union.get_result(sketches.tgt_hll_type.HLL_8).serialize_compact()
+            return merged
+        sketch = sketches.hll_sketch(SKETCH_LG_K, sketches.tgt_hll_type.HLL_8)
+        for each in present:
+            sketch.update(each if isinstance(each, (str, int, float)) else str(each))
+        made: bytes = sketch.serialize_compact()
+        return made
+
+
+@dataclass(frozen=True)
+class ApproxDistinct(Aggregate):
+    """About how many different values that are not null there were: exact for a few, within 1.6 % (one standard error)
+    for many. Columns: ``<name>``, and ``<name>_sketch``, the HyperLogLog sketch that is merged, at most 4 KiB. Needs the
+    extra ``sketches``."""
+
+    def __post_init__(self) -> None:
+        if self.field is None:
+            raise TopologyError("ApproxDistinct needs a field")
+        _sketches()
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return pa.int64()
+
+    def expanded(self, name: str) -> Mapping[str, Aggregate]:
+        sketch = f"{name}_sketch"
+        return {name: _Estimate(None, (sketch,)), sketch: _Sketch(self.field)}
+
+    def _merge(self, old: Any, new: Any) -> Any:
+        raise NotImplementedError
+
+
+def _sketches() -> Any:
+    try:
+        import datasketches  # loaded only where it is used: it is an extra
+    except ImportError as error:
+        raise ConfigError(
+            "ApproxDistinct needs the package datasketches: pip install 'ratchet-pipelines[sketches]'"
+        ) from error
+    return datasketches
+
+
+def _typed(aggregate: Aggregate, input_type: pa.DataType | None) -> pa.DataType:
     if input_type is None:
         raise TopologyError(f"{type(aggregate).__name__}({aggregate.field!r}) needs a field with a declared type")
-    if pa.types.is_integer(input_type):
+    return input_type
+
+
+def _orderable(aggregate: Aggregate, input_type: pa.DataType | None) -> pa.DataType:
+    declared = _typed(aggregate, input_type)
+    if pa.types.is_integer(declared):
         return pa.int64()
-    if pa.types.is_floating(input_type):
+    if pa.types.is_floating(declared):
         return pa.float64()
-    if pa.types.is_string(input_type) or pa.types.is_temporal(input_type) or pa.types.is_binary(input_type):
-        return input_type
-    raise TopologyError(f"{type(aggregate).__name__}({aggregate.field!r}) cannot order {input_type}")
+    ordered = (pa.types.is_string, pa.types.is_temporal, pa.types.is_binary, pa.types.is_decimal)
+    if any(kind(declared) for kind in ordered):
+        return declared
+    raise TopologyError(f"{type(aggregate).__name__}({aggregate.field!r}) cannot order {declared}")

@@ -6,7 +6,7 @@ To write a backend, implement ``MapBackend`` and run the contract suite of ``tes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,13 @@ class MapBackend(ABC):
 
     @property
     @abstractmethod
+    def fields(self) -> tuple[Fields, Fields]:
+        """Names and types of the key and of the value columns. Raises ``TopologyError`` when they were not given."""
+
+    @property
     def value_columns(self) -> int:
         """How many value columns a row has; 1 means that states deal in bare values."""
+        return len(self.fields[1])
 
     @abstractmethod
     def prepare(self, topology_id: str) -> Header:
@@ -73,11 +78,18 @@ class MapBackend(ABC):
         """The rows, in the order of the keys; None where there is none."""
 
     @abstractmethod
+    def scan(self) -> Iterator[tuple[Key, Row]]:
+        """Every row, tombstones included, page by page, in any order. Rows that are written meanwhile may be seen as they
+        were or as they are."""
+
+    @abstractmethod
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
         """Write all rows in one atomic step if the header is ``header`` and each key's stamp is the expected one
-        (None: no row). Raises ``StaleWriterError`` otherwise, with nothing written. Keys are distinct."""
+        (None: no row). Raises ``StaleWriterError`` otherwise, with nothing written. Keys are distinct. A store that can
+        do only so many rows in one step takes several, each of them atomic and under the header: what a batch that was
+        cut leaves is stamped, and its replay starts from there."""
 
     @abstractmethod
     def sweep(self, header: Header) -> int:

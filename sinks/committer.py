@@ -33,8 +33,9 @@ class StateCommitter(ArrowBolt, Committer):
     """Keeps aggregates per key in a state.
 
     ``key``: names of input fields, the columns of the key. ``aggregates``: result column -> ``Count()``, ``Sum("field")``,
-    ``Min``, ``Max``. Its input must be of parallelism 1, globally grouped, or fields-grouped on a part of the key: one
-    key has one writer (C12). Rows are folded before they travel, so the shuffle carries one row per key and task.
+    ``Min``, ``Max``, ``Mean``, ``First``, ``Last``, ``ApproxDistinct`` or ``Reduce``. Its input must be of parallelism 1,
+    globally grouped, or fields-grouped on a part of the key: one key has one writer (C12). Rows are folded before they
+    travel, so the shuffle carries one row per key and task.
 
     In the commit phase it merges everything in one round trip per batch and task, and emits the key with its new values.
 
@@ -55,13 +56,18 @@ class StateCommitter(ArrowBolt, Committer):
         for name, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
                 raise TopologyError(
-                    f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...), Min or Max"
+                    f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...) or another of sinks"
                 )
-            if name in key:
-                raise TopologyError(f"{name!r} is both a key field and an aggregate: rename the aggregate")
         self.state = state
         self.key = tuple(key)
-        self.aggregates = dict(aggregates)
+        self.aggregates: dict[str, Aggregate] = {}
+        for name, aggregate in aggregates.items():
+            for column, part in aggregate.expanded(name).items():
+                if column in self.aggregates or column in key:
+                    raise TopologyError(
+                        f"aggregate {name!r} needs a column {column!r}, and there is one already: rename the aggregate"
+                    )
+                self.aggregates[column] = part
         self._component_id = ""
         self._output: Fields | None = None
         self._fold: _Fold | None = None
@@ -210,34 +216,66 @@ class _Fold(Combiner):
                     f"component {self._component_id!r}: key field {name!r} is null; a key cannot be null, so filter such "
                     "tuples out upstream or give them a value"
                 )
-        specs = [([] if a.field is None else a.field, a.partial_function) for a in self._aggregates.values()]
-        return self._grouped(table, specs)
+        return self._grouped(table, {name: each.field for name, each in self._aggregates.items()}, partial=False)
 
     def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """Partial results to fewer partial results."""
         table = pa.Table.from_batches(batches)
-        return self._grouped(table, [(name, a.merge_function) for name, a in self._aggregates.items()])
+        return self._grouped(table, {name: name for name in self._aggregates}, partial=True)
 
-    def _grouped(self, table: pa.Table, specs: Sequence[tuple[Any, str]]) -> pa.RecordBatch:
-        for name, function in specs:
-            if function == "sum":
-                table = _wide_enough(table, name)
-        grouped = table.group_by(list(self._key), use_threads=False).aggregate(list(specs))
+    def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
+        """One row per key. ``columns``: aggregate -> the column it folds. What Arrow cannot fold, the aggregate does."""
+        folded = {name: each for name, each in self._aggregates.items() if not each.derived_from}
+        functions = {name: each.merge_function if partial else each.partial_function for name, each in folded.items()}
+        for name, function in functions.items():
+            column = columns[name]
+            if function == "sum" and column is not None:
+                table = _wide_enough(table, column)
+        specs: list[Any] = [
+            ([] if columns[name] is None else columns[name], function) for name, function in functions.items()
+        ]
+        grouped = table.group_by(list(self._key), use_threads=False).aggregate(specs)
+        made = dict(zip((*self._key, *folded), grouped.columns, strict=True))  # the keys first, then as specified
+        for name, each in folded.items():
+            if functions[name] == "list":
+                made[name] = self._array(
+                    name, [each.fold(values, partial=partial) for values in made[name].to_pylist()]
+                )
+        for name, each in self._aggregates.items():
+            if each.derived_from:
+                parts = zip(*(made[part].to_pylist() for part in each.derived_from), strict=True)
+                made[name] = self._array(name, [each.derive(values) for values in parts])
         arrays = []
-        for field, column in zip(self._schema, grouped.columns, strict=True):  # the keys first, then as specified
+        for field in self._schema:
             try:
-                arrays.append(column.cast(field.type))
+                arrays.append(made[field.name].cast(field.type))
             except pa.ArrowInvalid as error:
-                raise BadRecordError(
-                    f"component {self._component_id!r}: {field.name!r} does not fit into {field.type}: {error}"
-                ) from error
+                raise self._misfit(field, error) from error
         batches = pa.table(arrays, schema=self._schema).combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
+
+    def _array(self, name: str, values: list[Any]) -> pa.ChunkedArray:
+        field = self._schema.field(name)
+        try:
+            return pa.chunked_array([pa.array(values, field.type)])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise self._misfit(field, error) from error
+
+    def _misfit(self, field: pa.Field, error: Exception) -> BadRecordError:
+        return BadRecordError(
+            f"component {self._component_id!r}: {field.name!r} does not fit into {field.type}: {error}"
+        )
 
 
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:
     """Sum integers as decimals where 64 bits might not do: Arrow's own sum wraps around in silence."""
     column = table.column(name)
+    if pa.types.is_decimal(column.type) and table.num_rows:
+        bounds = pc.min_max(column).as_py()
+        if max(abs(bounds["min"] or 0), abs(bounds["max"] or 0)) * table.num_rows >= 10 ** (38 - column.type.scale):
+            raise BadRecordError(
+                f"the sum of {name!r} may have more than 38 digits: use values of fewer digits, or floats"
+            )
     if not pa.types.is_integer(column.type) or table.num_rows == 0:
         return table
     extremes = pc.min_max(column).as_py()

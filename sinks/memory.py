@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from framework.errors import ConfigError, InvariantViolation, StaleWriterError
+from framework.errors import ConfigError, InvariantViolation, StaleWriterError, TopologyError
 from framework.topology import Fields, Header, Reach, Stamp
 from sinks.backend import Key, MapBackend, Row
 
@@ -39,7 +39,7 @@ class MemoryBackend(MapBackend):
     def __init__(self, name: str | None = None) -> None:
         self._id = f"memory:{name or uuid.uuid4().hex[:8]}:{uuid.uuid4().hex[:8]}"
         self._name = name or self._id.split(":")[1]
-        self._value_columns = 1
+        self._fields: tuple[Fields, Fields] | None = None
         self._own: _Rows | None = _Rows()
         _shared[self._id] = self._own
 
@@ -60,11 +60,17 @@ class MemoryBackend(MapBackend):
         return f"memory backend {self._name!r}"
 
     def bind(self, key: Fields, value: Fields) -> None:
-        self._value_columns = len(value)
+        self._fields = (key, value)
+
+    @property
+    def fields(self) -> tuple[Fields, Fields]:
+        if self._fields is None:
+            raise TopologyError(f"{self.location} has no columns: use it in a StateCommitter, or call bind()")
+        return self._fields
 
     @property
     def value_columns(self) -> int:
-        return self._value_columns
+        return len(self._fields[1]) if self._fields is not None else 1
 
     def prepare(self, topology_id: str) -> Header:
         shared = self._rows()
@@ -94,6 +100,9 @@ class MemoryBackend(MapBackend):
         shared = self._rows()
         with shared.lock:
             return [shared.rows.get(key) for key in keys]
+
+    def scan(self) -> Iterator[tuple[Key, Row]]:
+        yield from self.items().items()
 
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]

@@ -24,7 +24,7 @@ from framework.topology import (
     TransactionAttempt,
     ValueType,
 )
-from sinks.aggregates import Aggregate
+from sinks.aggregates import Aggregate, merge_rows
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.values import OpaqueValue, TransactionalValue
 
@@ -256,9 +256,7 @@ class MapState(FencedState):
         def updater(delta: Value) -> Updater:
             def update(old: Any) -> Any:
                 before = (None,) * len(delta) if old is None else ((old,) if single else old)
-                merged = tuple(
-                    each.merge(was, now) for each, was, now in zip(aggregates.values(), before, delta, strict=True)
-                )
+                merged = merge_rows(aggregates, before, delta)
                 return merged[0] if single else merged
 
             return update

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import HealthCheck, settings
 
-from integration import EmbeddedServers
+from integration import EmbeddedServers, PostgresServer, RedisServer
 
 # A shared machine may be slow at any moment; what is slow is not wrong.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,6 +42,33 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
     """Kafka and ZooKeeper that no test stops or kills."""
     with EmbeddedServers(tmp_path_factory.mktemp("servers")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A database server that no test stops or kills."""
+    with open_folder() as folder:
+        server = PostgresServer(folder)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server that no test stops or kills."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that the user whom PostgreSQL runs as can reach, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

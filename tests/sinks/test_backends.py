@@ -1,41 +1,53 @@
-"""Every backend under the one contract suite."""
+"""Every backend under the one contract suite, on real servers."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from framework import Fields
-from sinks import MapBackend, MemoryBackend, SqliteBackend
-from tests.contracts import BackendContract
+from integration import PostgresServer, RedisServer
+from sinks import MapBackend, MemoryBackend, PostgresBackend, RedisBackend, SqliteBackend
+from sinks.contract import BackendContract
 
-KEY, VALUE = Fields(word=str), Fields(n=int)
-WIDE = Fields(count=int, total=int, least=int, most=int)
+pytestmark = pytest.mark.behaviour("3.1", "3.2", "3.3")
 
 
 class TestMemoryBackend(BackendContract):
-    @pytest.fixture
-    def backend(self) -> MapBackend:
-        return MemoryBackend()
-
-    @pytest.fixture
-    def wide_backend(self) -> MapBackend:
-        return MemoryBackend()
-
-    def fresh(self, backend: MapBackend, name: str) -> MapBackend:
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         made = MemoryBackend(name)
-        made.bind(KEY, WIDE)
+        made.bind(key, value)
         return made
 
 
 class TestSqliteBackend(BackendContract):
-    @pytest.fixture
-    def backend(self, tmp_path: Path) -> MapBackend:
-        return SqliteBackend(tmp_path / "rows.db", "rows", KEY, VALUE)
+    cannot_hold = (pa.uint64(),)
 
-    @pytest.fixture
-    def wide_backend(self, tmp_path: Path) -> MapBackend:
-        self.path = tmp_path / "wide.db"
-        return SqliteBackend(self.path, "wide", KEY, WIDE)
+    @pytest.fixture(autouse=True)
+    def file(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "rows.db"
 
-    def fresh(self, backend: MapBackend, name: str) -> MapBackend:
-        return SqliteBackend(self.path, name, KEY, WIDE)
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return SqliteBackend(self.path, name, key, value)
+
+
+@pytest.mark.integration
+class TestPostgresBackend(BackendContract):
+    @pytest.fixture(autouse=True)
+    def server(self, postgres: PostgresServer) -> None:
+        self.dsn = postgres.dsn
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return PostgresBackend(self.dsn, name, key, value)
+
+
+@pytest.mark.integration
+class TestRedisBackend(BackendContract):
+    @pytest.fixture(autouse=True)
+    def server(self, redis_server: RedisServer) -> None:
+        self.url = redis_server.url
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return RedisBackend(self.url, name, key, value)

@@ -1,0 +1,61 @@
+"""Finds the program of a server that is not Java; installs it from the system's packages where that is possible."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from integration.errors import ServerError
+
+_INSTALL_TIMEOUT_S = 600
+
+
+def find_program(name: str, package: str, folders: Sequence[str] = ()) -> str:
+    """The path of a program: on PATH, or in one of ``folders`` (patterns below the root; the last match wins, so that of
+    several versions the newest is taken). Where it is missing, root on Debian gets its package installed.
+
+    Raises ``ServerError`` saying what to install.
+    """
+    found = _look_for(name, folders)
+    if found is not None:
+        return found
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise ServerError(f"{name} is not installed: install the package {package}, or put {name} on the PATH")
+    with open(Path(tempfile.gettempdir()) / "ratchet-packages.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be installing it just now
+        found = _look_for(name, folders)
+        if found is not None:
+            return found
+        _apt_get("update")
+        _apt_get("install", "--yes", "--no-install-recommends", package)
+    found = _look_for(name, folders)
+    if found is None:
+        raise ServerError(f"the package {package} was installed, and {name} is still not to be found")
+    return found
+
+
+def _look_for(name: str, folders: Sequence[str]) -> str | None:
+    for pattern in folders:
+        matches = sorted(Path("/").glob(f"{pattern}/{name}"))
+        if matches:
+            return str(matches[-1])
+    return shutil.which(name)
+
+
+def _apt_get(*arguments: str) -> None:
+    command = ["apt-get", "--quiet", *arguments]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerError(f"{' '.join(command)}: {error}") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise ServerError(f"{' '.join(command)} failed: {lines[-1] if lines else 'it said nothing'}")

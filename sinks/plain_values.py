@@ -1,0 +1,162 @@
+"""Values in forms that stores without types of their own keep, sort and give back exactly.
+
+Moments, dates and times are ISO 8601 text, moments with a zone in UTC; durations are integers in their unit; decimals are
+text. For JSON, bytes are base64 besides, and the floats that JSON lacks are named.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.topology import Fields
+
+Conversion = Callable[[Any], Any]
+_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def is_plain(declared: pa.DataType) -> bool:
+    """Whether values of this type need no conversion."""
+    types = pa.types
+    return not (types.is_temporal(declared) or types.is_decimal(declared) or types.is_boolean(declared))
+
+
+def plain(value: Any, declared: pa.DataType) -> Any:
+    """A value in its plain form."""
+    types = pa.types
+    if types.is_duration(declared):
+        return pa.scalar(value, declared).value
+    if types.is_timestamp(declared):
+        moment = value.astimezone(datetime.UTC).replace(tzinfo=None) if declared.tz is not None else value
+        return moment.isoformat(" ", "microseconds")
+    if types.is_time(declared):
+        return value.isoformat("microseconds")
+    if types.is_date(declared):
+        return value.isoformat()
+    return str(value) if types.is_decimal(declared) else value
+
+
+def restored(value: Any, declared: pa.DataType) -> Any:
+    """A value from its plain form."""
+    types = pa.types
+    if types.is_boolean(declared):
+        return bool(value)
+    if types.is_duration(declared):
+        return pa.scalar(value, declared).as_py()
+    if types.is_timestamp(declared):
+        moment = datetime.datetime.fromisoformat(value)
+        return moment.replace(tzinfo=datetime.UTC) if declared.tz is not None else moment
+    if types.is_time(declared):
+        return datetime.time.fromisoformat(value)
+    if types.is_date(declared):
+        return datetime.date.fromisoformat(value)
+    return decimal.Decimal(value) if types.is_decimal(declared) else value
+
+
+def check_storable(name: str, declared: pa.DataType | None, store: str) -> pa.DataType:
+    """The type, if a value of it comes back as it went in. Raises ``TopologyError`` for one that would not."""
+    if declared is None:
+        raise TopologyError(f"column {name!r} needs a declared type: give Fields({name}=int) or the like")
+    types = pa.types
+    if (
+        types.is_timestamp(declared) or types.is_time(declared) or types.is_duration(declared)
+    ) and declared.unit == "ns":
+        raise TopologyError(f"column {name!r}: {declared} is finer than {store} keeps; cast it to microseconds first")
+    numbers = types.is_integer(declared) or types.is_floating(declared) or types.is_decimal(declared)
+    text = types.is_string(declared) or types.is_large_string(declared)
+    raw = types.is_binary(declared) or types.is_large_binary(declared)
+    if not (
+        numbers
+        or text
+        or raw
+        or types.is_boolean(declared)
+        or (types.is_temporal(declared) and not _is_interval(declared))
+    ):
+        raise TopologyError(
+            f"column {name!r}: {store} cannot hold {declared} exactly; cast it to a number, a string or bytes first"
+        )
+    return declared
+
+
+def _is_interval(declared: pa.DataType) -> bool:
+    return bool(pa.types.is_interval(declared))
+
+
+class JsonColumns:
+    """Rows of these fields as lists that any JSON writer takes, and back. Raises ``TopologyError`` for types that it cannot
+    hold, ``ValueError`` for values that do not fit their type."""
+
+    def __init__(self, fields: Fields, store: str) -> None:
+        types = [check_storable(name, fields.type_of(name), store) for name in fields]
+        self._encoders = [_encoder(each) for each in types]
+        self._decoders = [_decoder(each) for each in types]
+        #: Whether each column is text in JSON, always.
+        self.textual = [
+            not (
+                pa.types.is_integer(each)
+                or pa.types.is_floating(each)
+                or pa.types.is_boolean(each)
+                or pa.types.is_duration(each)
+            )
+            for each in types
+        ]
+
+    def encode(self, values: Sequence[Any]) -> list[Any]:
+        return [None if value is None else encode(value) for encode, value in zip(self._encoders, values, strict=True)]
+
+    def decode(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            None if value is None else decode(value) for decode, value in zip(self._decoders, values, strict=True)
+        )
+
+
+def _encoder(declared: pa.DataType) -> Conversion:
+    types = pa.types
+    if types.is_boolean(declared):
+        return bool
+    if types.is_integer(declared):
+        bits = declared.bit_width
+        unsigned = types.is_unsigned_integer(declared)
+        least, most = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+        def within(value: Any) -> Any:
+            if not least <= value <= most:
+                raise ValueError(f"{value} is beyond {declared}")
+            return value
+
+        return within
+    if types.is_floating(declared):
+        return lambda value: value if math.isfinite(value) else _name_of_float(value)
+    if types.is_string(declared) or types.is_large_string(declared):
+        return _text
+    if types.is_binary(declared) or types.is_large_binary(declared):
+        return lambda value: base64.b64encode(value).decode()
+    return lambda value: plain(value, declared)
+
+
+def _decoder(declared: pa.DataType) -> Conversion:
+    types = pa.types
+    if types.is_floating(declared):
+        return lambda value: _FLOATS[value] if isinstance(value, str) else float(value)
+    if types.is_binary(declared) or types.is_large_binary(declared):
+        return base64.b64decode
+    if is_plain(declared):
+        return lambda value: value
+    return lambda value: restored(value, declared)
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+def _name_of_float(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,370 @@
+"""Stamped rows in PostgreSQL: written by many tasks at a time, with columns that any client of the database can read.
+
+Every write is one sql_txn that holds the header: shared by those who write rows, alone by whoever changes it (C1). A batch
+goes by COPY into a temporary table, and from there by one ``INSERT .. ON CONFLICT DO UPDATE`` into the state.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from framework.config import resolved
+from framework.errors import (
+    BadRecordError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    CorruptStateError,
+    RetryableError,
+)
+from framework.topology import Fields, Reach
+from sinks.backend import Key
+from sinks.plain_values import check_storable
+from sinks.sql import SqlBackend
+from sinks.sql_schema import HEADERS_TABLE, Dialect, identifier
+
+try:
+    import psycopg
+    from psycopg import conninfo
+except ImportError as error:  # an extra
+    raise ConfigError("PostgresBackend needs the package psycopg: pip install 'ratchet-pipelines[postgres]'") from error
+
+#: How long a sql_txn that does nothing may hold the header, and how long another one waits for it.
+IDLE_TIMEOUT_MS = 10_000
+LOCK_TIMEOUT_MS = 10_000
+CONNECT_TIMEOUT_S = 10
+#: How long bytes on their way to a server that is gone are waited for.
+TCP_TIMEOUT_MS = 15_000
+#: Connections kept per process and database.
+_IDLE_CONNECTIONS = 4
+#: What a server says to a client that will never be let in, however often it asks.
+_REFUSALS = ("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate")
+
+
+class PostgresDialect(Dialect):
+    """PostgreSQL's way. Type names are those that the database itself prints."""
+
+    name = "PostgreSQL"
+    integer = "bigint"
+    text = "text"
+    mark = "%s"
+    temporary = "pg_temp."
+    row_order = "ctid"
+    temporary_options = " ON COMMIT DELETE ROWS"
+    least = "LEAST"
+    greatest = "GREATEST"
+
+    def type_of(self, name: str, declared: pa.DataType) -> str:
+        types = pa.types
+        check_storable(name, declared, self.name)
+        if types.is_uint64(declared):
+            return "numeric(20,0)"
+        if types.is_integer(declared) or types.is_duration(declared):
+            return "bigint"
+        if types.is_decimal(declared):
+            return f"numeric({declared.precision},{declared.scale})"
+        if types.is_timestamp(declared):
+            return f"timestamp {'with' if declared.tz is not None else 'without'} time zone"
+        if types.is_time(declared):
+            return "time without time zone"
+        return next(column for kinds, column in _PLAIN if any(kind(declared) for kind in kinds))
+
+    def compared(self, expression: str, declared: pa.DataType) -> str:
+        if pa.types.is_string(declared) or pa.types.is_large_string(declared):
+            return f'({expression}) COLLATE "C"'
+        return expression
+
+
+_PLAIN = (
+    ((pa.types.is_boolean,), "boolean"),
+    ((pa.types.is_floating,), "double precision"),
+    ((pa.types.is_string, pa.types.is_large_string), "text"),
+    ((pa.types.is_binary, pa.types.is_large_binary), "bytea"),
+    ((pa.types.is_date,), "date"),
+)
+
+
+class _Connections:
+    """The connections of this process, kept by what they connect to."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[_Connection]] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def take(self, dsn: str, schema: str | None) -> _Connection:
+        with self._lock:
+            if self._process != os.getpid():  # after a fork: these are the parent's
+                self._idle.clear()
+                self._process = os.getpid()
+            idle = self._idle.get(f"{schema} {dsn}")
+            if idle:
+                return idle.pop()
+        return _Connection(dsn, schema)
+
+    def give_back(self, connection: _Connection) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(connection.key, [])
+            if not connection.raw.closed and len(idle) < _IDLE_CONNECTIONS:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def close(self, key: str) -> None:
+        with self._lock:
+            closing = self._idle.pop(key, [])
+        for each in closing:
+            each.close()
+
+
+class _Connection:
+    """One connection, and the temporary tables it has."""
+
+    def __init__(self, dsn: str, schema: str | None) -> None:
+        self.key = f"{schema} {dsn}"
+        settings = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "tcp_user_timeout": TCP_TIMEOUT_MS,
+            "application_name": "ratchet",
+            **conninfo.conninfo_to_dict(dsn),
+        }
+        self.raw = psycopg.connect(autocommit=True, **settings)  # type: ignore[arg-type]
+        self.staged: dict[str, str] = {}
+        self.raw.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, false), set_config('lock_timeout', %s, false), "
+            "set_config('timezone', 'UTC', false), set_config('synchronous_commit', CASE "
+            "current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)",
+            (str(IDLE_TIMEOUT_MS), str(LOCK_TIMEOUT_MS)),
+        )
+        if schema is not None:
+            self.raw.execute(f'SET search_path TO "{schema}"')
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self.raw.close()
+
+
+_connections = _Connections()
+
+
+class PostgresBackend(SqlBackend):
+    """A table of a PostgreSQL database.
+
+    ``dsn``: as libpq takes it, ``postgresql://user@host:5432/database`` or ``host=... dbname=...``; ``${NAME}`` in it
+    stands for an environment variable, and libpq's own ``PGPASSWORD``, ``~/.pgpass`` and services work as ever. ``table``:
+    created when missing, checked otherwise; in ``schema``, or the first of the user's search path. ``key`` and ``value``:
+    the typed columns; a ``StateCommitter`` fills them in from its input when they are left out.
+
+    Integers are ``bigint``, unsigned ones of 64 bits ``numeric(20,0)``, durations ``bigint`` in their unit. The user needs
+    SELECT, INSERT, UPDATE and DELETE on the table and on ``_ratchet_headers``, CREATE on the schema where these are missing,
+    and TEMPORARY on the database. Raises ``ConfigError`` for an address that does not parse.
+    """
+
+    dialect = PostgresDialect()
+    reach = Reach.NETWORK
+    _keep_header = " FOR SHARE"
+    _own_header = " FOR UPDATE"
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        key: Fields | None = None,
+        value: Fields | None = None,
+        *,
+        schema: str | None = None,
+    ) -> None:
+        self._dsn = resolved("the address of a PostgresBackend", dsn)
+        try:
+            self._address = conninfo.conninfo_to_dict(self._dsn)
+        except psycopg.ProgrammingError as error:
+            raise ConfigError(
+                f"the address of a PostgresBackend does not parse: {_without_secrets(error, dsn)}"
+            ) from None
+        self._schema = identifier(schema, "schema") if schema is not None else None
+        super().__init__(table, key, value)
+
+    def __repr__(self) -> str:
+        return f"PostgresBackend({self.location})"
+
+    @property
+    def location(self) -> str:
+        found = self._address
+        where = f"{found.get('host', 'localhost')}:{found.get('port', 5432)}/{found.get('dbname', '')}"
+        table = f"{self._schema}.{self._table}" if self._schema is not None else self._table
+        return f"table {table!r} of PostgreSQL at {where}"
+
+    def close(self) -> None:
+        _connections.close(f"{self._schema} {self._dsn}")
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _connected(self) -> Iterator[_Connection]:
+        connection: _Connection | None = None
+        try:
+            try:
+                connection = _connections.take(self._dsn, self._schema)
+                yield connection
+            except psycopg.Error as error:
+                raise self._named(error) from error
+        finally:
+            if connection is not None:
+                if connection.raw.closed or connection.raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                    connection.close()
+                else:
+                    _connections.give_back(connection)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        with self._connected() as connection:
+            yield connection.raw
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        with self._connected() as connection:
+            if self._shape is not None:
+                self._make_stage(connection)
+            raw = connection.raw
+            raw.execute("BEGIN")
+            try:
+                yield raw
+            except BaseException:
+                with suppress(psycopg.Error):
+                    raw.execute("ROLLBACK")
+                raise
+            try:
+                ended = raw.execute("COMMIT").statusmessage
+            except psycopg.OperationalError as error:
+                raise CommitOutcomeUnknown(f"{self.location}: {_line(error)}") from error
+            if ended != "COMMIT":
+                raise RetryableError(f"{self.location}: the database answered COMMIT by {ended}")
+
+    def _make_stage(self, connection: _Connection) -> None:
+        """A temporary table lasts as long as its connection."""
+        name, ddl = self.shape.stage_name, self.shape.stage_ddl()
+        if connection.staged.get(name) != ddl:
+            with self._denied("TEMPORARY on the database"):
+                connection.raw.execute(f"DROP TABLE IF EXISTS {self.shape.stage}")
+                connection.raw.execute(ddl)
+            connection.staged[name] = ddl
+
+    @contextmanager
+    def _denied(self, right: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise self._may_not(right) from error
+
+    def _may_not(self, right: str) -> ConfigError:
+        user = self._address.get("user", "the user")
+        return ConfigError(f"{self.location}: {user!r} may not do what is needed: grant {right}")
+
+    def _probe(self, connection: Any, *, exists: bool) -> None:
+        standby, read_only = connection.execute(
+            "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')"
+        ).fetchone()
+        if standby or read_only == "on":
+            raise ConfigError(
+                f"{self.location} cannot be written: the server is {'a standby' if standby else 'read-only'}; give the "
+                "address of the primary"
+            )
+        for table in (*([self._table] if exists else []), HEADERS_TABLE):
+            for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+                query = "SELECT has_table_privilege(to_regclass(%s), %s)"
+                (granted,) = connection.execute(query, (f'"{table}"', right)).fetchone()
+                if granted is False:
+                    raise self._may_not(f"{right} on table {table}")
+
+    def _create_headers(self, connection: Any) -> None:
+        if connection.execute("SELECT to_regclass(%s)", (f'"{HEADERS_TABLE}"',)).fetchone()[0] is None:
+            with self._denied("CREATE on the schema"):
+                super()._create_headers(connection)
+
+    def _create_table(self, connection: Any) -> None:
+        with self._denied("CREATE on the schema"):
+            super()._create_table(connection)
+
+    def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
+        query = (
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+        )
+        return [(name, kind) for name, kind in connection.execute(query, (f'"{self._table}"',))]
+
+    def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
+        names = ", ".join(f'"{name}"' for name in self.shape.key)
+        kinds = dict(self.shape.columns)
+        arrays = ", ".join(f"%s::{kinds[name]}[]" for name in self.shape.key)
+        columns = [list(column) for column in zip(*keys, strict=True)]
+        yield from connection.execute(
+            f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))", columns
+        )
+
+    def _stage(self, connection: Any, deltas: pa.Table) -> None:
+        if deltas.num_rows == 0:
+            return
+        text = io.BytesIO()
+        table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
+        pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
+        with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
+            copy.write(text.getbuffer())
+
+    def _stored(self, value: Any, declared: pa.DataType) -> Any:
+        if pa.types.is_duration(declared):
+            return pa.scalar(value, declared).value
+        return value
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        if pa.types.is_duration(declared):
+            return pa.scalar(value, declared).as_py()
+        if pa.types.is_uint64(declared):
+            return int(value)
+        return value
+
+    def _named(self, error: psycopg.Error) -> Exception:
+        text = f"{self.location}: {_line(error)}"
+        state = error.sqlstate or ""
+        if state.startswith(("22", "23502")) or isinstance(error, psycopg.DataError):
+            return BadRecordError(f"{text}; this value cannot be stored as it is")
+        if state.startswith("28") or state in ("3D000", "3F000", "42501", "25006"):
+            return ConfigError(f"{text}; check the address, the user and its rights")
+        if not state and any(words in text for words in _REFUSALS):
+            return ConfigError(f"{text}; check the address, the user and the password")
+        if state in ("XX001", "XX002"):
+            return CorruptStateError(f"{text}; restore the database from a backup")
+        return RetryableError(text)
+
+
+def _without_secrets(error: Exception, dsn: str) -> str:
+    return (
+        _line(error) if "@" not in dsn and "password" not in dsn else "check its form, postgresql://user@host/database"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _copyable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as Arrow's CSV writer puts it so that PostgreSQL reads the same value. Text is always quoted there, and null
+    never, so that they differ."""
+    types, kind = pa.types, column.type
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return pa.chunked_array(
+            [[None if value is None else "\\x" + value.hex() for value in column.to_pylist()]], pa.string()
+        )
+    if types.is_duration(kind):
+        return column.cast(pa.int64())
+    if types.is_floating(kind):
+        return column.cast(pa.float64())
+    if types.is_decimal(kind):
+        return column.cast(pa.string())
+    return column
