@@ -1,4 +1,5 @@
-"""``python -m benchmarks``: runs W1, W2 and the reading of the spout alone, and prints one JSON line each."""
+"""``python -m benchmarks``: runs W1, W2, the reading of the spout alone and the writing of the states alone, and prints
+JSON lines."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import reading, workload
+from benchmarks import reading, states, workload
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "reading"]
+WORKLOADS = ["w1", "w2", "reading", "states"]
 
 
 def main() -> int:
@@ -38,6 +39,9 @@ def main() -> int:
             _print(_latency(servers, folder, arguments))
         if "reading" in arguments.workloads:
             _print(reading.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
+        if "states" in arguments.workloads:
+            for each in states.measure(folder, arguments.repeat, tuple(arguments.keys)):
+                _print(each)
     return 0
 
 
@@ -192,8 +196,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading: messages in the topic")
-    parser.add_argument("--repeat", type=int, default=2, help="W1, reading: runs of each kind; the best counts")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
+    parser.add_argument("--keys", type=int, nargs="+", default=states.SIZES, help="states: keys per transaction")
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
     parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 2 for W1, 1 for W2")

@@ -65,16 +65,23 @@ class Aggregate(ABC):
         raise NotImplementedError
 
 
-def merge_rows(aggregates: Mapping[str, Aggregate], old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
-    """Merge two rows of partial results, column by column, then compute what is derived from them."""
-    merged = {
-        name: None if each.derived_from else each.merge(was, now)
-        for (name, each), was, now in zip(aggregates.items(), old, new, strict=True)
-    }
-    for name, each in aggregates.items():
-        if each.derived_from:
-            merged[name] = each.derive([merged[part] for part in each.derived_from])
-    return tuple(merged.values())
+def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
+    """A function that merges two rows of partial results, column by column, and computes what is derived from them."""
+    merges = [each.merge for each in aggregates.values()]
+    if not any(each.derived_from for each in aggregates.values()):
+        return lambda old, new: tuple([merge(was, now) for merge, was, now in zip(merges, old, new, strict=True)])
+
+    def merged(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
+        row = {
+            name: None if each.derived_from else each.merge(was, now)
+            for (name, each), was, now in zip(aggregates.items(), old, new, strict=True)
+        }
+        for name, each in aggregates.items():
+            if each.derived_from:
+                row[name] = each.derive([row[part] for part in each.derived_from])
+        return tuple(row.values())
+
+    return merged
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,8 +18,7 @@ Key = tuple[Any, ...]
 Value = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One stored row. ``value`` None: deleted (a tombstone that keeps ``prev``). ``prev`` None: there was none before.
 
     ``writer`` is the task that wrote it, as ``component:task``.

@@ -371,7 +371,11 @@ class BackendContract:
             backend = self._made(KEY, WIDE)
             state = state_class(backend)
             state.prepare("topology")
-            batches = [{"a": [3, 5], "b": [-2]}, {"a": [10], "c": [None]}, {"b": [1, 1], "d": [7]}]
+            batches: list[dict[str, list[Any]]] = [
+                {"a": [3, 5], "b": [-2]},
+                {"a": [10], "c": [None]},
+                {"b": [1, 1], "d": [7]},
+            ]
             replays: list[dict[str, list[Any]]] = [{"b": [4]}, {"a": [-9], "e": [0]}]
             if state_class is not OpaqueMapState:
                 replays = [batches[2], batches[2]] if state_class is TransactionalMapState else []
@@ -771,7 +775,11 @@ class BackendContract:
                 backend = self._made(KEY, Fields.of(types))
                 state = state_class(backend)
                 state.prepare("topology")
-                batches = [{"a": [4, 4, 2], "b": [None]}, {"a": [9], "b": [8, 1]}, {"c": [0]}]
+                batches: list[dict[str, list[Any]]] = [
+                    {"a": [4, 4, 2], "b": [None]},
+                    {"a": [9], "b": [8, 1]},
+                    {"c": [0]},
+                ]
                 for txid, batch in enumerate(batches, 1):
                     deltas = _partials(batch, aggregates, types)
                     state.apply(open_attempt(state, txid, 1), deltas, aggregates, want_values=False)

@@ -19,6 +19,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 
 Conversion = Callable[[Any], Any]
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -97,6 +98,7 @@ class JsonColumns:
         types = [check_storable(name, fields.type_of(name), store) for name in fields]
         self._encoders = [_encoder(each) for each in types]
         self._decoders = [_decoder(each) for each in types]
+        self._as_they_are = all(each.equals(pa.int64()) or each.equals(pa.string()) for each in types)
         #: Whether each column is text in JSON, always.
         self.textual = [
             not (
@@ -108,12 +110,19 @@ class JsonColumns:
             for each in types
         ]
 
-    def encode(self, values: Sequence[Any]) -> list[Any]:
+    def encode(self, values: Sequence[Any]) -> Sequence[Any]:
+        if self._as_they_are:
+            for value in values:
+                if type(value) is int and not _INT64_MIN <= value <= _INT64_MAX:
+                    raise ValueError(f"{value} is beyond 64 bits")
+            return values
         return [None if value is None else encode(value) for encode, value in zip(self._encoders, values, strict=True)]
 
     def decode(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        if self._as_they_are:
+            return tuple(values)
         return tuple(
-            None if value is None else decode(value) for decode, value in zip(self._decoders, values, strict=True)
+            [None if value is None else decode(value) for decode, value in zip(self._decoders, values, strict=True)]
         )
 
 

@@ -320,11 +320,8 @@ class RedisBackend(MapBackend):
     # --- rows ------------------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
-        names = [self._field(key) for key in keys]
-        return [
-            None if text is None else self._row(name, text)
-            for name, text in zip(names, self._texts(names), strict=True)
-        ]
+        names = self._names(keys)
+        return self._rows(names, self._texts(names))
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
         cursor = 0
@@ -339,13 +336,8 @@ class RedisBackend(MapBackend):
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
-        self._put(
-            header,
-            [
-                (self._field(key), _stamp_text(expected) if expected is not None else b"", row)
-                for key, expected, row in zip(keys, expected_stamps, rows, strict=True)
-            ],
-        )
+        expected = [b"" if stamp is None else _stamp_text(stamp) for stamp in expected_stamps]
+        self._put(header, list(zip(self._names(keys), expected, rows, strict=True)))
 
     def _put(self, header: Header, rows: Sequence[tuple[bytes, bytes, Row]]) -> None:
         text = _header_text(header)
@@ -354,8 +346,8 @@ class RedisBackend(MapBackend):
             part = sorted(rows[start : start + ROWS_PER_STEP], key=lambda each: each[2].value is not None)
             deleted = sum(row.value is None for _, _, row in part)
             arguments: list[Any] = [text, len(part), deleted]
-            for name, expected, row in part:
-                arguments += (name, expected, self._text(row))
+            for (name, expected, _), row in zip(part, self._row_texts([row for _, _, row in part]), strict=True):
+                arguments += (name, expected, row)
             calls.append(arguments)
         with self._named():
             for arguments in calls:
@@ -379,8 +371,7 @@ class RedisBackend(MapBackend):
         with self._named(writes=False):
             touched = list(dict.fromkeys(_clients.get(self._url).lrange(self._key("touched"), 0, -1)))
         changes = []
-        for name, text in zip(touched, self._texts(touched), strict=True):
-            row = self._row(name, text) if text is not None else None
+        for name, row in zip(touched, self._rows(touched, self._texts(touched)), strict=True):
             if row is not None and wanted(row):
                 changes.append((name, _stamp_text(row.stamp), Row(row.prev, stamp, row.prev, "sweep")))
         self._put(header, changes)
@@ -391,8 +382,7 @@ class RedisBackend(MapBackend):
             listed = list(_clients.get(self._url).smembers(self._key("deleted")))
         removed = 0
         calls: list[list[bytes]] = [[]]
-        for name, text in zip(listed, self._texts(listed), strict=True):
-            row = self._row(name, text) if text is not None else None
+        for name, row in zip(listed, self._rows(listed, self._texts(listed)), strict=True):
             if row is not None and row.value is None and row.stamp.txid >= before_txid:
                 continue
             if len(calls[-1]) >= 2 * ROWS_PER_STEP:
@@ -471,15 +461,21 @@ class RedisBackend(MapBackend):
             raise CorruptStateError(f"{self.location}: header format {header.format}, and this Ratchet knows {FORMAT}")
         return header
 
-    def _field(self, key: Key) -> bytes:
-        if any(part is None for part in key):
-            raise BadRecordError(f"{self.location}, key {key!r}: a null key cannot be stored; filter it out upstream")
+    def _names(self, keys: Sequence[Key]) -> list[bytes]:
+        """Keys as the fields of the hash."""
         columns, _ = self._columns
-        with self._fitting(key):
-            parts = columns.encode(key)
-            if len(parts) > 1:
-                return orjson.dumps(parts)
-            return parts[0].encode() if columns.textual[0] else orjson.dumps(parts[0])
+        single, textual = len(columns.textual) == 1, columns.textual[0]
+        names = []
+        key: Key = ()
+        try:
+            for key in keys:
+                if None in key:
+                    raise ValueError("a null key cannot be stored; filter it out upstream")
+                parts = columns.encode(key)
+                names.append(parts[0].encode() if single and textual else orjson.dumps(parts[0] if single else parts))
+        except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+            raise BadRecordError(f"{self.location}, key {key!r}: {error}") from error
+        return names
 
     def _key_of(self, name: bytes) -> Key:
         columns, _ = self._columns
@@ -489,18 +485,27 @@ class RedisBackend(MapBackend):
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptStateError(f"{self.location}: {name!r} is not a key of it ({error})") from error
 
-    def _text(self, row: Row) -> bytes:
+    def _row_texts(self, rows: Sequence[Row]) -> list[bytes]:
         _, columns = self._columns
-        stamp = row.stamp
-        with self._fitting(row.value):
-            document: dict[str, Any] = {
-                "s": (stamp.txid, stamp.epoch, stamp.attempt_id),
-                "w": row.writer,
-                "v": columns.encode(row.value) if row.value is not None else None,
-            }
-            if row.prev is not None:
-                document["p"] = columns.encode(row.prev)
-            return orjson.dumps(document)
+        texts = []
+        row: Row | None = None
+        try:
+            for row in rows:
+                document: dict[str, Any] = {
+                    "s": list(row.stamp),
+                    "w": row.writer,
+                    "v": columns.encode(row.value) if row.value is not None else None,
+                }
+                if row.prev is not None:
+                    document["p"] = columns.encode(row.prev)
+                texts.append(orjson.dumps(document))
+        except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+            value = row.value if row is not None else None
+            raise BadRecordError(f"{self.location} cannot hold {value!r}: {error}") from error
+        return texts
+
+    def _rows(self, names: Sequence[bytes], texts: Sequence[bytes | None]) -> list[Row | None]:
+        return [None if text is None else self._row(name, text) for name, text in zip(names, texts, strict=True)]
 
     def _row(self, name: bytes, text: bytes) -> Row:
         _, columns = self._columns
@@ -517,13 +522,6 @@ class RedisBackend(MapBackend):
             raise CorruptStateError(
                 f"{self.location}, key {name.decode(errors='replace')!r}: not a row ({error}); restore it"
             ) from error
-
-    @contextmanager
-    def _fitting(self, values: Any) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
-            raise BadRecordError(f"{self.location} cannot hold {values!r}: {error}") from error
 
     @contextmanager
     def _named(self, *, writes: bool = True) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import InvariantViolation, StaleWriterError
+from framework.errors import BadRecordError, InvariantViolation, StaleWriterError
 from framework.topology import (
     CommitFence,
     FencedState,
@@ -24,7 +24,7 @@ from framework.topology import (
     TransactionAttempt,
     ValueType,
 )
-from sinks.aggregates import Aggregate, merge_rows
+from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.values import OpaqueValue, TransactionalValue
 
@@ -96,7 +96,7 @@ class MapState(FencedState):
         self._load(commit, wanted)
         results = []
         for key, updater in zip(wanted, updaters, strict=True):
-            if not self._skips(commit, key):
+            if not self._skips(commit.found[key], commit):
                 value = updater(self._bare(self._visible(commit, key)))
                 self._write(commit, key, None if value is None else self._packed(value))
             row = commit.written.get(key) or commit.found[key]
@@ -109,7 +109,7 @@ class MapState(FencedState):
         wanted = [_key(key) for key in keys]
         self._load(commit, wanted)
         for key, value in zip(wanted, values, strict=True):
-            if not self._skips(commit, key):
+            if not self._skips(commit.found[key], commit):
                 self._write(commit, key, self._packed(value))
 
     def delete(self, keys: Sequence[Any]) -> None:
@@ -118,7 +118,7 @@ class MapState(FencedState):
         wanted = [_key(key) for key in keys]
         self._load(commit, wanted)
         for key in wanted:
-            if commit.found[key] is not None and not self._skips(commit, key):
+            if commit.found[key] is not None and not self._skips(commit.found[key], commit):
                 self._write(commit, key, None)
 
     def commit(self, attempt: TransactionAttempt) -> None:
@@ -206,8 +206,8 @@ class MapState(FencedState):
     def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
         """The row that the commit's transaction writes over ``row``."""
 
-    def _skips(self, commit: _Commit, key: Key) -> bool:
-        """Whether an update of this key was made by this transaction before, and must not be made again."""
+    def _skips(self, row: Row | None, commit: _Commit) -> bool:
+        """Whether the update of this row was made by this transaction before, and must not be made again."""
         return False
 
     # --- inside ----------------------------------------------------------------------------------------------
@@ -248,25 +248,33 @@ class MapState(FencedState):
         self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]
     ) -> pa.Table:
         """For backends without ``apply``: read, merge, put."""
+        commit = self._begun()
         names = [name for name in deltas.schema.names if name not in aggregates]
-        keys = list(zip(*(deltas.column(name).to_pylist() for name in names), strict=True))
-        rows = list(zip(*(deltas.column(name).to_pylist() for name in aggregates), strict=True))
-        single = self.backend.value_columns == 1
-
-        def updater(delta: Value) -> Updater:
-            def update(old: Any) -> Any:
-                before = (None,) * len(delta) if old is None else ((old,) if single else old)
-                merged = merge_rows(aggregates, before, delta)
-                return merged[0] if single else merged
-
-            return update
-
-        values = self.multi_update(keys, [updater(delta) for delta in rows])
-        self.commit(attempt)
+        keys: list[Key] = list(zip(*(deltas.column(name).to_pylist() for name in names), strict=True))
+        changes = list(zip(*(deltas.column(name).to_pylist() for name in aggregates), strict=True))
+        self._load(commit, keys)
+        merged, nothing = row_merger(aggregates), (None,) * len(aggregates)
+        values: list[Value] = []
+        for key, change in zip(keys, changes, strict=True):
+            row = commit.found[key]
+            if row is None:
+                commit.written[key] = self._replaced(None, commit, change)
+                values.append(change)
+            elif self._skips(row, commit):
+                values.append(row.value if row.value is not None else nothing)
+            else:
+                value = merged(self._base(row, commit.stamp.txid) or nothing, change)
+                commit.written[key] = self._replaced(row, commit, value)
+                values.append(value)
         columns = {name: deltas.column(name) for name in names}
-        for position, name in enumerate(aggregates):
-            column = [value if single else value[position] for value in values]
-            columns[name] = pa.chunked_array([pa.array(column, type=deltas.schema.field(name).type)])
+        for name, column in zip(aggregates, zip(*values, strict=True) if values else ((),) * len(nothing), strict=True):
+            try:
+                columns[name] = pa.chunked_array([pa.array(column, deltas.schema.field(name).type)])
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise BadRecordError(
+                    f"{self.location}: {name!r} does not fit into {deltas.schema.field(name).type}: {error}"
+                ) from error
+        self.commit(attempt)
         return pa.table(columns)
 
     def _open_standalone(self, attempt: TransactionAttempt) -> Header:
@@ -313,8 +321,7 @@ class TransactionalMapState(MapState):
     def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
         return Row(value, commit.stamp, row.value if row is not None else None, commit.writer)
 
-    def _skips(self, commit: _Commit, key: Key) -> bool:
-        row = commit.found[key]
+    def _skips(self, row: Row | None, commit: _Commit) -> bool:
         return row is not None and row.stamp.txid == commit.stamp.txid
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from framework.errors import ConfigError
 
@@ -37,8 +38,7 @@ class Reach(Enum):
     NETWORK = "network"
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Who wrote a row last. Ordered first by txid, then by the leader's epoch, then by the attempt."""
 
     txid: int
