@@ -6,19 +6,22 @@ The backends of databases are loaded when they are asked for: each needs the ext
 from typing import TYPE_CHECKING, Any
 
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
+from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
 from sinks.memory import MemoryBackend
+from sinks.parquet import ParquetTable
 from sinks.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
+    from sinks.delta import DeltaLakeTable
     from sinks.postgres import PostgresBackend
     from sinks.redis import RedisBackend
 
-_LAZY = {"PostgresBackend": "sinks.postgres", "RedisBackend": "sinks.redis"}
+_LAZY = {"DeltaLakeTable": "sinks.delta", "PostgresBackend": "sinks.postgres", "RedisBackend": "sinks.redis"}
 
 
 def __getattr__(name: str) -> Any:
@@ -31,10 +34,12 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Aggregate",
+    "AppendCommitter",
     "ApproxDistinct",
     "Count",
     "DeadLetterTable",
     "DeadLetterTopic",
+    "DeltaLakeTable",
     "First",
     "Last",
     "MapBackend",
@@ -46,6 +51,7 @@ __all__ = [
     "NonTransactionalMapState",
     "OpaqueMapState",
     "OpaqueValue",
+    "ParquetTable",
     "PostgresBackend",
     "RedisBackend",
     "Reduce",

@@ -23,6 +23,7 @@ from framework.topology import (
     Stamp,
     TransactionAttempt,
     ValueType,
+    check_granted,
 )
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
@@ -67,13 +68,7 @@ class MapState(FencedState):
             self._commit = _Commit(attempt, self._open_standalone(attempt), None)
             return
         header = self.backend.read_header()
-        wanted = header.opened(fence.epoch, OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest))
-        if header != wanted or header.topology_id != fence.topology_id:
-            raise StaleWriterError(
-                f"{self.location} is open for {header.open} of epoch {header.epoch}, not for attempt {attempt} of epoch "
-                f"{fence.epoch}",
-                header.epoch,
-            )
+        check_granted(header, attempt, self.location)
         self._commit = _Commit(attempt, header, fence)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """What a user writes: fields, tuples, spouts, bolts, groupings, and the builder that makes a topology of them."""
 
-from framework.topology.attempt import TransactionAttempt
+from framework.topology.attempt import TransactionAttempt, check_granted
 from framework.topology.bolts import (
     DEFAULT_STREAM,
     ArrowBolt,
@@ -81,4 +81,5 @@ __all__ = [
     "TransactionalTopologyBuilder",
     "Tuple",
     "ValueType",
+    "check_granted",
 ]

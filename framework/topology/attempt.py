@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from framework.topology.fencing import CommitFence
+from framework.errors import InvariantViolation, StaleWriterError
+from framework.topology.fencing import CommitFence, Header, OpenCommit
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -30,3 +31,16 @@ class TransactionAttempt:
 
     def __str__(self) -> str:
         return f"{self.txid}:{self.attempt_id}"
+
+
+def check_granted(header: Header, attempt: TransactionAttempt, location: str) -> None:
+    """Raise ``StaleWriterError`` unless the header is open for this attempt, of the epoch of its fence."""
+    fence = attempt.fence
+    if fence is None:
+        raise InvariantViolation(f"{location}: attempt {attempt} has no fence")
+    wanted = header.opened(fence.epoch, OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest))
+    if header != wanted or header.topology_id != fence.topology_id:
+        raise StaleWriterError(
+            f"{location} is open for {header.open} of epoch {header.epoch}, not for attempt {attempt} of epoch {fence.epoch}",
+            header.epoch,
+        )

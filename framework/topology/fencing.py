@@ -98,6 +98,8 @@ class FencedState(ABC):
     """
 
     value_type: ValueType
+    #: Whether what tasks write appears only when the driver says so: ``publish``.
+    publishes: bool = False
 
     @property
     def can_undo(self) -> bool:
@@ -131,6 +133,11 @@ class FencedState(ABC):
     def sweep(self, header: Header) -> int:
         """Undo what earlier attempts of ``header.open.txid`` wrote and the current one did not write again (C5).
         Returns the number of rows put back. Called under ``header``, after the commit tasks of a replay."""
+
+    def publish(self, header: Header) -> None:
+        """Make what the tasks of ``header.open`` wrote the content of that txid, in one atomic step. Called after all of
+        them have ended, before ``done``, of states that ``publishes``; of the same txid again when it is replayed. Raises
+        ``StaleWriterError`` under another header."""
 
     def roll_back(self, header: Header) -> int:
         """Undo everything that any attempt of ``header.open.txid`` wrote: each row is again what the transaction before

@@ -4,7 +4,8 @@ Order (C1, C2, C5), for each attempt whose turn it is:
 
 1. raise the header of every state to this attempt, by compare-and-set;
 2. run the commit tasks, which write under that header;
-3. if the txid had been opened before: sweep the states that keep previous values;
+3. if the txid had been opened before: sweep the states that keep previous values; publish, in states of files, what the
+   tasks have written;
 4. set ``done`` in every state. Only then does the transaction close in ZooKeeper.
 
 When the range of an opened plan is gone for good (C7):
@@ -163,6 +164,8 @@ class CommitPhase:
         for index, state in enumerate(self._states):
             if replay and state.value_type is ValueType.OPAQUE:
                 yield partial(self._sweep, index, attempt)
+            if state.publishes:
+                yield partial(self._publish, index, attempt)
             if attempt.txid % self._purge_every == 0:
                 yield partial(self._purge, index, attempt)
             yield partial(self._finish, index, attempt)
@@ -223,6 +226,10 @@ class CommitPhase:
     def _sweep(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
             self._states[index].sweep(self._own(index, attempt))
+
+    def _publish(self, index: int, attempt: AttemptHeader) -> None:
+        with self._lock:
+            self._states[index].publish(self._own(index, attempt))
 
     def _undo(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

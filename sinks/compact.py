@@ -1,0 +1,46 @@
+"""``python -m sinks.compact PATH``: merges the small files of a table, and removes files that nobody needs any more."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from framework.errors import RatchetError
+from sinks.files import TARGET_BYTES, FileTable, described
+from sinks.parquet import GRACE_S, ParquetTable
+
+
+def table_at(path: Path, target_bytes: int) -> FileTable:
+    """The table in a folder, of whichever kind it is."""
+    if (path / "_delta_log").is_dir():
+        from sinks.delta import DeltaLakeTable  # an extra
+
+        return DeltaLakeTable(path, target_bytes=target_bytes)
+    return ParquetTable(path, target_bytes=target_bytes)
+
+
+def main(
+    path: Annotated[Path, typer.Argument(help="the table's folder")],
+    target_bytes: Annotated[int, typer.Option(min=1, help="size to aim at, in bytes")] = TARGET_BYTES,
+    grace_s: Annotated[
+        float, typer.Option(min=0, help="age at which a file that no manifest names is removed")
+    ] = GRACE_S,
+) -> None:
+    """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may run meanwhile."""
+    try:
+        table = table_at(path, target_bytes)
+        table.read_header()
+        before, after = table.compact()
+        removed = table.vacuum(older_than_s=grace_s)
+    except RatchetError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command's one line
+        raise typer.Exit(2) from None
+    print(json.dumps({"files_before": before, "removed": removed, **described(table.files()), "compacted_to": after}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    typer.run(main)

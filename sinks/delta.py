@@ -1,0 +1,125 @@
+"""A Delta Lake table: one version per transaction, with the txid in the commit itself.
+
+The commit carries the application transaction (id of the topology and the table's incarnation, txid) of Delta's protocol:
+a txid that the table holds is not committed again, and of two commits that started from one version the second fails.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.topology import Fields, Header
+from sinks.files import DataFile, FileTable, partition_values
+
+try:
+    import deltalake
+    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.transaction import AddAction
+except ImportError as error:  # an extra
+    raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
+
+
+class DeltaLakeTable(FileTable):
+    """A Delta Lake table in a folder, which any Delta reader reads. Its rows cannot be taken back, so a batch whose commit
+    was opened is never planned anew (C8). ``compact()`` and Delta's own OPTIMIZE and VACUUM may run beside the topology.
+    """
+
+    own_names = frozenset({"_ratchet", "_delta_log"})
+
+    @property
+    def can_undo(self) -> bool:
+        return False
+
+    def bind(self, fields: Fields) -> None:
+        super().bind(fields)
+        for field in self.schema:
+            if (
+                pa.types.is_unsigned_integer(field.type)
+                or pa.types.is_duration(field.type)
+                or pa.types.is_time(field.type)
+            ):
+                raise ConfigError(
+                    f"{self.location}: Delta Lake has no type for {field.name!r}, {field.type}; cast it to an integer or a "
+                    "string upstream"
+                )
+
+    def create_table(self) -> None:
+        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+            schema = deltalake.Schema.from_arrow(self.schema)
+            deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
+
+    def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
+        opened = header.open
+        if opened is None:
+            raise InvariantViolation("publishing needs an open transaction")
+        application = f"ratchet/{header.topology_id}/{header.incarnation}"
+        try:
+            table = self._table()
+            held = table.transaction_version(application)
+            if held is not None and held >= opened.txid:
+                return
+            if (
+                self.read_header() != header
+            ):  # asked after the version was read: a later leader's commit conflicts with ours
+                raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
+            table.create_write_transaction(
+                [_action(each) for each in files],
+                "append",
+                table.schema(),
+                list(self.partition_by) or None,
+                commit_properties=deltalake.CommitProperties(
+                    custom_metadata={
+                        "ratchet.txid": str(opened.txid),
+                        "ratchet.attempt": str(opened.attempt_id),
+                        "ratchet.epoch": str(header.epoch),
+                        "ratchet.plan": opened.plan_digest,
+                    },
+                    app_transactions=[deltalake.Transaction(application, opened.txid)],
+                ),
+            )
+        except CommitFailedError as error:
+            raise StaleWriterError(f"{self.location}: another commit was first: {error}") from error
+        except DeltaError as error:
+            raise RetryableError(f"{self.location}: {error}") from error
+
+    def files(self) -> list[DataFile]:
+        actions = pa.table(self._table().get_add_actions(flatten=True))
+        return [
+            DataFile(unquote(path), rows, size)  # the log holds URIs
+            for path, rows, size in zip(
+                *(actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes")), strict=True
+            )
+        ]
+
+    def compact(self) -> tuple[int, int]:
+        """Merge small files into larger ones, by Delta's own OPTIMIZE; returns how many files there were and are."""
+        before = len(self.files())
+        self._table().optimize.compact(target_size=self.target_bytes)
+        return before, len(self.files())
+
+    def vacuum(self, *, older_than_s: float) -> int:
+        """Remove files that no version within that time names, by Delta's own VACUUM; returns how many."""
+        hours = int(older_than_s / 3_600)
+        removed: list[str] = self._table().vacuum(hours, dry_run=False, enforce_retention_duration=False)
+        return len(removed)
+
+    def _table(self) -> Any:
+        return deltalake.DeltaTable(str(self.path))
+
+
+def _action(file: DataFile) -> Any:
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values=partition_values(file.path),
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps({"numRecords": file.rows}),
+    )

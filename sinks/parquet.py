@@ -1,0 +1,205 @@
+"""A table of Parquet files with a manifest per transaction.
+
+::
+
+    <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt at a transaction, written once
+    <path>/_manifest/<txid>.compacted.json            the files of every transaction up to that one
+
+Of several manifests of a txid the one with the highest stamp counts, so a late writer of before changes nothing; a roll-back
+is a manifest without files. Readers take the compacted manifest with the highest txid, and what is above it:
+``ParquetTable(path).dataset()``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError
+from framework.topology import Header
+from sinks.files import DataFile, FileTable
+from sinks.folders import make_folder, named_errors, read_document, write_once
+
+_COMPACTED = ".compacted.json"
+_READ_TRIES = 10
+#: Files that nobody needs any more are left to readers that began before for so long.
+GRACE_S = 3_600.0
+
+
+class ParquetTable(FileTable):
+    """A folder of Parquet files; what belongs to it is what its manifests name.
+
+    Small files are kept in check by ``compact()`` (``python -m sinks.compact PATH``), which may run beside the topology.
+    """
+
+    own_names = frozenset({"_ratchet", "_manifest"})
+
+    @property
+    def can_undo(self) -> bool:
+        return True
+
+    def create_table(self) -> None:
+        make_folder(self._manifests)
+
+    def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
+        opened = header.open
+        if opened is None:
+            raise InvariantViolation("publishing needs an open transaction")
+        path = self._manifests / f"{opened.txid:012d}-{header.epoch}-{opened.attempt_id}.json"
+        write_once(path, {"plan_digest": opened.plan_digest, "files": _listed(files)})
+
+    def roll_back(self, header: Header) -> int:
+        if header.open is None:
+            raise InvariantViolation("a roll-back needs an open transaction")
+        undone = [each for each in self._live()[0] if each.txid == header.open.txid]
+        self.publish_files(header, [])
+        return sum(len(_files_in(each.path)) for each in undone)
+
+    def clear(self, topology_id: str) -> Header:
+        before = self.prepare(topology_id)
+        header = Header(topology_id, uuid.uuid4().hex, before.epoch)
+        for each in self._manifests.iterdir():
+            each.unlink()
+        self.raise_header(before, header)
+        self.vacuum(older_than_s=0)
+        return header
+
+    # --- for readers -----------------------------------------------------------------------------------------
+
+    def files(self) -> list[DataFile]:
+        for _ in range(_READ_TRIES):
+            try:
+                return self._live()[1]
+            except FileNotFoundError:
+                continue  # compacted while it was read
+        raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
+
+    def files_of(self, txid: int) -> list[DataFile]:
+        """The files of one transaction. Raises ``ConfigError`` when they were compacted with others, or are not there."""
+        for each in self._live()[0]:
+            if each.txid == txid and not each.compacted:
+                return _files_in(each.path)
+        raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
+
+    # --- keeping small files in check ------------------------------------------------------------------------
+
+    def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
+        """Merge small files of finished transactions into larger ones; returns how many files there were and are. The
+        last ``keep_last`` transactions are left alone. Safe beside a running topology and its readers; one at a time."""
+        with self._one_at_a_time():
+            header = self.read_header()
+            last = header.done - keep_last
+            manifests, live = self._live()
+            chosen = [each.path for each in manifests if each.txid <= last]
+            if last < 1 or len(chosen) < 2:
+                return len(live), len(live)
+            files = [file for path in chosen for file in _files_in(path)]
+            small = [each for each in files if each.size < self.target_bytes / 2]
+            kept = [each for each in files if each.size >= self.target_bytes / 2]
+            merged = self._merged(small) if len(small) > 1 else small
+            write_once(
+                self._manifests / f"{last:012d}{_COMPACTED}",
+                {"txid": last, "files": _listed([*kept, *merged]), "compacted": len(chosen)},
+            )
+            for path in self._manifests.glob("[0-9]*.json"):
+                if _Manifest.of(path).txid <= last and path.name != f"{last:012d}{_COMPACTED}":
+                    path.unlink()
+            others = len(live) - len(files)
+            return len(live), len(kept) + len(merged) + others
+
+    def _merged(self, small: Sequence[DataFile]) -> list[DataFile]:
+        name = f"compacted-{uuid.uuid4().hex[:12]}"
+        merged: list[DataFile] = []
+        group: list[DataFile] = []
+        for each in (*small, None):
+            if each is None or sum(file.size for file in group) + each.size > self.target_bytes:
+                table = pa.concat_tables([self._read(file) for file in group]) if group else None
+                if table is not None:
+                    merged += self.write_files(table, f"{name}-{len(merged)}")
+                group = []
+            if each is not None:
+                group.append(each)
+        if sum(each.rows for each in merged) != sum(each.rows for each in small):
+            raise InvariantViolation(f"{self.location}: compaction would change the number of rows")
+        return merged
+
+    def _read(self, file: DataFile) -> pa.Table:
+        return self.dataset_of([file]).to_table()
+
+    def vacuum(self, *, older_than_s: float = GRACE_S) -> int:
+        """Remove data files that no manifest names and that are older than that; returns how many. A commit that lasts
+        longer than ``older_than_s`` would lose files that it has not published yet."""
+        with self._one_at_a_time():
+            live = {each.path for each in self.files()}
+            removed = 0
+            for path in list(self.path.rglob("*.parquet")):
+                old = time.time() - path.stat().st_mtime >= older_than_s
+                if old and str(path.relative_to(self.path)) not in live:
+                    path.unlink(missing_ok=True)
+                    removed += 1
+            return removed
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        with named_errors(self._folder), open(self._folder / "compact.lock", "w", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{self.location} is being compacted by another process: wait for it") from None
+            yield
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _manifests(self) -> Path:
+        return self.path / "_manifest"
+
+    def _live(self) -> tuple[list[_Manifest], list[DataFile]]:
+        """The manifests that count, by txid, and the files that they name."""
+        found = sorted(_Manifest.of(path) for path in self._manifests.glob("[0-9]*.json"))
+        base = max((each for each in found if each.compacted), default=None)
+        covered = base.txid if base is not None else 0
+        newest = {
+            each.txid: each for each in found if not each.compacted and each.txid > covered
+        }  # sorted: the last wins
+        chosen = [*([base] if base is not None else []), *newest.values()]
+        return chosen, [file for each in chosen for file in _files_in(each.path)]
+
+
+class _Manifest(NamedTuple):
+    """A manifest by its name. Ordered by txid, then by stamp."""
+
+    txid: int
+    epoch: int
+    attempt: int
+    compacted: bool
+    path: Path
+
+    @staticmethod
+    def of(path: Path) -> _Manifest:
+        numbers = path.name.split(".")[0].split("-")
+        try:
+            if path.name.endswith(_COMPACTED):
+                return _Manifest(int(numbers[0]), 0, 0, True, path)
+            txid, epoch, attempt = map(int, numbers)
+        except ValueError as error:
+            raise CorruptStateError(f"{path}: not the name of a manifest; remove the file") from error
+        return _Manifest(txid, epoch, attempt, False, path)
+
+
+def _listed(files: Sequence[DataFile]) -> list[list[object]]:
+    return [[each.path, each.rows, each.size] for each in files]
+
+
+def _files_in(path: Path) -> list[DataFile]:
+    try:
+        return [DataFile(*each) for each in read_document(path)["files"]]
+    except (KeyError, TypeError) as error:
+        raise CorruptStateError(f"{path}: not a manifest ({error}); restore it from a backup") from error
