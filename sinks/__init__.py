@@ -10,6 +10,7 @@ from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
+from sinks.kafka import KafkaSink
 from sinks.memory import MemoryBackend
 from sinks.parquet import ParquetTable
 from sinks.sqlite import SqliteBackend
@@ -41,6 +42,7 @@ __all__ = [
     "DeadLetterTopic",
     "DeltaLakeTable",
     "First",
+    "KafkaSink",
     "Last",
     "MapBackend",
     "MapState",

@@ -25,7 +25,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from sinks.kafka_writer import KafkaRecord, Marker, writers
+from sinks.kafka_writer import KafkaRecord, Marker, marker_of, writers
 from sinks.states import MapState
 
 _KEY = ("topic_id", "partition", "offset")
@@ -154,23 +154,8 @@ class DeadLetterTopic(_DeadLetters):
         attempt, context, letters = self._taken()
         if not letters or self._merged is None:
             return  # nothing to write, so nothing that a replay could double
-        writer = f"{context.component_id}/{context.task_index}"
-        fence = attempt.fence
-        marker = Marker(
-            context.topology_id,
-            writer,
-            fence.epoch if fence is not None else 0,
-            attempt.txid,
-            attempt.attempt_id,
-            fence.plan_digest if fence is not None else "",
-            context.task_count,
-        )
-        marked = writers.get(
-            self._merged,
-            f"ratchet-{context.topology_id}-{context.component_id}-{context.task_index}",
-            self._marker_topic or f"ratchet-markers-{context.topology_id}",
-            writer,
-        )
+        marker = marker_of(attempt, context)
+        marked = writers.marked(self._merged, context, self._marker_topic)
         marked.write(self._topic, [_record(letter, marker) for letter in letters], marker)
 
 

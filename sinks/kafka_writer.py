@@ -18,9 +18,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
@@ -34,6 +34,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.kafka_clients import ConnectionErrors, KafkaSettings
+from framework.topology import TopologyContext, TransactionAttempt
 
 MARKER_FORMAT = 1
 #: For every single step with the broker; below the driver's patience, so that an attempt fails by itself.
@@ -41,6 +42,7 @@ STEP_TIMEOUT_S = 15.0
 #: A broker aborts what a dead writer left open after this long.
 TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
+W = TypeVar("W")
 
 
 class KafkaRecord(NamedTuple):
@@ -70,6 +72,11 @@ class Marker:
         if wanted.epoch > self.epoch and wanted.txid < self.txid:
             return False  # the topology was reset and has begun again with txid 1; epochs go on rising
         if wanted.txid == self.txid and wanted.plan_digest == self.plan_digest:
+            if wanted.tasks != self.tasks:
+                raise InvariantViolation(
+                    f"txid {wanted.txid} was written by {self.writer} as one of {self.tasks} tasks, and there are {wanted.tasks} "
+                    "now: finish it with the parallelism that it was begun with"
+                )
             return True
         if wanted.txid == self.txid and wanted.epoch >= self.epoch:
             raise InvariantViolation(
@@ -79,6 +86,33 @@ class Marker:
         if wanted.txid <= self.txid or wanted.epoch < self.epoch:
             raise StaleWriterError(f"{wanted.writer}: txid {self.txid} of epoch {self.epoch} is written", self.epoch)
         return False
+
+
+def marker_of(attempt: TransactionAttempt, context: TopologyContext) -> Marker:
+    """The marker of this task's part of an attempt."""
+    fence = attempt.fence
+    return Marker(
+        context.topology_id,
+        f"{context.component_id}/{context.task_index}",
+        fence.epoch if fence is not None else 0,
+        attempt.txid,
+        attempt.attempt_id,
+        fence.plan_digest if fence is not None else "",
+        context.task_count,
+    )
+
+
+def produce(
+    producer: Producer, topic: str, record: KafkaRecord, delivered: Callable[[KafkaError | None, Any], None]
+) -> None:
+    """Hand a record to the client, waiting for room in its queue."""
+    while True:
+        try:
+            producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=delivered)
+            producer.poll(0)
+            return
+        except BufferError:  # the queue is full: let some of it go
+            producer.poll(_POLL_S)
 
 
 class MarkedWriter:
@@ -217,9 +251,9 @@ class MarkedWriter:
         try:
             producer.begin_transaction()
             for record in records:
-                self._produce(producer, topic, record.key, record.value, list(record.headers))
+                produce(producer, topic, record, self._delivered)
             document = json.dumps(asdict(marker), separators=(",", ":")).encode()
-            self._produce(producer, self._marker_topic, marker.writer.encode(), document, [])
+            produce(producer, self._marker_topic, KafkaRecord(marker.writer.encode(), document), self._delivered)
             if producer.flush(STEP_TIMEOUT_S):
                 raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
         except KafkaException as error:
@@ -232,17 +266,6 @@ class MarkedWriter:
             if error.args[0].retriable():
                 raise CommitOutcomeUnknown(f"topic {topic!r}: the kafka_txn of {marker.txid} has no answer") from error
             raise self._explained(error) from error
-
-    def _produce(
-        self, producer: Producer, topic: str, key: bytes | None, value: bytes | None, headers: list[Any]
-    ) -> None:
-        while True:
-            try:
-                producer.produce(topic, value, key, headers=headers, on_delivery=self._delivered)
-                producer.poll(0)
-                return
-            except BufferError:  # the queue is full: let some of it go
-                producer.poll(_POLL_S)
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
         if error is not None:
@@ -257,23 +280,77 @@ class MarkedWriter:
         return self._errors.explain(error, self._producer)
 
 
+class PlainWriter:
+    """Writes and waits until everything is acknowledged by all replicas; a caller that fails writes again."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._errors = ConnectionErrors(settings.bootstrap_servers)
+        self._producer: Producer | None = None
+
+    def write(self, topic: str, records: Iterable[KafkaRecord]) -> None:
+        """Raises ``RetryableError`` when not everything is known to be written, ``ConfigError`` for a record that the broker
+        will never take."""
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Any) -> None:
+            if error is not None:
+                failed.append(error)
+
+        settings = {**self._settings.producer(), "enable.idempotence": True, "error_cb": self._errors.heard}
+        if self._producer is None:
+            self._producer = self._errors.made(lambda: Producer(settings))
+        producer = self._producer
+        try:
+            for record in records:
+                produce(producer, topic, record, delivered)
+            left = producer.flush(STEP_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+        if left:
+            self._producer = None  # what it still holds goes with it
+            raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
+        if failed:
+            if failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                raise ConfigError(f"topic {topic!r}: {failed[0].str()}; raise message.max.bytes of client and topic")
+            raise self._errors.explain(KafkaException(failed[0]))
+
+    def close(self) -> None:
+        self._producer = None
+
+
 class Writers:
     """The writers of this process, kept so that their ids need not be initialised for every batch."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], MarkedWriter] = {}
+        self._kept: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
 
-    def get(self, settings: KafkaSettings, transactional_id: str, marker_topic: str, writer: str) -> MarkedWriter:
-        key = (settings.fingerprint(), transactional_id)
+    def marked(
+        self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None = None
+    ) -> MarkedWriter:
+        """The writer of a task of a topology."""
+        transactional_id = f"ratchet-{context.topology_id}-{context.component_id}-{context.task_index}"
+        markers = marker_topic or f"ratchet-markers-{context.topology_id}"
+        writer = f"{context.component_id}/{context.task_index}"
+        return self._get(
+            (settings.fingerprint(), transactional_id),
+            lambda: MarkedWriter(settings, transactional_id, markers, writer),
+        )
+
+    def plain(self, settings: KafkaSettings) -> PlainWriter:
+        """A writer without transactions."""
+        return self._get((settings.fingerprint(), ""), lambda: PlainWriter(settings))
+
+    def _get(self, key: tuple[str, str], make: Callable[[], W]) -> W:
         with self._lock:
             if self._process != os.getpid():  # after a fork: librdkafka's threads are the parent's
                 self._kept.clear()
                 self._process = os.getpid()
             if key not in self._kept:
-                self._kept[key] = MarkedWriter(settings, transactional_id, marker_topic, writer)
-            return self._kept[key]
+                self._kept[key] = make()
+            return cast("W", self._kept[key])
 
     def close(self) -> None:
         with self._lock:

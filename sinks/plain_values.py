@@ -1,7 +1,7 @@
 """Values in forms that stores without types of their own keep, sort and give back exactly.
 
 Moments, dates and times are ISO 8601 text, moments with a zone in UTC; durations are integers in their unit; decimals are
-text. For JSON, bytes are base64 besides, and the floats that JSON lacks are named.
+text. For JSON, moments are as RFC 3339 has them, bytes are base64, and the floats that JSON lacks are named.
 """
 
 from __future__ import annotations
@@ -147,6 +147,9 @@ def _encoder(declared: pa.DataType) -> Conversion:
         return _text
     if types.is_binary(declared) or types.is_large_binary(declared):
         return lambda value: base64.b64encode(value).decode()
+    if types.is_timestamp(declared):
+        zone = "Z" if declared.tz is not None else ""
+        return lambda value: plain(value, declared).replace(" ", "T") + zone
     return lambda value: plain(value, declared)
 
 

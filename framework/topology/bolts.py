@@ -115,6 +115,14 @@ class Bolt(ABC):
     #: data is lost for good be planned anew after its commit was opened (C8).
     can_undo: bool = False
 
+    #: Of a committer that writes elsewhere than to states: False says that a replay of a batch may write it again. The builder
+    #: takes such a committer only with ``at_least_once=True``.
+    exactly_once: bool = True
+
+    #: True says that the tasks of this committer are committed one by one, and a replay skips those that are: it demands
+    #: ``deterministic`` of every component above, so that each task sees the same rows again (C11).
+    needs_deterministic_input: bool = False
+
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: Any) -> None:
         """Called in the task, once per batch, before the first tuple."""
 

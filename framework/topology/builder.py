@@ -397,6 +397,8 @@ def _check_states(topology: Topology) -> None:
     owners: dict[str, str] = {}
     opaque_spout = isinstance(topology.spout.instance, OpaquePartitionedTransactionalSpout)
     for component in topology.components:
+        if not topology.at_least_once and isinstance(component.instance, Bolt):
+            _check_committer(topology, component, component.instance)
         for state in component.states:
             owner = owners.setdefault(state.location, component.id)
             if owner != component.id:
@@ -412,8 +414,11 @@ def _check_states(topology: Topology) -> None:
                 _check_guarantee(topology, component, state, opaque_spout)
 
 
+_AT_LEAST_ONCE = "or say at_least_once=True to the builder if counting a replayed batch twice is acceptable"
+
+
 def _check_guarantee(topology: Topology, component: Component, state: FencedState, opaque_spout: bool) -> None:
-    advice = "or say at_least_once=True to the builder if counting a replayed batch twice is acceptable"
+    advice = _AT_LEAST_ONCE
     if state.value_type is ValueType.NON_TRANSACTIONAL:
         raise TopologyError(
             f"bolt {component.id!r} writes to {state.location} without transaction ids, so a replayed batch would count "
@@ -426,13 +431,34 @@ def _check_guarantee(topology: Topology, component: Component, state: FencedStat
             f"spout {topology.spout.id!r} is opaque, so a batch may change between attempts, but bolt {component.id!r} "
             f"skips what it has seen ({state.location} is transactional): use an opaque state, {advice}"
         )
-    for upstream in (*upstream_of(topology, component.id), component):
-        if not upstream.instance.deterministic:
-            raise TopologyError(
-                f"component {upstream.id!r} is not declared deterministic, but bolt {component.id!r} below it skips "
-                f"replayed batches ({state.location} is transactional): set deterministic = True on it if equal input "
-                f"always gives equal output, or use an opaque state, {advice}"
-            )
+    guess = _first_guess(topology, component)
+    if guess is not None:
+        raise TopologyError(
+            f"component {guess.id!r} is not declared deterministic, but bolt {component.id!r} below it skips "
+            f"replayed batches ({state.location} is transactional): set deterministic = True on it if equal input "
+            f"always gives equal output, or use an opaque state, {advice}"
+        )
+
+
+def _check_committer(topology: Topology, component: Component, bolt: Bolt) -> None:
+    """What a committer says of its own writes."""
+    if not bolt.exactly_once:
+        raise TopologyError(
+            f"bolt {component.id!r} may write a replayed batch again: make it exactly-once, {_AT_LEAST_ONCE}"
+        )
+    guess = _first_guess(topology, component) if bolt.needs_deterministic_input else None
+    if guess is not None and guess.id != topology.spout.id:  # an opened batch is read again as it was, from any spout
+        raise TopologyError(
+            f"component {guess.id!r} is not declared deterministic, but the tasks of bolt {component.id!r} below it are "
+            "committed one by one, and a replay skips those that are: set deterministic = True on it if equal input always "
+            f"gives equal output, or give {component.id!r} parallelism 1, {_AT_LEAST_ONCE}"
+        )
+
+
+def _first_guess(topology: Topology, component: Component) -> Component | None:
+    """The first component down to this one whose output may differ in a replay; a bolt before the spout."""
+    path = sorted((*upstream_of(topology, component.id), component), key=lambda each: each.id == topology.spout.id)
+    return next((each for each in path if not each.instance.deterministic), None)
 
 
 def _below_committer(topology: Topology, component: Component) -> bool:

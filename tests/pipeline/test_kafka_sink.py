@@ -1,0 +1,215 @@
+"""Rows into a Kafka topic: each once, in whole parts, whatever fails."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
+from framework.errors import InvariantViolation, RetryableError, TopologyError
+from framework.transactions import MemoryStore
+from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks.kafka_writer import MarkedWriter, Marker, writers
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.conftest import Topics
+from tests.oracle import read_topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.4")]
+FIELDS = Fields(word=str, n=int)
+ROWS = {part: [[f"{part}-{each % 7}", each] for each in range(60)] for part in range(3)}
+ALL = sorted((word, n) for rows in ROWS.values() for word, n in rows)
+
+
+class Pass(ArrowBolt):
+    def __init__(self, deterministic: bool) -> None:
+        self.deterministic = deterministic
+
+    def execute_arrow(self, batch: Any) -> Any:
+        yield batch
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def build(
+    name: str, spout: Any, sink: KafkaSink, tasks: int, *, deterministic: bool = True, at_least_once: bool = False
+) -> Any:
+    builder = TransactionalTopologyBuilder(name, "spout", spout, 2, at_least_once=at_least_once)
+    builder.set_bolt("pass", Pass(deterministic), 2).shuffle_grouping("spout")
+    sinks = builder.set_bolt("sink", sink, tasks)
+    sinks.fields_grouping("pass", Fields("word")) if tasks > 1 else sinks.global_grouping("pass")
+    return builder.build()
+
+
+def held(topics: Topics, topic: str) -> list[tuple[bytes | None, Any]]:
+    """(key, value) of every record that a read_committed consumer sees."""
+    found: list[tuple[bytes | None, Any]] = []
+    read_topics(topics.bootstrap_servers, [topic], lambda message: found.append((message.key(), message.value())))
+    return found
+
+
+def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
+    return sorted(
+        (document["word"], document["n"]) for document in (json.loads(value) for _, value in held(topics, topic))
+    )
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
+def test_each_row_is_one_record_whatever_fails(
+    topics: Topics, name: str, tasks: int, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each writer fails before, or after, every third kafka_txn, so that some tasks' parts are there and others are not; a
+    state beside it counts the same rows."""
+    topic = topics.create(name, 2)
+    calls: Counter[str] = Counter()
+    real = MarkedWriter._in_one_kafka_txn
+
+    def faulty(self: MarkedWriter, topic: str, records: Any, marker: Marker) -> None:
+        calls[marker.writer] += 1
+        turn = calls[marker.writer]
+        if turn % 3 == 1:
+            raise RetryableError("nothing done")
+        real(self, topic, records, marker)
+        if turn % 3 == 2:
+            raise RetryableError("the answer was lost")
+
+    monkeypatch.setattr(MarkedWriter, "_in_one_kafka_txn", faulty)
+    sink = KafkaSink(topic, key="word", bootstrap_servers=topics.bootstrap_servers)
+    run = submit(
+        build(name, spout(ROWS, FIELDS, 15), sink, tasks),
+        {"topology.max.attempts": 50},
+        store=MemoryStore(),
+        executor="local",
+    )
+    with run:
+        run.wait_until_caught_up(120)
+        assert run.status().attempts_failed >= 4
+    assert pairs(topics, topic) == ALL
+    assert all(key == json.loads(value)["word"].encode() for key, value in held(topics, topic))
+    writers.close()
+
+
+@pytest.mark.spark
+def test_on_spark_with_a_state_beside_it(topics: Topics, name: str, spark: str, tmp_path: Path) -> None:
+    topic = topics.create(name, 2)
+    builder = TransactionalTopologyBuilder(name, "spout", MemoryTransactionalSpout(ROWS, FIELDS, 20), 2)
+    counts = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "counts")), ["word"], {"count": Count()})
+    builder.set_bolt("counts", counts).global_grouping("spout")
+    sink = KafkaSink(topic, value=["word", "count"], key="word", bootstrap_servers=topics.bootstrap_servers)
+    builder.set_bolt("changes", sink, 2).fields_grouping("counts", Fields("word"))
+    with submit(builder.build(), {"topology.collapse.records.max": 0}, store=MemoryStore()) as run:
+        run.wait_until_caught_up(120)
+    last = {key: json.loads(value)["count"] for key, value in held(topics, topic)}
+    assert last == {word.encode(): count for word, count in Counter(word for word, _ in ALL).items()}
+
+
+def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topics, name: str) -> None:
+    topic = topics.create(name)
+    sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, at_least_once=True)
+    spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
+    with pytest.raises(TopologyError, match=r"bolt 'sink' may write a replayed batch again.*at_least_once=True"):
+        build(name, spout, sink, 1)
+    topology = build(name, spout, sink, 3, at_least_once=True, deterministic=False)
+    with submit(topology, store=MemoryStore(), executor="local") as run:
+        run.wait_until_caught_up(60)
+    assert pairs(topics, topic) == ALL
+    assert f"ratchet-markers-{name}" not in topics.admin.list_topics(timeout=30).topics
+
+
+def test_what_could_bring_a_row_to_another_task_is_refused(name: str) -> None:
+    spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
+    with pytest.raises(TopologyError, match=r"component 'pass' is not declared deterministic.*'sink'.*parallelism 1"):
+        build(name, spout, KafkaSink("t"), 2, deterministic=False)
+    build(name, spout, KafkaSink("t"), 1, deterministic=False)
+    builder = TransactionalTopologyBuilder(name, "spout", spout, 2)
+    builder.set_bolt("sink", KafkaSink("t"), 2).shuffle_grouping("spout")
+    with pytest.raises(TopologyError, match=r"ShuffleGrouping from 'spout' can bring a row to another task"):
+        builder.build()
+
+
+def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: Topics, name: str) -> None:
+    """C11: the number of tasks is part of the marker."""
+    marker = Marker("t", "sink/0", 1, 5, 1, "digest", 3)
+    assert marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 3))
+    with pytest.raises(InvariantViolation, match="one of 3 tasks, and there are 2 now"):
+        marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 2))
+
+
+def test_keys_and_values_of_every_kind(topics: Topics, name: str) -> None:
+    moment = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+    fields = Fields(text=str, raw=bytes, at=datetime.datetime, price=Decimal, share=float)
+    rows = [["ß", b"\x00\xff", moment, Decimal("1.5"), 0.25], ["", None, None, None, float("nan")]]
+    cases: list[tuple[dict[str, Any], list[tuple[bytes | None, bytes | None]]]] = [
+        ({"value": "raw", "key": "text"}, [("ß".encode(), b"\x00\xff"), (b"", None)]),
+        (
+            {"value": ["at", "price", "share", "raw"], "key": ["text"]},
+            [
+                (
+                    '{"text":"ß"}'.encode(),
+                    b'{"at":"2026-05-01T12:00:00.000000Z","price":"1.500000000000000000","share":0.25,"raw":"AP8="}',
+                ),
+                (b'{"text":""}', b'{"at":null,"price":null,"share":"NaN","raw":null}'),
+            ],
+        ),
+        ({"value": lambda row: row["text"].encode() * 2}, [(None, "ßß".encode()), (None, b"")]),
+    ]
+    for number, (options, expected) in enumerate(cases):
+        topic = topics.create(f"{name}-{number}")
+        builder = TransactionalTopologyBuilder(topic, "spout", MemoryTransactionalSpout({0: rows}, fields, 2))
+        sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, **options)
+        builder.set_bolt("sink", sink).global_grouping("spout")
+        with submit(builder.build(), store=MemoryStore(), executor="local") as run:
+            run.wait_until_caught_up(60)
+        assert held(topics, topic) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"value": "n"}, r"field 'n' is int64, and a record holds text or bytes: give a list, \['n'\]"),
+        ({"key": "nothing"}, r"needs field 'nothing', which its input does not have \(it has: word, n\)"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_the_builder(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TopologyError, match=words):
+        build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), KafkaSink("t", **options), 1)
+
+
+def test_what_fails_in_a_batch_names_the_topic(topics: Topics, name: str) -> None:
+    topic = topics.create(name)
+    for options, words in (
+        ({"value": lambda row: 5}, "returned a int, not bytes"),
+        ({"value": lambda row: b"x" * 2_000_000, "at_least_once": True}, "message.max.bytes|too large|larger"),
+    ):
+        sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, **options)
+        topology = build(name, MemoryTransactionalSpout({0: [["a", 1]]}, FIELDS, 1), sink, 1, at_least_once=True)
+        run = submit(topology, {"topology.max.attempts": 1}, store=MemoryStore(), executor="local")
+        with pytest.raises(Exception, match=words):
+            run.wait_until_caught_up(60)
+        run.stop()
+    assert held(topics, topic) == []
+
+
+def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics: Topics, name: str) -> None:
+    topic = topics.create(name)
+    settings = {"bootstrap.servers": topics.bootstrap_servers, "transaction.timeout.ms": 60_000}
+    zombie = Producer({**settings, "transactional.id": f"ratchet-{name}-sink-0"})
+    zombie.init_transactions(30)
+    zombie.begin_transaction()
+    zombie.produce(topic, b'{"word":"zombie","n":0}')
+    zombie.flush(30)
+    sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers)
+    topology = build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), sink, 1)
+    with submit(topology, store=MemoryStore(), executor="local") as run:
+        run.wait_until_caught_up(60)
+    with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
+        zombie.commit_transaction(30)
+    assert pairs(topics, topic) == ALL
