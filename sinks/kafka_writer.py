@@ -275,9 +275,14 @@ class MarkedWriter:
         code = error.args[0].code()
         if code in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED):
             return StaleWriterError(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
-        if code == KafkaError.MSG_SIZE_TOO_LARGE:
-            return ConfigError(f"{self._writer}: {error.args[0].str()}; raise message.max.bytes of client and topic")
-        return self._errors.explain(error, self._producer)
+        return _too_large(self._writer, error) or self._errors.explain(error, self._producer)
+
+
+def _too_large(where: str, error: KafkaException) -> ConfigError | None:
+    """A record that no broker will ever take."""
+    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return None
+    return ConfigError(f"{where}: {error.args[0].str()}; raise message.max.bytes of client and topic")
 
 
 class PlainWriter:
@@ -306,14 +311,15 @@ class PlainWriter:
                 produce(producer, topic, record, delivered)
             left = producer.flush(STEP_TIMEOUT_S)
         except KafkaException as error:
-            raise self._errors.explain(error) from error
+            raise self._explained(topic, error) from error
         if left:
             self._producer = None  # what it still holds goes with it
             raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
         if failed:
-            if failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                raise ConfigError(f"topic {topic!r}: {failed[0].str()}; raise message.max.bytes of client and topic")
-            raise self._errors.explain(KafkaException(failed[0]))
+            raise self._explained(topic, KafkaException(failed[0]))
+
+    def _explained(self, topic: str, error: KafkaException) -> Exception:
+        return _too_large(f"topic {topic!r}", error) or self._errors.explain(error, self._producer)
 
     def close(self) -> None:
         self._producer = None

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import InvariantViolation, RetryableError, TopologyError
+from framework.submission import TopologyFailed
 from framework.transactions import MemoryStore
 from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
 from sinks.kafka_writer import MarkedWriter, Marker, writers
@@ -192,7 +193,7 @@ def test_what_fails_in_a_batch_names_the_topic(topics: Topics, name: str) -> Non
         sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, **options)
         topology = build(name, MemoryTransactionalSpout({0: [["a", 1]]}, FIELDS, 1), sink, 1, at_least_once=True)
         run = submit(topology, {"topology.max.attempts": 1}, store=MemoryStore(), executor="local")
-        with pytest.raises(Exception, match=words):
+        with pytest.raises(TopologyFailed, match=words):
             run.wait_until_caught_up(60)
         run.stop()
     assert held(topics, topic) == []
