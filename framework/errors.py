@@ -42,6 +42,10 @@ class RetryableError(RatchetError):
     """Something outside did not answer. Trying again later is safe and is what the driver does."""
 
 
+class MovedOnError(RetryableError):
+    """A row has changed more than once since the transaction that was asked for: ask for a later one."""
+
+
 class CommitOutcomeUnknown(RetryableError):
     """A store took a commit and its answer was lost. Read the stamps to learn what happened; never guess."""
 

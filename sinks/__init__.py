@@ -13,6 +13,7 @@ from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
 from sinks.kafka import KafkaSink
 from sinks.memory import MemoryBackend
 from sinks.parquet import ParquetTable
+from sinks.reading import Together, common_txid, read_together
 from sinks.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.values import OpaqueValue, TransactionalValue
@@ -61,6 +62,9 @@ __all__ = [
     "SqliteBackend",
     "StateCommitter",
     "Sum",
+    "Together",
     "TransactionalMapState",
     "TransactionalValue",
+    "common_txid",
+    "read_together",
 ]

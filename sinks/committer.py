@@ -84,6 +84,7 @@ class StateCommitter(ArrowBolt, Committer):
                 f"committer {component_id!r}: its inputs give the same fields different types; make them equal"
             )
         self._output = outputs.pop()
+        self.state.agreement = {name: each.agrees for name, each in self.aggregates.items()}
         self.state.bind(self._output.select(self.key), self._output.select(list(self.aggregates)))
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:

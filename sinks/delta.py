@@ -59,7 +59,7 @@ class DeltaLakeTable(FileTable):
         opened = header.open
         if opened is None:
             raise InvariantViolation("publishing needs an open transaction")
-        application = f"ratchet/{header.topology_id}/{header.incarnation}"
+        application = self._application(header)
         try:
             table = self._table()
             held = table.transaction_version(application)
@@ -90,13 +90,28 @@ class DeltaLakeTable(FileTable):
             raise RetryableError(f"{self.location}: {error}") from error
 
     def files(self) -> list[DataFile]:
-        actions = pa.table(self._table().get_add_actions(flatten=True))
+        return self._files_in(self._table())
+
+    @staticmethod
+    def _application(header: Header) -> str:
+        return f"ratchet/{header.topology_id}/{header.incarnation}"
+
+    @staticmethod
+    def _files_in(table: Any) -> list[DataFile]:
+        actions = pa.table(table.get_add_actions(flatten=True))
         return [
             DataFile(unquote(path), rows, size)  # the log holds URIs
             for path, rows, size in zip(
                 *(actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes")), strict=True
             )
         ]
+
+    def files_as_of(self, txid: int) -> list[DataFile]:
+        application = self._application(self.read_header())
+        table = self._table()
+        while (table.transaction_version(application) or 0) > txid:
+            table.load_as_version(table.version() - 1)
+        return self._files_in(table)
 
     def compact(self) -> tuple[int, int]:
         """Merge small files into larger ones, by Delta's own OPTIMIZE; returns how many files there were and are."""

@@ -21,7 +21,8 @@ from __future__ import annotations
 import shutil
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,25 @@ from framework.errors import (
     ConfigError,
     CorruptStateError,
     InvariantViolation,
+    MovedOnError,
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import FencedState, Fields, Header, Reach, TransactionAttempt, ValueType, check_granted
+from framework.topology import (
+    Difference,
+    FencedState,
+    Fields,
+    Header,
+    Reach,
+    TransactionAttempt,
+    ValueType,
+    check_granted,
+)
 from sinks.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
 
 #: A file is not made larger than this, and compaction makes them about as large.
 TARGET_BYTES = 128 * 1024 * 1024
+_HOLD_TRIES = 20
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -280,6 +292,46 @@ class FileTable(FencedState):
             partitioning=ds.partitioning(kinds, flavor="hive") if self.partition_by else None,
         )
 
+    @abstractmethod
+    def files_as_of(self, txid: int) -> list[DataFile]:
+        """The files of transactions up to ``txid``. Raises ``MovedOnError`` when that can no longer be said."""
+
+    def become_scratch(self, folder: Path) -> None:
+        self.path = folder
+
+    def compare(
+        self,
+        scratch: FencedState,
+        txid: int,
+        differs: Callable[[Difference], None],
+        moved: Callable[[Any], None],
+    ) -> int:
+        """Compares rows as a multiset: ``key`` of a difference is the row, the rest says how often it is there."""
+        try:
+            held = _counted(self.dataset_of(self.files_as_of(txid)))
+        except (MovedOnError, FileNotFoundError):  # compacted while it was read
+            moved("files")
+            return 0
+        return self.compare_held(scratch, held, differs)
+
+    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
+        for _ in range(_HOLD_TRIES):
+            txid = self.read_header().done
+            try:
+                return txid, _counted(self.dataset_of(self.files_as_of(txid)))
+            except (MovedOnError, FileNotFoundError):
+                continue
+        raise MovedOnError(f"{self.location}: it is compacted faster than it can be read")
+
+    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
+        if not isinstance(scratch, FileTable):
+            raise InvariantViolation(f"{self.location} is compared with {scratch.location}")
+        expected = _counted(scratch.dataset())
+        for row in held.keys() | expected.keys():
+            if held[row] != expected[row]:
+                differs(Difference(row, held[row], expected[row]))
+        return sum(held.values())
+
     def close(self) -> None:
         """Nothing is kept open."""
 
@@ -297,6 +349,13 @@ class FileTable(FencedState):
         if header.open is None:
             raise InvariantViolation("a pending attempt needs an open transaction")
         return self._folder / "pending" / f"{header.open.txid}-{header.epoch}-{header.open.attempt_id}"
+
+
+def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for batch in rows.to_batches():
+        found.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    return found
 
 
 def partition_values(path: str) -> dict[str, str | None]:

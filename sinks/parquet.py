@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
 from framework.topology import Header
 from sinks.files import DataFile, FileTable
 from sinks.folders import make_folder, named_errors, read_document, write_once
@@ -80,6 +80,12 @@ class ParquetTable(FileTable):
             except FileNotFoundError:
                 continue  # compacted while it was read
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
+
+    def files_as_of(self, txid: int) -> list[DataFile]:
+        found = [each for each in self._live()[0] if each.txid <= txid or each.compacted]
+        if any(each.txid > txid for each in found):
+            raise MovedOnError(f"{self.location}: transaction {txid} was compacted with later ones")
+        return [file for each in found for file in _files_in(each.path)]
 
     def files_of(self, txid: int) -> list[DataFile]:
         """The files of one transaction. Raises ``ConfigError`` when they were compacted with others, or are not there."""

@@ -6,15 +6,25 @@ attempt's fence. A state used on its own (an attempt without a fence: scripts, t
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import BadRecordError, InvariantViolation, StaleWriterError
+from framework.errors import (
+    BadRecordError,
+    ConfigError,
+    InvariantViolation,
+    MovedOnError,
+    StaleWriterError,
+    TopologyError,
+)
 from framework.topology import (
     CommitFence,
+    Difference,
     FencedState,
     Fields,
     Header,
@@ -25,11 +35,17 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from sinks.aggregates import Aggregate, row_merger
+from sinks.aggregates import Aggregate, row_merger, same
 from sinks.backend import Key, MapBackend, Row, Value
+from sinks.memory import MemoryBackend
+from sinks.sqlite import SqliteBackend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
+#: Keys that are compared at a time.
+PAGE_KEYS = 5_000
+#: How often rows are read again that change while they are read.
+HOLD_TRIES = 1_000
 Updater = Callable[[Any], Any]
 
 
@@ -57,6 +73,8 @@ class MapState(FencedState):
 
     def __init__(self, backend: MapBackend) -> None:
         self.backend = backend
+        #: Per column, whether two values say the same when they were computed in other batches; equality where it is absent.
+        self.agreement: dict[str, Callable[[Any, Any], bool]] = {}
         self._commit: _Commit | None = None
 
     # --- for committers, in tasks ----------------------------------------------------------------------------
@@ -154,6 +172,29 @@ class MapState(FencedState):
         row = self.backend.multi_get([_key(key)])[0]
         return self._bare(row.value) if row is not None else None
 
+    def read_as_of(self, keys: Sequence[Any], txid: int) -> list[Any]:
+        """The values as transaction ``txid`` left them, None where there was nothing. A row that the transaction after it has
+        changed answers by its previous value. Raises ``MovedOnError`` naming a key that has changed since, and
+        ``ConfigError`` for a state that keeps no previous values."""
+        wanted = [_key(key) for key in keys]
+        values = []
+        for key, row in zip(wanted, self.backend.multi_get(wanted), strict=True):
+            known, value = self._as_of(row, txid)
+            if not known:
+                raise MovedOnError(
+                    f"{self.location}, key {key!r}: changed after transaction {txid + 1}; ask for a later one"
+                )
+            values.append(self._bare(value))
+        return values
+
+    def _as_of(self, row: Row | None, txid: int) -> tuple[bool, Value | None]:
+        """Whether the row says what ``txid`` left there, and that."""
+        if self.value_type is ValueType.NON_TRANSACTIONAL:
+            raise ConfigError(f"{self.location} keeps no previous values, so nobody can say what it held after {txid}")
+        if row is None or row.stamp.txid <= txid:
+            return True, row.value if row is not None else None
+        return row.stamp.txid == txid + 1, row.prev
+
     # --- for the driver --------------------------------------------------------------------------------------
 
     @property
@@ -187,6 +228,68 @@ class MapState(FencedState):
 
     def clear(self, topology_id: str) -> Header:
         return self.backend.clear(topology_id)
+
+    def become_scratch(self, folder: Path) -> None:
+        key, value = self.backend.fields
+        self._commit = None
+        try:
+            self.backend = SqliteBackend(folder / "scratch.db", "scratch", key, value)
+        except TopologyError:  # a type that SQLite lacks
+            self.backend = MemoryBackend("scratch")
+            self.backend.bind(key, value)
+
+    def compare(
+        self,
+        scratch: FencedState,
+        txid: int,
+        differs: Callable[[Difference], None],
+        moved: Callable[[Any], None],
+    ) -> int:
+        compared = 0
+        transactional = self.value_type is not ValueType.NON_TRANSACTIONAL
+        for page in _pages(key for key, _ in self.backend.scan()):
+            held: dict[Key, Value | None] = {}
+            for key, row in zip(page, self.backend.multi_get(page), strict=True):
+                known, value = (
+                    self._as_of(row, txid) if transactional else (True, row.value if row is not None else None)
+                )
+                if known:
+                    held[key] = value
+                else:
+                    moved(key)
+            compared += self.compare_held(scratch, held, differs)
+        for page in _pages(key for key, row in _scratch(scratch).scan() if row.value is not None):
+            found = self.backend.multi_get(page)  # what the sink has no row for
+            compared += self.compare_held(
+                scratch, {key: None for key, row in zip(page, found, strict=True) if row is None}, differs
+            )
+        return compared
+
+    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
+        for _ in range(HOLD_TRIES):
+            txid = self.read_header().done
+            answers = [self._as_of(row, txid) for row in self.backend.multi_get(keys)]
+            if all(known for known, _ in answers):
+                return txid, dict(zip(keys, (value for _, value in answers), strict=True))
+        raise MovedOnError(f"{self.location}: {len(keys)} rows change faster than they can be read; stop the topology")
+
+    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
+        compared = 0
+        keys = list(held)
+        for key, wanted in zip(keys, _scratch(scratch).multi_get(keys), strict=True):
+            found, expected = held[key], wanted.value if wanted is not None else None
+            compared += found is not None or expected is not None
+            if not self._agree(found, expected):
+                differs(Difference(key[0] if len(key) == 1 else key, found, expected))
+        return compared
+
+    def _agree(self, found: Value | None, expected: Value | None) -> bool:
+        if found is None or expected is None:
+            return found is expected
+        names = self.backend.fields[1]
+        return all(
+            self.agreement.get(name, same)(one, other) for name, one, other in zip(names, found, expected, strict=True)
+        )
 
     def close(self) -> None:
         self.backend.close()
@@ -344,6 +447,18 @@ class OpaqueMapState(MapState):
             return Row(value, commit.stamp, None, commit.writer)
         updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
         return Row(updated.value, commit.stamp, updated.prev, commit.writer)
+
+
+def _scratch(state: FencedState) -> MapBackend:
+    if not isinstance(state, MapState):
+        raise InvariantViolation(f"a map is compared with {state.location}")
+    return state.backend
+
+
+def _pages(keys: Iterable[Key]) -> Iterator[list[Key]]:
+    iterator = iter(keys)
+    while page := list(itertools.islice(iterator, PAGE_KEYS)):
+        yield page
 
 
 def _key(key: Any) -> Key:

@@ -77,6 +77,16 @@ def reaches(meta: Meta, goal: Meta) -> bool:
     return (None in ids or ids[0] == ids[1]) and int(meta["next_offset"]) >= int(goal["next_offset"])
 
 
+def position_of(meta: Meta) -> Position:
+    """Where ``meta`` begins."""
+    topic_id, epoch = meta.get("topic_id"), meta.get("first_leader_epoch")
+    return Position(
+        int(meta["first_offset"]),
+        str(topic_id) if topic_id is not None else None,
+        int(epoch) if epoch is not None else None,
+    )
+
+
 def position_after(meta: Meta) -> Position:
     """Where the plan after ``meta`` goes on."""
     topic_id, epoch = meta.get("topic_id"), meta.get("next_leader_epoch")

@@ -29,7 +29,7 @@ from spouts.bad_records import BadRecordShare
 from spouts.kafka_group import GroupOffsets
 from spouts.kafka_limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset
-from spouts.kafka_partitions import Position, position_after, reaches, topic_and_number
+from spouts.kafka_partitions import Position, position_after, position_of, reaches, topic_and_number
 
 _log = structlog.get_logger()
 
@@ -159,6 +159,13 @@ class KafkaPlanner(PartitionPlanner):
                 int(done.get("lost_records", 0)) if done is not None else 0,
             )
         return found
+
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
+        begin = position_after(first) if after else position_of(first)
+        whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
+        epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
+        known = {**epochs, "topic_id": last.get("topic_id")}
+        return {**whole, **{name: value for name, value in known.items() if value is not None}}
 
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         first, end = int(meta["first_offset"]), int(meta["next_offset"])

@@ -220,6 +220,9 @@ class _MemoryPlanner(PartitionPlanner):
             for each, end in sorted(ends.items())
         }
 
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
+        return {"first": first["next" if after else "first"], "next": last["next"]}
+
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         first, end = int(meta["first"]), int(meta["next"])
         if end - first < 2:

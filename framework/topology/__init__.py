@@ -17,7 +17,7 @@ from framework.topology.bolts import (
 )
 from framework.topology.builder import Component, Subscription, Topology, TransactionalTopologyBuilder
 from framework.topology.context import TopologyContext
-from framework.topology.fencing import CommitFence, FencedState, Header, OpenCommit, Reach, Stamp, ValueType
+from framework.topology.fencing import CommitFence, Difference, FencedState, Header, OpenCommit, Reach, Stamp, ValueType
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
 from framework.topology.spouts import (
@@ -52,6 +52,7 @@ __all__ = [
     "Committer",
     "Component",
     "DataFrameBolt",
+    "Difference",
     "FencedState",
     "Fields",
     "Grouping",

@@ -11,9 +11,11 @@ Invariants (rules C1 to C4 of the protocol):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from framework.errors import ConfigError
 
@@ -89,6 +91,20 @@ class Header:
         return replace(self, done=txid)
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key that holds something else than it should. ``found`` or ``expected`` None: there is, or should be, no row."""
+
+    key: Any
+    found: Any
+    expected: Any
+
+    def __str__(self) -> str:
+        found = "the sink has no row" if self.found is None else f"the sink has {self.found!r}"
+        expected = "the source gives none" if self.expected is None else f"the source gives {self.expected!r}"
+        return f"{self.key!r}: {found}, {expected}"
+
+
 class FencedState(ABC):
     """A place that committers write to, as the driver sees it. Implemented by the states in ``sinks``.
 
@@ -149,6 +165,32 @@ class FencedState(ABC):
         """Remove, under ``header``, what was deleted by transactions below ``before_txid``. Returns how many rows. Called
         now and then; a state without tombstones has nothing to do."""
         return 0
+
+    def become_scratch(self, folder: Path) -> None:
+        """Turn this copy of the state into an empty one of the same shape, in ``folder``, which is not there yet, or in this
+        process. Called by ``verify``. Raises ``ConfigError`` when the state cannot."""
+        raise ConfigError(f"{self.location} cannot be recomputed: it has no scratch copy")
+
+    def compare(
+        self,
+        scratch: FencedState,
+        txid: int,
+        differs: Callable[[Difference], None],
+        moved: Callable[[Any], None],
+    ) -> int:
+        """Compare what this state had after ``txid`` with ``scratch``. Calls ``differs`` for each difference, and ``moved`` with
+        each key of which that can no longer be said, because later transactions have changed it. Returns how many keys
+        were compared."""
+        raise ConfigError(f"{self.location} cannot be compared")
+
+    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
+        """What these keys, which had ``moved``, hold now: a txid, and what ``compare_held`` takes. Raises ``RetryableError``
+        when they change faster than they can be read."""
+        raise ConfigError(f"{self.location} cannot be compared")
+
+    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
+        """Compare what was held with ``scratch``, which is where ``hold`` said. Returns how many keys were compared."""
+        raise ConfigError(f"{self.location} cannot be compared")
 
     def clear(self, topology_id: str) -> Header:
         """Remove every row and start a new incarnation, whose header keeps the epoch. Called by ``reset`` only, under the

@@ -253,6 +253,11 @@ class PartitionPlanner(ABC):
         """A range as two halves, in order; None when it is a single record, or cannot be split."""
         return None
 
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
+        """The range from the beginning of ``first``, or from its end when ``after``, to the end of ``last``, of one partition;
+        None when this source has no such thing. For ``verify``."""
+        return None
+
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
         """Records after ``previous`` that the source held when last asked, or None when unknown. No I/O."""
         return None

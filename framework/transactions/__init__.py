@@ -1,7 +1,7 @@
 """The exactly-once protocol on the driver: coordinator, durable state, leadership, and the loop that joins them."""
 
 from framework.transactions.coordinator import Coordinator, SpoutKind
-from framework.transactions.documents import read_history
+from framework.transactions.documents import committed_txid, read_history
 from framework.transactions.driver import Driver
 from framework.transactions.state import RotatingTransactionalState, TransactionalState
 from framework.transactions.store import CoordinationStore, Delete, Leadership, MemoryStore, Put
@@ -19,5 +19,6 @@ __all__ = [
     "SpoutKind",
     "TransactionalState",
     "ZooKeeperStore",
+    "committed_txid",
     "read_history",
 ]

@@ -3,6 +3,7 @@
 ::
 
     <topology id>/meta                     outline and digest of the topology, identity of the source
+    <topology id>/origin                   where each partition was first read
     <topology id>/coordinator/currtx       next txid to commit
     <topology id>/coordinator/attempts     txid -> last attempt id used
     <topology id>/user/<spout>/<txid>      the plan of that batch: every partition's metadata, one document
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -30,11 +31,21 @@ from framework.transactions.store import CoordinationStore, Leadership
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
 META = "meta"
+#: Where the source was first read: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
+ORIGIN = "origin"
 HISTORY = "history"
 #: A record with a plan larger than this is kept without it: a thousand of them must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
 
 _log = structlog.get_logger()
+
+
+class Origin(NamedTuple):
+    """Where a topology began to read. ``txid``: of the first transaction, 0 when there was none; above 1 when what came
+    before is not known, or its positions were forgotten. ``positions``: partition -> its entry in the first plan with it."""
+
+    txid: int
+    positions: Mapping[str, Any]
 
 
 class TopologyDocuments:
@@ -44,6 +55,7 @@ class TopologyDocuments:
         self._state = TransactionalState(store, topology.id, leadership.apply)
         self._topology = topology
         self._plans = RotatingTransactionalState(self._state, f"user/{topology.spout.id}")
+        self._origin: Origin | None = None
 
     def claim(self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False) -> None:
         """Write ``meta`` on the first start; later, check that topology and source are the ones of the state.
@@ -93,11 +105,8 @@ class TopologyDocuments:
 
     def recover(self) -> tuple[Recovered, dict[int, str]]:
         """What the coordinator starts from, and the digest of every plan found. Raises ``CorruptStateError``."""
-        currtx = self._state.get_data(CURRTX)
-        currtx = 1 if currtx is None else currtx
+        currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
         attempts = self._state.get_data(ATTEMPTS) or {}
-        if not isinstance(currtx, int) or currtx < 1:
-            raise CorruptStateError(f"{self._topology.id}/{CURRTX}: {currtx!r} is not a txid; restore it from a backup")
         if not isinstance(attempts, dict) or not all(
             txid.isdigit() and isinstance(last, int) for txid, last in attempts.items()
         ):
@@ -117,6 +126,13 @@ class TopologyDocuments:
 
     def save(self, change: Persist, record: TransactionRecord | None = None) -> None:
         """Write what the coordinator wants persisted, atomically; with the record of the transaction that it closes."""
+        try:
+            self._save(change, record)
+        except BaseException:
+            self._origin = None  # whether it was written is not known
+            raise
+
+    def _save(self, change: Persist, record: TransactionRecord | None) -> None:
         with self._state.atomically():
             self._state.set_data(ATTEMPTS, {str(txid): last for txid, last in change.attempts.items()})
             for txid, (attempt_id, plan) in change.plans.items():
@@ -126,6 +142,17 @@ class TopologyDocuments:
                 self._plans.cleanup_before(change.currtx - 1)
             if record is not None:
                 self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", _bounded(record))
+                self._note_origin(record)
+
+    def _note_origin(self, record: TransactionRecord) -> None:
+        """Keep where a partition was first read, in the step that closes the transaction that has read it."""
+        if self._origin is None:
+            self._origin = _origin_in(self._state, self._topology.id)
+        known = self._origin if self._origin.txid else Origin(record.txid, {})
+        fresh = {each: meta for each, meta in record.plan.items() if each not in known.positions}
+        if fresh or known is not self._origin:
+            self._origin = Origin(known.txid, {**known.positions, **fresh})
+            self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": dict(self._origin.positions)})
 
     def forget_positions(self) -> None:
         """Let the next batch start where the source's policy for a first start says. Txids, attempts and the epoch go on
@@ -139,6 +166,7 @@ class TopologyDocuments:
             meta = self._state.get_data(META)
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})
+            self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})
 
 
 def forget_everything(store: CoordinationStore, leadership: Leadership, topology_id: str) -> None:
@@ -146,7 +174,7 @@ def forget_everything(store: CoordinationStore, leadership: Leadership, topology
     not write again."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS):
+        for path in (META, CURRTX, ATTEMPTS, ORIGIN):
             state.delete(path)
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
             for name in state.children(folder):
@@ -165,6 +193,35 @@ def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: i
             f"topology {topology_id!r} has no plan of transaction {wanted}: it has not been emitted yet, or is long over"
         )
     return wanted, _plan_in(document, f"{topology_id}/{node}")
+
+
+def committed_txid(store: CoordinationStore, topology_id: str) -> int:
+    """The last transaction that every sink of a topology holds, 0 before the first. No leadership is needed. Raises
+    ``CorruptStateError``."""
+    currtx = TransactionalState(store, topology_id).get_data(CURRTX)
+    return _checked_currtx(topology_id, currtx) - 1
+
+
+def read_origin(store: CoordinationStore, topology_id: str) -> Origin:
+    """Where a topology began to read. No leadership is needed. Raises ``CorruptStateError``."""
+    return _origin_in(TransactionalState(store, topology_id), topology_id)
+
+
+def _origin_in(state: TransactionalState, topology_id: str) -> Origin:
+    document = state.get_data(ORIGIN)
+    if document is None:
+        return Origin(0, {})
+    if not isinstance(document, dict) or not isinstance(document.get("positions"), dict):
+        raise CorruptStateError(f"{topology_id}/{ORIGIN}: not an origin document; restore it from a backup")
+    return Origin(int(document["txid"]), document["positions"])
+
+
+def _checked_currtx(topology_id: str, currtx: Any) -> int:
+    if currtx is None:
+        return 1
+    if not isinstance(currtx, int) or currtx < 1:
+        raise CorruptStateError(f"{topology_id}/{CURRTX}: {currtx!r} is not a txid; restore it from a backup")
+    return currtx
 
 
 def _plan_in(document: Any, node: str) -> Plan:

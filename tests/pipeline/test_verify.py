@@ -1,0 +1,293 @@
+"""``verify``: agrees with what is right, names what is not, and says when it cannot know."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuilder, submit
+from framework.errors import ConfigError, RetryableError
+from framework.transactions import CoordinationStore, MemoryStore
+from framework.transactions import documents as documents_module
+from framework.transactions.reset import reset_positions
+from framework.verify import Unverifiable, verify
+from integration import EmbeddedServers
+from sinks import (
+    AppendCommitter,
+    Count,
+    DeltaLakeTable,
+    Mean,
+    OpaqueMapState,
+    ParquetTable,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+)
+from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts.codecs import TextCodec
+from tests.conftest import Topics
+from tests.pipeline.processes import ROOT
+
+FIELDS = Fields(word=str, n=int)
+DATA = {part: [[f"w{each % 11}", each] for each in range(300)] for part in range(3)}
+
+
+WRITTEN: list[int] = []
+
+
+class Elsewhere(BaseBatchBolt):
+    """Commits to a place that Ratchet does not see."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.rows = 0
+
+    def execute(self, tup: Any) -> None:
+        self.rows += 1
+
+    def finish_batch(self) -> None:
+        WRITTEN.append(self.rows)
+
+
+class Audited:
+    """A topology with a table and two folders, over a memory source."""
+
+    def __init__(self, folder: Path, data: Any = None) -> None:
+        self.folder, self.store = folder, MemoryStore()
+        self.spout = OpaqueMemoryTransactionalSpout(data if data is not None else DATA, FIELDS, 40)
+        builder = TransactionalTopologyBuilder("audited", "spout", self.spout, 2)
+        aggregates = {"count": Count(), "total": Sum("n"), "mean": Mean("n")}
+        words = StateCommitter(OpaqueMapState(SqliteBackend(folder / "x.db", "words")), ["word"], aggregates)
+        builder.set_bolt("words", words, 2).fields_grouping("spout", Fields("word"))
+        builder.set_bolt("parquet", AppendCommitter(ParquetTable(folder / "parquet")), 2).shuffle_grouping("spout")
+        builder.set_bolt("delta", AppendCommitter(DeltaLakeTable(folder / "delta"))).shuffle_grouping("spout")
+        self.topology: Topology = builder.build()
+
+    def run(self) -> None:
+        with submit(self.topology, store=self.store, executor="local") as run:
+            run.wait_until_caught_up(60)
+
+    def sql(self, statement: str) -> None:
+        with sqlite3.connect(self.folder / "x.db") as connection:
+            connection.execute(statement)
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Audited:
+    made = Audited(tmp_path)
+    made.run()
+    return made
+
+
+def test_what_is_right_agrees_everywhere(audited: Audited) -> None:
+    report = verify(audited.topology, audited.store)
+    assert report.right
+    assert report.recorded_batches
+    assert [each.compared for each in report.states] == [11, 900, 900]
+    assert report.not_verified == []
+
+
+def test_every_key_that_differs_is_named_with_both_values(audited: Audited) -> None:
+    audited.sql("UPDATE words SET total = total + 1 WHERE word = 'w3'")
+    audited.sql("DELETE FROM words WHERE word = 'w5'")
+    audited.sql("UPDATE words SET _deleted = 1 WHERE word = 'w6'")
+    report = verify(audited.topology, audited.store)
+    words = report.states[0]
+    assert words.difference_count == 3
+    named = {each.key: each for each in words.differences}
+    assert set(named) == {"w3", "w5", "w6"}
+    assert named["w3"].found[1] == named["w3"].expected[1] + 1
+    assert named["w5"].found is None and named["w6"].found is None
+    assert "'w5': the sink has no row, the source gives (81," in "\n".join(report.lines())
+    assert not report.right
+
+
+def test_a_doubled_and_a_lost_file_are_found(audited: Audited) -> None:
+    table = ParquetTable(audited.folder / "parquet")
+    manifests = sorted((audited.folder / "parquet" / "_manifest").glob("*.json"))
+    manifests[0].unlink()
+    assert len(table.files()) > 0
+    report = verify(audited.topology, audited.store)
+    assert report.states[1].difference_count > 0
+    assert report.states[2].difference_count == 0
+
+
+def test_without_the_record_of_batches_the_offsets_are_enough(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.verify.read_history", lambda store, topology_id: [])
+    monkeypatch.setattr("framework.verify.RECORDS_PER_BATCH", 100)
+    report = verify(audited.topology, audited.store)
+    assert report.right
+    assert not report.recorded_batches
+    audited.sql("UPDATE words SET count = 0 WHERE word = 'w3'")
+    assert verify(audited.topology, audited.store).states[0].difference_count == 1
+
+
+def test_partitions_that_came_later_are_read_from_where_they_began(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited.spout.add_partition("9", [["late", 5]] * 70)
+    audited.run()
+    monkeypatch.setattr("framework.verify.read_history", lambda store, topology_id: [])
+    report = verify(audited.topology, audited.store)
+    assert report.right
+    assert report.states[1].compared == 970
+
+
+def test_input_that_is_gone_is_unverifiable_never_right(audited: Audited) -> None:
+    audited.spout.expire("1", 50)
+    with pytest.raises(Unverifiable, match="the source has lost what the sinks were made of"):
+        verify(audited.topology, audited.store)
+
+
+def test_what_was_read_before_positions_were_reset_is_unverifiable_without_a_record(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reset_positions(audited.topology, audited.store)
+    audited.run()
+    assert verify(audited.topology, audited.store).right  # the record holds both readings
+    monkeypatch.setattr("framework.verify.read_history", lambda store, topology_id: [])
+    with pytest.raises(Unverifiable, match="its positions were reset, or first recorded, at transaction"):
+        verify(audited.topology, audited.store)
+
+
+def test_a_topology_that_runs_meanwhile_is_followed(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, {0: [["w0", 0]]})
+    done = threading.Event()
+
+    def feed() -> None:
+        number = 0
+        while not done.wait(0.002):
+            number += 1
+            audited.spout.append("0", [f"w{number % 5}", number])
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        with submit(audited.topology, store=audited.store, executor="local") as run:
+            run.wait_for_commit(5, 60)
+            for _ in range(3):
+                report = verify(audited.topology, audited.store)
+                assert report.right, report.lines()
+                assert report.txid >= 5
+    finally:
+        done.set()
+        feeder.join()
+
+
+def test_nothing_of_the_topology_is_written(audited: Audited) -> None:
+    def everything() -> Any:
+        files = Counter(str(path) for path in audited.folder.rglob("*.parquet"))
+        with sqlite3.connect(audited.folder / "x.db") as connection:
+            return (
+                files,
+                list(connection.execute("SELECT * FROM words")),
+                list(connection.execute("SELECT * FROM _ratchet_headers")),
+            )
+
+    before = everything()
+    verify(audited.topology, audited.store)
+    assert everything() == before
+
+
+def test_what_writes_elsewhere_is_left_out_and_said(tmp_path: Path) -> None:
+    spout = OpaqueMemoryTransactionalSpout(DATA, FIELDS, 400)
+    builder = TransactionalTopologyBuilder("half", "spout", spout, 2)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    builder.set_committer_bolt("elsewhere", Elsewhere()).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    with pytest.raises(ConfigError, match="has committed no transaction yet"):
+        verify(topology, store)
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    written = len(WRITTEN)
+    report = verify(topology, store)
+    assert report.right
+    assert report.not_verified == ["bolt 'elsewhere': it writes where nothing can be compared"]
+    assert len(WRITTEN) == written > 0
+    only = TransactionalTopologyBuilder("none", "spout", spout, 2)
+    only.set_committer_bolt("elsewhere", Elsewhere()).global_grouping("spout")
+    with pytest.raises(ConfigError, match="no state that could be compared"):
+        verify(only.build(), MemoryStore())
+
+
+def test_a_bolt_that_fails_is_an_error_not_an_answer(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteBackend, "apply", lambda *arguments, **options: 1 / 0)
+    with pytest.raises(RetryableError, match="could not be recomputed.*ZeroDivisionError"):
+        verify(audited.topology, audited.store)
+
+
+# --- from Kafka, by the command line ------------------------------------------------------------------------------
+
+
+def kafka_topology(app: Any) -> Topology:
+    """Named on the command line."""
+    spout = OpaqueKafkaTransactionalSpout(
+        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec("word"), batch_records_max=40
+    )
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
+    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    return builder.build()
+
+
+@pytest.mark.integration
+def test_by_the_command_line_over_kafka(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topics.create(name, 2)
+    for part in range(2):
+        topics.send(topic, [f"w{each % 7}".encode() for each in range(200)], part)
+    settings = {
+        "app.topic": topic,
+        "app.kafka": servers.bootstrap_servers,
+        "app.database": str(tmp_path / "x.db"),
+        "transactional.zookeeper.servers": servers.zookeeper,
+    }
+    topology = kafka_topology(settings)
+    with submit(topology, {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
+        run.wait_until_caught_up(60)
+
+    def command(*more: str) -> subprocess.CompletedProcess[str]:
+        options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        line = [sys.executable, "-m", "framework.verify", "tests.pipeline.test_verify:kafka_topology", *options, *more]
+        return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+
+    right = command("--json")
+    assert right.returncode == 0, right.stderr
+    report = json.loads(right.stdout)
+    assert (report["right"], report["states"][0]["compared"], report["recorded_batches"]) == (True, 7, True)
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("UPDATE words SET count = count - 1 WHERE word = 'w2'")
+    wrong = command()
+    assert wrong.returncode == 1
+    assert "1 differ" in wrong.stdout
+    assert "'w2': the sink has (57,), the source gives (58,)" in wrong.stdout
+    store: CoordinationStore = _store(servers)
+    try:
+        monkeypatch.setattr("framework.verify.read_history", lambda store, topology_id: [])
+        spans = verify(topology, store)
+        assert (spans.recorded_batches, spans.states[0].difference_count) == (False, 1)
+        assert documents_module.committed_txid(store, topology.id) == spans.txid > 0
+    finally:
+        store.close()
+    topics.admin.delete_topics([topic])[topic].result(30)
+    gone = command()
+    assert gone.returncode in (1, 3)
+    assert len(gone.stderr.strip().splitlines()) >= 1
+    assert gone.stdout == ""
+
+
+def _store(servers: EmbeddedServers) -> CoordinationStore:
+    from framework.transactions import ZooKeeperStore
+
+    return ZooKeeperStore(servers.zookeeper, "/ratchet")
