@@ -72,6 +72,10 @@ def main(
     txid: Annotated[
         int | None, typer.Option("--txid", help="With --find-poison: another batch than the one due.")
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="Leave the lead to another driver, and take over when that one is gone."),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
@@ -83,7 +87,7 @@ def main(
         built = load_topology(topology, settings)
         if poison:
             raise typer.Exit(_show_poison(built, settings, txid))
-        run = submit(built, settings, accept_changed_topology=accept_changed, fresh=fresh)
+        run = submit(built, settings, accept_changed_topology=accept_changed, fresh=fresh, standby=standby)
         supervise(run, until_caught_up=until_caught_up, json_lines=as_json)
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)

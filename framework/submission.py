@@ -89,6 +89,7 @@ class Run:
         owned: bool,
         config: Config,
         accept_changed_topology: bool = False,
+        standby: bool = False,
     ) -> None:
         self._topology = topology
         self._executor = executor
@@ -105,6 +106,7 @@ class Run:
                 config.idle_poll_max_ms / 1000,
                 config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
                 accept_changed_topology,
+                standby,
                 config.for_components(),
             ),
         )
@@ -231,6 +233,7 @@ def submit(
     *,
     accept_changed_topology: bool = False,
     fresh: bool = False,
+    standby: bool = False,
 ) -> Run:
     """Start a topology and return its run.
 
@@ -240,7 +243,8 @@ def submit(
     ``accept_changed_topology``: go on from the state of a topology of the same id and another shape; the difference is
     logged. A state that is new to the topology begins empty at the next txid. ``fresh``: forget where the source was read,
     so that it is read from where the spout's ``start`` says; txids go on rising and the states stay as they are, so records
-    that are read again count again.
+    that are read again count again. ``standby``: make everything ready, leave the lead to another driver, and take over when
+    that one is gone; without it a driver leads when nobody else does.
 
     Raises ``ConfigError`` or ``TopologyError`` before anything has started.
     """
@@ -266,7 +270,7 @@ def submit(
         if owned:
             store.close()
         raise
-    return Run(topology, runner, store, owned, checked, accept_changed_topology)
+    return Run(topology, runner, store, owned, checked, accept_changed_topology, standby)
 
 
 def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:

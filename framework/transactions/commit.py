@@ -216,6 +216,12 @@ class CommitPhase:
                 raise InvariantViolation(
                     f"{self._states[index].location} is done with {current.done}, {attempt} would follow"
                 )
+            if current.done < attempt.txid - 1:
+                raise ConfigError(
+                    f"{self._states[index].location} holds transactions up to {current.done} only, and {attempt.txid} was to be "
+                    "committed: it was restored from a backup, or lost what was not yet on disk; restore all that it held, or "
+                    "start anew with `python -m framework.reset --everything`"
+                )
             if current.open is not None and (current.open.txid, current.open.attempt_id) > (
                 attempt.txid,
                 attempt.attempt_id,

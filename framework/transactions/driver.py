@@ -23,6 +23,9 @@ from framework.transactions.term import DriverSettings, DriverStatus, Term
 
 _log = structlog.get_logger()
 
+#: How often a standby driver looks whether another one leads.
+_POLL_S = 0.1
+
 
 class Driver:
     """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from other threads."""
@@ -35,6 +38,7 @@ class Driver:
         self._store = store
         self._settings = settings
         self._stop_requested = threading.Event()
+        self._stood_by = False
         self._changed = threading.Condition()
         self._status = DriverStatus()
         self._term: Term | None = None
@@ -110,6 +114,8 @@ class Driver:
         identity = f"{socket.gethostname()}:{os.getpid()}"
         leadership: Leadership | None = None
         announced = False
+        if self._settings.standby and not self._stood_by:
+            self._await_leader()
         while leadership is None:
             if self._stop_requested.is_set():
                 return
@@ -131,6 +137,15 @@ class Driver:
             self._term = None
             term.close()
             self.journal.forget_open()
+
+    def _await_leader(self) -> None:
+        """A standby driver lets another one lead first."""
+        self._update(phase="standby")
+        _log.info("driver.standby", topology=self._topology.id, reason="waits for another driver to lead")
+        while not self._store.is_led(self._topology.id):
+            if self._stop_requested.wait(_POLL_S):
+                return
+        self._stood_by = True
 
     def _update(self, **changes: Any) -> None:
         with self._changed:

@@ -85,6 +85,10 @@ class CoordinationStore(ABC):
         """
 
     @abstractmethod
+    def is_led(self, path: str) -> bool:
+        """Whether somebody leads below ``path`` now, or is about to."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice."""
 
@@ -123,6 +127,10 @@ class MemoryStore(CoordinationStore):
             leadership = _MemoryLeadership(self, path, self._epochs[path])
             self._leaders[path] = leadership
             return leadership
+
+    def is_led(self, path: str) -> bool:
+        with self._changed:
+            return path in self._leaders
 
     def depose(self, path: str) -> None:
         """Take leadership away, as an expired session would. For tests."""

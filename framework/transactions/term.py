@@ -72,7 +72,8 @@ ABANDON_AFTER_S = 10.0
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
     """What a driver needs of the configuration. ``empty_batch_every_s``: None, or how often an idle source makes an empty
-    batch. ``accept_changed_topology``: the user's word that a topology may go on from the state of another shape."""
+    batch. ``accept_changed_topology``: the user's word that a topology may go on from the state of another shape.
+    ``standby``: leave the lead to another driver first."""
 
     max_pending: int = 1
     message_timeout_ms: int = 30_000
@@ -80,6 +81,7 @@ class DriverSettings:
     idle_poll_max_s: float = 0.1
     empty_batch_every_s: float | None = None
     accept_changed_topology: bool = False
+    standby: bool = False
     conf: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -155,6 +155,9 @@ class ZooKeeperStore(CoordinationStore):
             raise
         return _ZooKeeperLeadership(self, base, epoch, version, lock, lost_before)
 
+    def is_led(self, path: str) -> bool:
+        return bool(self.children(f"{path}/leader"))
+
     def close(self) -> None:
         self._client.stop()
         self._client.close()

@@ -15,10 +15,14 @@ START_TIMEOUT_S = 90.0
 
 
 class RunProcess:
-    """``python -m framework.run MODULE:TOPOLOGY`` with given settings, started as often as one likes."""
+    """``python -m framework.run MODULE:TOPOLOGY`` with given settings, started as often as one likes. ``module``: another
+    program with the same arguments."""
 
-    def __init__(self, log: Path, topology: str, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, log: Path, topology: str, settings: Mapping[str, object], *, module: str = "framework.run"
+    ) -> None:
         self.log = log
+        self._module = module
         self._topology = topology
         self._settings = settings
         self.process: subprocess.Popen[bytes] | None = None
@@ -28,7 +32,7 @@ class RunProcess:
         with open(self.log, "ab") as log:
             self._from = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "framework.run", self._topology, *settings, *options],
+                [sys.executable, "-m", self._module, self._topology, *settings, *options],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -53,6 +57,11 @@ class RunProcess:
                 raise TimeoutError(f"waited {timeout_s} s in vain; the log ends:\n{self.tail()}")
             time.sleep(0.01)
         return True
+
+    def signal(self, which: signal.Signals) -> None:
+        """Send a signal to the driver alone."""
+        assert self.process is not None
+        os.kill(self.process.pid, which)
 
     def kill(self) -> bool:
         """kill -9 of the driver, and of nothing else; False when it had ended by itself."""

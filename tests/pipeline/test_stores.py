@@ -1,0 +1,183 @@
+"""The stores under real processes: two drivers of which one is paused, and kills at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.topology import Topology
+from framework.transactions import ZooKeeperStore, committed_txid
+from framework.verify import verify
+from integration import EmbeddedServers, ZooKeeperServer
+from integration.process import ServerProcess
+from tests.conftest import Topics
+from tests.pipeline.processes import RunProcess
+from tests.pipeline.stores import PARTITIONS, STORES, Feed, expected, found, server_of, topology, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+#: Kills per store and kind of values; more by RATCHET_SINK_KILLS.
+KILLS = int(os.environ.get("RATCHET_SINK_KILLS", "4"))
+SESSION_S = 2
+
+
+class Job:
+    """The topology on one store, with a ZooKeeper and a store of its own, as processes."""
+
+    def __init__(
+        self, topics: Topics, name: str, store: str, values: str, folder: Path, zookeeper: ZooKeeperServer, address: str
+    ) -> None:
+        topics.create(name, PARTITIONS)
+        self.topics, self.name, self.folder = topics, name, folder
+        self.zookeeper = zookeeper
+        self.settings: dict[str, Any] = {
+            "app.topic": name,
+            "app.kafka": topics.bootstrap_servers,
+            "app.store": store,
+            "app.address": address,
+            "app.values": values,
+            "app.folder": str(folder / "files"),
+            "transactional.zookeeper.servers": zookeeper.address,
+            "transactional.zookeeper.session.timeout.secs": SESSION_S,
+            "topology.max.spout.pending": 3,
+            "topology.max.attempts": 1_000,
+        }
+        self.topology: Topology = topology(self.settings)
+        self.runs: list[RunProcess] = []
+
+    def process(self) -> RunProcess:
+        log = self.folder / f"run-{len(self.runs)}.log"
+        made = RunProcess(log, "tests.pipeline.stores:topology", self.settings, module="tests.pipeline.local_run")
+        self.runs.append(made)
+        return made
+
+    def committed(self) -> int:
+        store = ZooKeeperStore(self.zookeeper.address, "/ratchet")
+        try:
+            return committed_txid(store, self.name)
+        finally:
+            store.close()
+
+    def check(self) -> None:
+        """The oracle, which shares nothing with the framework, and ``verify``."""
+        words, numbers, rows = expected(self.topics.bootstrap_servers, self.name)
+        assert found(self.topology) == (words, numbers, rows)
+        store = ZooKeeperStore(self.zookeeper.address, "/ratchet")
+        try:
+            report = verify(self.topology, store, {})
+        finally:
+            store.close()
+        assert report.right, report.lines()
+        assert report.states[2].compared == rows.total()
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sink(store: str, tmp_path: Path) -> Iterator[tuple[str, ServerProcess | None]]:
+    with server_of(store, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperServer]:
+    server = ZooKeeperServer(tmp_path / "zookeeper")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["opaque", "transactional"])
+def job(
+    request: pytest.FixtureRequest,
+    servers: EmbeddedServers,
+    topics: Topics,
+    name: str,
+    store: str,
+    sink: tuple[str, ServerProcess | None],
+    zookeeper: ZooKeeperServer,
+    tmp_path: Path,
+) -> Iterator[Job]:
+    made = Job(topics, name, store, request.param, tmp_path, zookeeper, sink[0])
+    yield made
+    for each in made.runs:
+        each.end()
+    for state in made.topology.states:
+        state.close()
+
+
+@pytest.mark.behaviour("3.3")
+@pytest.mark.parametrize("job", ["opaque"], indirect=True)
+def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:
+    """SIGSTOP beyond its session, in mid-run; a standby driver takes over; then SIGCONT."""
+    first, second = job.process(), job.process()
+    second.start("--standby")
+    second.wait_for(lambda: second.said("waits for another driver to lead"))
+    with Feed(job.topics.bootstrap_servers, job.name, pause_s=0.01):
+        first.start()
+        wait_for(lambda: job.committed() >= 5)
+        first.signal(signal.SIGSTOP)
+        held = job.committed()
+        second.wait_for(lambda: second.said("driver.leads"))
+        wait_for(lambda: job.committed() >= held + 5)
+        before = [state.read_header().epoch for state in job.topology.states]
+        first.signal(signal.SIGCONT)
+        first.wait_for(lambda: first.said("driver.stepped_down"))
+        wait_for(lambda: job.committed() >= held + 10)
+        assert [state.read_header().epoch for state in job.topology.states] == before
+        assert not second.said("driver.stepped_down")
+    second.signal(signal.SIGTERM)
+    assert second.finish() == 0
+    last = job.process()
+    first.kill()
+    last.start("--until-caught-up")
+    assert last.finish() == 0, last.tail()
+    job.check()
+
+
+@pytest.mark.behaviour("3.1", "3.2")
+def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
+    job: Job, sink: tuple[str, ServerProcess | None], zookeeper: ZooKeeperServer
+) -> None:
+    seed = int(os.environ.get("RATCHET_SINK_SEED", random.randrange(10**6)))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    servers: list[ServerProcess] = [zookeeper, *([sink[1]] if sink[1] is not None else [])]
+    run = job.process()
+    run.start()
+    done = 0
+    with Feed(job.topics.bootstrap_servers, job.name):
+        wait_for(lambda: job.committed() >= 2)
+        while done < KILLS:
+            time.sleep(chance.uniform(0.1, 2.0))
+            victim: RunProcess | ServerProcess = chance.choice([run, run, *servers])
+            if isinstance(victim, RunProcess):
+                assert victim.kill(), f"the driver had ended by itself:\n{victim.tail()}"
+                victim.start()
+                if chance.random() < 0.7:
+                    job_committed = _committed(job)
+                    wait_for(lambda before=job_committed: _committed(job) > before, 90)  # type: ignore[misc]
+            else:
+                victim.kill()
+                time.sleep(chance.uniform(0, 1.0))
+                victim.start()
+            done += 1
+    assert run.process is not None
+    if run.process.poll() is None:
+        run.kill()
+    run.start("--until-caught-up")
+    assert run.finish() == 0, run.tail()
+    job.check()
+
+
+def _committed(job: Job) -> int:
+    return int(job.committed())
