@@ -540,7 +540,7 @@ class RedisBackend(MapBackend):
                 raise ConfigError(f"{self.location}: a key is of another type: {text}; use another name") from error
             if "READONLY" in text:
                 raise ConfigError(f"{self.location} is a replica; give the address of the primary") from error
-            if "NOPERM" in text or "permission" in text or "NOAUTH" in text:
+            if any(sign in text for sign in ("NOPERM", "permission", "NOAUTH", "can't run this command")):
                 raise ConfigError(f"{self.location}: {text}; check the user's rights") from error
             raise RetryableError(f"{self.location}: {text}") from error
         except redis.exceptions.RedisError as error:

@@ -1,0 +1,224 @@
+"""What is PostgreSQL's own: rights, sql_txns that hang, answers that get lost, columns that any client reads."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from framework import Fields, TransactionAttempt
+from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, CorruptStateError, RetryableError
+from framework.topology import Header, OpenCommit
+from integration import PostgresServer
+from sinks import Max, Min, OpaqueMapState, PostgresBackend
+from sinks import postgres as postgres_module
+
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
+KEY, VALUE = Fields(word=str), Fields(n=int)
+
+
+@pytest.fixture
+def table() -> str:
+    return f"t_{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def admin(postgres: PostgresServer) -> Iterator[Any]:
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
+    """A user with a schema of its own and nothing else: (name, dsn)."""
+    name = f"u_{uuid.uuid4().hex[:10]}"
+    admin.execute(f"CREATE ROLE {name} LOGIN")
+    admin.execute(f"CREATE SCHEMA {name}")
+    admin.execute(f"GRANT USAGE ON SCHEMA {name} TO {name}")
+    yield name, postgres.dsn.replace("ratchet@", f"{name}@")
+    admin.execute(f"DROP SCHEMA {name} CASCADE")
+    admin.execute(f"REVOKE ALL ON DATABASE ratchet FROM {name}")
+    admin.execute(f"DROP ROLE {name}")
+
+
+def put(state: OpaqueMapState, txid: int, **values: object) -> None:
+    attempt = TransactionAttempt(txid, 1)
+    state.begin_commit(attempt)
+    state.multi_put(list(values), list(values.values()))
+    state.commit(attempt)
+
+
+def test_rows_are_real_columns_that_any_client_reads(postgres: PostgresServer, admin: Any, table: str) -> None:
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
+    put(state, 1, dog=2)
+    put(state, 2, dog=5)
+    row = admin.execute(f"SELECT word, n, _prev_n, _txid, _deleted FROM {table}").fetchone()
+    assert row == ("dog", 5, 2, 2, 0)
+
+
+def test_another_table_of_that_name_is_refused_with_the_statements_that_mend_it(
+    postgres: PostgresServer, admin: Any, table: str
+) -> None:
+    admin.execute(f"CREATE TABLE {table} (word text PRIMARY KEY, n integer)")
+    with pytest.raises(ConfigError, match=r"missing: n bigint, _prev_n bigint.*not expected: n integer.*CREATE TABLE"):
+        PostgresBackend(postgres.dsn, table, KEY, VALUE).prepare("topology")
+    backend = PostgresBackend(postgres.dsn, f"{table}_wide", KEY, VALUE)
+    backend.prepare("topology")
+    wider = PostgresBackend(postgres.dsn, f"{table}_wide", KEY, Fields(n=int, more=str))
+    with pytest.raises(ConfigError) as refused:
+        wider.prepare("topology")
+    mend = str(refused.value).split("or add them: ")[1]
+    admin.execute(mend)
+    assert wider.prepare("topology") == backend.read_header()
+
+
+def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: Any, table: str) -> None:
+    """One after the other is granted, and each message names the next one."""
+    name, dsn = user
+    backend = PostgresBackend(dsn, table, KEY, VALUE, schema=name)
+    admin.execute("REVOKE TEMPORARY ON DATABASE ratchet FROM PUBLIC")
+    try:
+        with pytest.raises(ConfigError, match=f"'{name}' may not do what is needed: grant TEMPORARY on the database"):
+            backend.prepare("topology")
+        admin.execute(f"GRANT TEMPORARY ON DATABASE ratchet TO {name}")
+        with pytest.raises(ConfigError, match="grant CREATE on the schema"):
+            backend.prepare("topology")
+        admin.execute(f"GRANT CREATE ON SCHEMA {name} TO {name}")
+        backend.prepare("topology")
+        admin.execute(f"ALTER TABLE {name}.{table} OWNER TO ratchet")
+        admin.execute(f"GRANT SELECT, INSERT, UPDATE ON {name}.{table} TO {name}")
+        with pytest.raises(ConfigError, match=f"grant DELETE on table {table}"):
+            backend.prepare("topology")
+        admin.execute(f"GRANT DELETE ON {name}.{table} TO {name}")
+        backend.prepare("topology")
+        admin.execute(f"ALTER ROLE {name} SET default_transaction_read_only = on")
+        backend.close()
+        with pytest.raises(ConfigError, match="read-only"):
+            backend.prepare("topology")
+    finally:
+        admin.execute("GRANT TEMPORARY ON DATABASE ratchet TO PUBLIC")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "words"),
+    [
+        ("postgresql://nobody@{address}/ratchet", "role .nobody. does not exist"),
+        ("postgresql://ratchet@{address}/elsewhere", "database .elsewhere. does not exist"),
+    ],
+)
+def test_who_is_not_let_in_is_told_so(postgres: PostgresServer, table: str, dsn: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PostgresBackend(dsn.format(address=postgres.address), table, KEY, VALUE).prepare("topology")
+
+
+def test_a_wrong_password_is_no_secret_in_any_message(postgres: PostgresServer, admin: Any, table: str) -> None:
+    backend = PostgresBackend("postgresql://ratchet:s3cret-canary@127.0.0.1:1/ratchet", table, KEY, VALUE)
+    with pytest.raises(RetryableError) as failed:
+        backend.prepare("topology")
+    with pytest.raises(ConfigError) as unparsed:
+        PostgresBackend("postgresql://ratchet:s3cret-canary@[half/ratchet", table)
+    for text in (str(failed.value), repr(backend), backend.location, str(unparsed.value)):
+        assert "canary" not in text
+
+
+def test_an_address_takes_secrets_from_the_environment(
+    postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"refers to \$\{NOT_SET\}"):
+        PostgresBackend("postgresql://ratchet:${NOT_SET}@localhost/ratchet", table)
+    monkeypatch.setenv("PORT_OF_IT", str(postgres.port))
+    backend = PostgresBackend("postgresql://ratchet@127.0.0.1:${PORT_OF_IT}/ratchet", table, KEY, VALUE)
+    assert backend.prepare("topology").done == 0
+
+
+def test_a_sql_txn_that_hangs_gives_the_header_free(
+    postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C1: a writer that is paused inside its sql_txn does not hold up its successor for good, and writes nothing after."""
+    monkeypatch.setattr(postgres_module, "IDLE_TIMEOUT_MS", 300)
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    backend.close()  # connections that were made with another timeout
+    header = backend.prepare("topology")
+    opened = header.opened(1, OpenCommit(1, 1, "d"))
+    backend.raise_header(header, opened)
+    raised: list[Header] = []
+
+    def successor() -> None:
+        other = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+        other.raise_header(opened, opened.opened(1, OpenCommit(1, 2, "d")))
+        raised.append(other.read_header())
+
+    with pytest.raises(RetryableError), backend._writing() as connection:
+        backend._check_header(connection, opened, backend._keep_header)
+        thread = threading.Thread(target=successor)
+        thread.start()
+        thread.join(20)
+        connection.execute(f"INSERT INTO {table} VALUES ('zombie', 1, NULL, 1, 1, 1, 'z', 0, 0)")
+    assert raised and raised[0].open == OpenCommit(1, 2, "d")
+    assert backend.multi_get([("zombie",)]) == [None]
+
+
+def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
+    postgres: PostgresServer, admin: Any, table: str
+) -> None:
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    header = backend.prepare("topology")
+    with pytest.raises(CommitOutcomeUnknown), backend._writing() as connection:
+        admin.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        time.sleep(0.2)
+    assert backend.read_header() == header
+
+
+def test_rivals_are_retried_not_fatal(
+    postgres: PostgresServer, admin: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 22 of the fault table: a lock that another session holds."""
+    monkeypatch.setattr(postgres_module, "LOCK_TIMEOUT_MS", 200)
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    header = backend.prepare("topology")
+    backend.close()
+    with psycopg.connect(postgres.dsn) as rival:
+        rival.execute("SELECT * FROM _ratchet_headers WHERE state = %s FOR UPDATE", (table,))
+        with pytest.raises(RetryableError, match="lock"):
+            backend.raise_header(header, header.opened(1, OpenCommit(1, 1, "d")))
+    backend.raise_header(header, header.opened(1, OpenCommit(1, 1, "d")))
+
+
+def test_text_with_nul_is_a_bad_record(postgres: PostgresServer, table: str) -> None:
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
+    with pytest.raises(BadRecordError, match="NUL|0x00"):
+        put(state, 1, **{"a\0b": 1})
+
+
+def test_a_table_or_a_header_that_vanished_is_not_started_afresh(
+    postgres: PostgresServer, admin: Any, table: str
+) -> None:
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
+    put(state, 1, dog=2)
+    admin.execute("DELETE FROM _ratchet_headers WHERE state = %s", (table,))
+    with pytest.raises(ConfigError, match="has rows and no header"):
+        state.prepare("topology")
+    with pytest.raises(CorruptStateError, match="header is gone"):
+        state.read_header()
+    other = OpaqueMapState(PostgresBackend(postgres.dsn, f"{table}_b", KEY, VALUE))
+    put(other, 1, dog=2)
+    admin.execute(f"DROP TABLE {table}_b")
+    with pytest.raises(CorruptStateError, match="is gone, but its header says that it holds transactions up to 1"):
+        other.prepare("standalone")
+
+
+def test_least_and_greatest_of_text_go_by_bytes(postgres: PostgresServer, table: str) -> None:
+    """As Arrow folds it, and not as the database's language sorts it."""
+
+    value = Fields(least=str, most=str)
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, value))
+    for txid, text in enumerate(("b", "B", "a", "Z", "ä"), 1):
+        deltas = pa.table({"word": ["x"], "least": [text], "most": [text]})
+        state.apply(TransactionAttempt(txid, 1), deltas, {"least": Min("t"), "most": Max("t")}, want_values=False)
+    assert state.get("x") == ("B", "ä")

@@ -1,0 +1,168 @@
+"""What is Redis's own: servers that would lose rows, keys of others, snapshots of before, documents that any client reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from framework import Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
+from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
+from framework.submission import TopologyFailed
+from framework.transactions import MemoryStore
+from integration import RedisServer
+from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
+KEY, VALUE = Fields(word=str), Fields(n=int)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Servers of this test's own."""
+    started: list[RedisServer] = []
+
+    def start(**settings: str) -> RedisServer:
+        server = RedisServer(
+            tmp_path / f"redis-{len(started)}", settings={k.replace("_", "-"): v for k, v in settings.items()}
+        )
+        server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Any]:
+    with redis.Redis.from_url(redis_server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def name() -> str:
+    return f"s-{uuid.uuid4().hex[:10]}"
+
+
+def put(state: OpaqueMapState, txid: int, **values: object) -> None:
+    attempt = TransactionAttempt(txid, 1)
+    state.begin_commit(attempt)
+    state.multi_put(list(values), list(values.values()))
+    state.commit(attempt)
+
+
+def test_rows_are_documents_that_any_client_reads(redis_server: RedisServer, client: Any, name: str) -> None:
+    state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
+    put(state, 1, dog=2)
+    put(state, 2, dog=5)
+    assert json.loads(client.hget(f"{{{name}}}", "dog")) == {"s": [2, 0, 1], "w": "standalone", "v": [5], "p": [2]}
+
+
+def test_a_server_that_may_evict_is_refused_at_start(own: Callable[..., RedisServer], name: str) -> None:
+    """Row 24 of the fault table."""
+    server = own(maxmemory="100mb", maxmemory_policy="allkeys-lru")
+    with pytest.raises(ConfigError, match=r"evicts keys \(allkeys-lru\) beyond 104857600 bytes.*noeviction"):
+        RedisBackend(server.url, name, KEY, VALUE).prepare("topology")
+
+
+def test_a_replica_is_refused(own: Callable[..., RedisServer], redis_server: RedisServer, name: str) -> None:
+    server = own(replicaof=f"127.0.0.1 {redis_server.port}")
+    with pytest.raises(ConfigError, match="is a replica; give the address of the primary"):
+        RedisBackend(server.url, name, KEY, VALUE).prepare("topology")
+
+
+def test_users_and_their_rights_are_probed_before_the_first_batch(
+    redis_server: RedisServer, client: Any, name: str
+) -> None:
+    client.execute_command("ACL", "SETUSER", name, "on", ">pass", "~*", "+@all", "-rpush")
+    try:
+        address = redis_server.url.replace("//", f"//{name}:{{}}@")
+        with pytest.raises(ConfigError) as wrong:
+            RedisBackend(address.format("s3cret-canary"), name, KEY, VALUE).prepare("topology")
+        assert "canary" not in str(wrong.value)
+        with pytest.raises(ConfigError, match="can.t run this command.*check the user.s rights"):
+            RedisBackend(address.format("pass"), name, KEY, VALUE).prepare("topology")
+        client.execute_command("ACL", "SETUSER", name, "+rpush")
+        RedisBackend(address.format("pass"), name, KEY, VALUE).prepare("topology")
+    finally:
+        client.execute_command("ACL", "DELUSER", name)
+
+
+def test_keys_of_others_and_other_columns_are_refused(redis_server: RedisServer, client: Any, name: str) -> None:
+    client.set(f"{{{name}}}", "mine")
+    with pytest.raises(ConfigError, match="is a string, not a hash: somebody else's"):
+        RedisBackend(redis_server.url, name, KEY, VALUE).prepare("topology")
+    client.delete(f"{{{name}}}")
+    client.hset(f"{{{name}}}", "dog", "5")
+    with pytest.raises(ConfigError, match="has rows and no header"):
+        RedisBackend(redis_server.url, name, KEY, VALUE).prepare("topology")
+    client.delete(f"{{{name}}}")
+    RedisBackend(redis_server.url, name, KEY, VALUE).prepare("topology")
+    with pytest.raises(ConfigError, match=r"other columns.*n.*int64.*n.*double"):
+        RedisBackend(redis_server.url, name, KEY, Fields(n=float)).prepare("topology")
+
+
+def test_what_somebody_wrote_by_hand_is_named(redis_server: RedisServer, client: Any, name: str) -> None:
+    state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
+    put(state, 1, dog=2)
+    client.hset(f"{{{name}}}", "dog", "5")
+    with pytest.raises(CorruptStateError, match="key 'dog': not a row"):
+        state.get("dog")
+    client.set(f"{{{name}}}:header", "5")
+    with pytest.raises(CorruptStateError, match="is not a header"):
+        state.read_header()
+
+
+def test_names_are_allow_listed_and_addresses_checked(redis_server: RedisServer) -> None:
+    for bad in ("", "a b", "{x}", "x" * 200, "a\0"):
+        with pytest.raises(TopologyError, match="is not usable"):
+            RedisBackend(redis_server.url, bad)
+    with pytest.raises(ConfigError, match="does not parse"):
+        RedisBackend("http://localhost", "x")
+
+
+def test_a_server_that_is_away_is_retried(name: str) -> None:
+    with pytest.raises(RetryableError):
+        RedisBackend("redis://127.0.0.1:1/0", name, KEY, VALUE).prepare("topology")
+
+
+def test_a_server_restored_to_an_older_snapshot_stops_the_topology(
+    own: Callable[..., RedisServer], tmp_path: Path, name: str
+) -> None:
+    """Row 23 of the fault table: in mid-run, and at the next start."""
+    server = own()
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 5}, Fields(word=str), 1)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    state = OpaqueMapState(RedisBackend(server.url, name))
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    run = submit(topology, store=store, executor="local")
+    run.wait_until_caught_up(60)
+    server.stop()
+    shutil.copytree(server.folder / "data", tmp_path / "older")
+    server.start()
+    for _ in range(5):
+        spout.append("0", ["a"])
+    run.wait_until_caught_up(60)
+    server.stop()
+    shutil.rmtree(server.folder / "data")
+    shutil.copytree(tmp_path / "older", server.folder / "data")
+    server.start()
+    spout.append("0", ["a"])
+    with pytest.raises(TopologyFailed, match="holds transactions up to 5 only, and 11 was to be committed"):
+        run.wait_until_caught_up(60)
+    run.stop()
+    assert state.get("a") == 5
+    again = submit(topology, store=store, executor="local")
+    with pytest.raises(ConfigError, match=r"holds transactions up to 5.*11 is next.*the sink is behind"):
+        again.wait_until_caught_up(60)
+    again.stop()
