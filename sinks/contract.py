@@ -193,6 +193,8 @@ class BackendContract:
 
     #: Types that the store cannot hold: declaring them must raise ``TopologyError``.
     cannot_hold: Sequence[pa.DataType] = ()
+    #: Bytes of the longest text that a key may have; a longer one must raise ``BadRecordError``.
+    longest_key: int = 1_000_000
 
     @pytest.fixture
     def backend(self) -> Iterator[MapBackend]:
@@ -673,6 +675,8 @@ class BackendContract:
         for name, (kind, values) in EVERY_TYPE.items():
             if kind in self.cannot_hold:
                 continue
+            if isinstance(values[0], str):
+                values = [each for each in values if len(each.encode()) <= self.longest_key]
             backend = self._made(Fields.of({name: kind}), VALUE)
             state = OpaqueMapState(backend)
             state.prepare("topology")
@@ -685,6 +689,21 @@ class BackendContract:
                 (i,) for i in range(len(values))
             ]
             backend.close()
+
+    def test_a_key_that_is_too_long_is_refused(self, backend: MapBackend) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        granted = open_attempt(state, 1, 1)
+        state.begin_commit(granted)
+        long = "".join(chr(97 + each * 7919 % 26) for each in range(min(self.longest_key, 1_000) + 1))
+        if self.longest_key > 1_000:
+            state.multi_put([long], [1])
+            state.commit(granted)
+            assert state.get(long) == 1
+            return
+        with pytest.raises(BadRecordError, match="longer than"):
+            state.multi_put([long], [1])
+            state.commit(granted)
 
     def test_what_cannot_be_held_is_refused_when_it_is_declared(self) -> None:
         if issubclass(type(self._made(KEY, VALUE)), _untyped()):

@@ -1,4 +1,4 @@
-"""Every line of the behaviour document's first two sections is held by a test that says so."""
+"""Every line of the behaviour document's first three sections is held by a test that says so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 MARK = re.compile(r"pytest\.mark\.behaviour\(([^)]*)\)")
 TRANSACTIONAL = {f"1.{number}" for number in range(1, 16)}
+SINKS = {f"3.{number}" for number in range(1, 8)}
 KAFKA = {f"2.{number}" for number in range(1, 14)}
 
 
@@ -24,3 +25,7 @@ def test_every_line_of_transactional_topologies_has_a_test() -> None:
 
 def test_every_line_of_kafka_spouts_has_a_test() -> None:
     assert sorted(KAFKA - named()) == []
+
+
+def test_every_line_of_sinks_has_a_test() -> None:
+    assert sorted(SINKS - named()) == []

@@ -1,14 +1,16 @@
 """The documents: their code builds, their links lead somewhere."""
 
 import re
+import sqlite3
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from framework import Config, Topology
+from framework import Config, Fields, Topology, TransactionAttempt
 from framework.config import flatten
 from framework.kafka_clients import KafkaSettings
+from sinks import OpaqueMapState, SqliteBackend
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,6 +46,22 @@ def test_what_is_shown_of_reading_kafka_runs(tmp_path: Path, monkeypatch: pytest
     conf = Config.load(tmp_path / "kafka.toml").for_components()
     KafkaSettings(None, None).with_conf(conf)
     assert conf["kafka.sasl.password"].get_secret_value() == "secret"
+
+
+def test_what_is_shown_of_sinks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code in blocks("python", "docs/sinks.md"):
+        exec(code, {"__name__": "shown"})
+    (sql,) = blocks("sql", "docs/sinks.md")
+    backend = SqliteBackend("shop.db", "totals", Fields(customer=str), Fields(orders=int))
+    state = OpaqueMapState(backend)
+    for txid, orders in ((1, {"ann": 1, "bob": 2}), (2, {"ann": 5, "eve": 3})):
+        state.begin_commit(TransactionAttempt(txid, 1))
+        state.multi_put(list(orders), list(orders.values()))
+        state.commit(TransactionAttempt(txid, 1))
+    with sqlite3.connect("shop.db") as connection:
+        assert dict(connection.execute(sql, {"t": 1})) == {"ann": 1, "bob": 2}
+        assert dict(connection.execute(sql, {"t": 2})) == {"ann": 5, "bob": 2, "eve": 3}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from examples.lmdb_backend import LmdbBackend
 from framework import Fields
 from integration import PostgresServer, RedisServer
 from sinks import MapBackend, MemoryBackend, PostgresBackend, RedisBackend, SqliteBackend
@@ -31,6 +32,20 @@ class TestSqliteBackend(BackendContract):
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return SqliteBackend(self.path, name, key, value)
+
+
+@pytest.mark.behaviour("3.6")
+class TestLmdbBackend(BackendContract):
+    """A backend that is none of ours, by the suite that its author runs."""
+
+    longest_key = 505
+
+    @pytest.fixture(autouse=True)
+    def folder_of_files(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return LmdbBackend(self.folder / name, key, value)
 
 
 @pytest.mark.integration
