@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -10,10 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from framework import Fields
-from framework.errors import BadRecordError
+from framework.errors import BadRecordError, TopologyError
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
-from sinks import Count, Max, MemoryBackend, Min, OpaqueMapState, StateCommitter, Sum
+from sinks import (
+    ApproxDistinct,
+    Count,
+    First,
+    Last,
+    Max,
+    Mean,
+    MemoryBackend,
+    Min,
+    OpaqueMapState,
+    Reduce,
+    StateCommitter,
+    Sum,
+)
 from sinks.committer import _Fold
 
 AGGREGATES = {
@@ -108,3 +122,91 @@ def test_fold_travels_as_one_row_per_key() -> None:
         assert partial is not None
         merged.add(partial)
     assert len(pickle.dumps(merged)) < 10_000
+
+
+def either(one: int, other: int) -> int:
+    return one | other
+
+
+@given(st.lists(rows, max_size=5), st.integers(0, 4))
+def test_aggregates_of_several_columns_and_of_ones_own_fold_in_any_split(
+    parts: list[list[tuple[str, int | None]]], cut: int
+) -> None:
+    def make() -> StateCommitter:
+        aggregates = {
+            "mean": Mean("n"),
+            "first": First("n"),
+            "last": Last("n"),
+            "bits": Reduce("n", function=either),
+            "distinct": ApproxDistinct("n"),
+        }
+        committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates=aggregates)
+        committer.bind("count", [INPUT], 1)
+        committer.prepare({}, None, None, None)  # type: ignore[arg-type]
+        return committer
+
+    merged = make()._prepared()
+    for half in (parts[:cut], parts[cut:]):
+        combiner = make().combiner()
+        for part in half:
+            combiner.add(batch(part))
+        partial = combiner.finish()
+        if partial is not None:
+            merged.add(partial)
+    found = merged.finish()
+    every = [row for part in parts for row in part]
+    held = {row["word"]: row for row in found.to_pylist()} if found is not None else {}
+    assert set(held) == {word for word, _ in every}
+    for word, row in held.items():
+        present = [n for each, n in every if each == word and n is not None]
+        bits = None
+        for n in present:
+            bits = n if bits is None else bits | n
+        assert row["mean"] == (pytest.approx(sum(present) / len(present)) if present else None)
+        assert (row["mean_sum"], row["mean_count"]) == (sum(present) if present else None, len(present))
+        assert (row["first"], row["last"]) == ((present[0], present[-1]) if present else (None, None))
+        assert row["bits"] == bits
+        assert row["distinct"] == len(set(present))
+
+
+def test_a_sum_of_decimals_is_exact_and_never_overflows_in_silence() -> None:
+    source = Input("spout", "default", Fields(word=str, n=pa.decimal128(38, 2)), GlobalGrouping())
+
+    def folded(values: list[Decimal]) -> Decimal:
+        committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"total": Sum("n")})
+        committer.bind("count", [source], 1)
+        combiner = committer.combiner()
+        combiner.add(pa.record_batch({"word": ["a"] * len(values), "n": pa.array(values, pa.decimal128(38, 2))}))
+        made = combiner.finish()
+        assert made is not None
+        total: Decimal = made.column("total")[0].as_py()
+        return total
+
+    assert folded([Decimal("0.10")] * 10 + [Decimal("99999999999999.99")]) == Decimal("100000000000000.99")
+    with pytest.raises(BadRecordError, match="38 digits"):
+        folded([Decimal(9 * 10**35)] * 2)
+
+
+def test_columns_that_would_collide_and_fields_that_do_not_fit_are_refused() -> None:
+    state = OpaqueMapState(MemoryBackend())
+    with pytest.raises(TopologyError, match="'mean' needs a column 'mean_sum', and there is one already"):
+        StateCommitter(state, key=["word"], aggregates={"mean_sum": Sum("n"), "mean": Mean("n")})
+    with pytest.raises(TopologyError, match="ApproxDistinct needs a field"):
+        ApproxDistinct()
+    with pytest.raises(TopologyError, match="needs a function of two values"):
+        Reduce("n")
+    text = Input("spout", "default", Fields(word=str, n=str), GlobalGrouping())
+    with pytest.raises(TopologyError, match=r"Sum\('n'\) needs a number, and the field is string"):
+        StateCommitter(state, key=["word"], aggregates={"mean": Mean("n")}).bind("count", [text], 1)
+
+
+def test_an_estimate_of_many_is_close() -> None:
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"users": ApproxDistinct("n")})
+    committer.bind("count", [INPUT], 1)
+    combiner = committer.combiner()
+    for start in range(0, 60_000, 10_000):
+        combiner.add(batch([("a", each % 50_000) for each in range(start, start + 10_000)]))
+    made = combiner.finish()
+    assert made is not None
+    assert made.column("users")[0].as_py() == pytest.approx(50_000, rel=0.08)
+    assert len(made.column("users_sketch")[0].as_py()) <= 4_200
