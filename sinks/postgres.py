@@ -56,7 +56,6 @@ class PostgresDialect(Dialect):
     text = "text"
     mark = "%s"
     temporary = "pg_temp."
-    row_order = "ctid"
     temporary_options = " ON COMMIT DELETE ROWS"
     least = "LEAST"
     greatest = "GREATEST"
@@ -308,14 +307,15 @@ class PostgresBackend(SqlBackend):
             f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))", columns
         )
 
-    def _stage(self, connection: Any, deltas: pa.Table) -> None:
-        if deltas.num_rows == 0:
-            return
-        text = io.BytesIO()
-        table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
-        pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
-        with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
-            copy.write(text.getbuffer())
+    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool) -> int:
+        if deltas.num_rows:
+            text = io.BytesIO()
+            table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
+            pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
+            with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
+                copy.write(text.getbuffer())
+        changed: int = connection.execute(statement, stamp).rowcount
+        return changed
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         if pa.types.is_duration(declared):

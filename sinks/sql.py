@@ -1,7 +1,7 @@
-"""What the SQL backends have in common: a batch is staged in a temporary table and merged by one ``INSERT .. ON CONFLICT
-DO UPDATE`` statement, in one sql_txn that first compares the header (C1).
+"""What the SQL backends have in common: a batch is merged by ``INSERT .. ON CONFLICT DO UPDATE``, in one sql_txn that first
+compares the header (C1).
 
-A subclass gives connections, a dialect, and the fastest way into the temporary table.
+A subclass gives connections, a dialect, and the fastest way in.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class SqlBackend(MapBackend):
     #: many at a time, and for those who change it.
     _keep_header: ClassVar[str] = ""
     _own_header: ClassVar[str] = ""
+    #: Batches of at least so many rows go by way of a temporary table.
+    _staged_from_rows: ClassVar[int] = 0
     #: Whether NaN comes back from a column of floats.
     _holds_nan: ClassVar[bool] = True
 
@@ -60,8 +62,9 @@ class SqlBackend(MapBackend):
         """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when that has no answer."""
 
     @abstractmethod
-    def _stage(self, connection: Any, deltas: pa.Table) -> None:
-        """Put the deltas into the temporary table, and nothing else into it."""
+    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool) -> int:
+        """Run the statement over all deltas, once when they are to be staged, else for each of them; returns how many rows it
+        changed."""
 
     @abstractmethod
     def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
@@ -254,30 +257,32 @@ class SqlBackend(MapBackend):
         if not shape.mergeable(aggregates):
             raise NotImplementedError
         self._refuse_nan(deltas)
+        staged = deltas.num_rows >= self._staged_from_rows
         statement = shape.upsert(
             aggregates,
             keep_previous=value_type is not ValueType.NON_TRANSACTIONAL,
             skip_same_txid=value_type is ValueType.TRANSACTIONAL,
+            staged=staged,
         )
-        stamp = (header.open.txid, header.epoch, header.open.attempt_id)
+        stamp = Stamp(header.open.txid, header.epoch, header.open.attempt_id)
         with self._writing() as connection:
             self._check_header(connection, header, self._keep_header)
-            self._stage(connection, deltas)
-            changed = connection.execute(statement, (*stamp, writer)).rowcount
-            if changed != deltas.num_rows:
-                self._explain_unchanged(connection, stamp, writer, value_type)
-            if not want_values:
+            changed = self._merge(connection, statement, deltas, (*stamp, writer), staged=staged)
+            if changed == deltas.num_rows and not want_values:
                 return None
-            current = connection.execute(shape.staged_rows()).fetchall()
-        columns = list(zip(*current, strict=True)) if current else [()] * deltas.num_columns
-        return pa.table(
-            {
-                field.name: pa.array(
-                    [None if each is None else self._loaded(each, field.type) for each in column], field.type
-                )
-                for field, column in zip(deltas.schema, columns, strict=True)
-            }
-        )
+            keys: list[Key] = list(zip(*(deltas.column(name).to_pylist() for name in shape.key), strict=True))
+            rows = self._rows_of(connection, keys)
+            if changed != deltas.num_rows:
+                self._explain_unchanged(rows, stamp, writer, value_type)
+        if not want_values:
+            return None
+        nothing = (None,) * len(shape.value)
+        values = [rows[key].value or nothing for key in keys]
+        columns = {name: deltas.column(name) for name in shape.key}
+        for position, name in enumerate(shape.value):
+            kind = deltas.schema.field(name).type
+            columns[name] = pa.chunked_array([pa.array([value[position] for value in values], kind)])
+        return pa.table(columns)
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -300,25 +305,22 @@ class SqlBackend(MapBackend):
                 found.epoch,
             )
 
-    def _explain_unchanged(
-        self, connection: Any, stamp: tuple[int, int, int], writer: str, value_type: ValueType
-    ) -> None:
-        """Some staged keys were not written: skipped by the transactional rule, or refused."""
-        floor = (stamp[0] + 1, 0, 0) if value_type is ValueType.TRANSACTIONAL else stamp
-        row = connection.execute(self.shape.newer_rows(), floor).fetchone()
-        if row is None:
-            if value_type is ValueType.TRANSACTIONAL:
-                return
+    def _explain_unchanged(self, rows: Mapping[Key, Row], stamp: Stamp, writer: str, value_type: ValueType) -> None:
+        """Some keys were not written: skipped by the transactional rule, or refused."""
+        skips = value_type is ValueType.TRANSACTIONAL
+        for key, row in rows.items():
+            if row.stamp == stamp and row.writer not in (writer, "sweep") and not skips:
+                raise InvariantViolation(
+                    f"{self.location}, key {key!r}: written in the same attempt by {row.writer} and by {writer} (C12): one key "
+                    "has one writer; group the input by the key"
+                )
+            if row.stamp.txid > stamp.txid or (row.stamp > stamp and not skips):
+                raise StaleWriterError(
+                    f"{self.location}, key {key!r}: stamp {tuple(row.stamp)}, this writer has {tuple(stamp)}",
+                    row.stamp.epoch,
+                )
+        if not skips:
             raise InvariantViolation(f"{self.location}: rows were not written, and none says why")
-        *key, txid, epoch, attempt, found_writer = row
-        if (txid, epoch, attempt) == stamp:
-            raise InvariantViolation(
-                f"{self.location}, key {tuple(key)!r}: written in the same attempt by {found_writer} and by {writer} (C12): "
-                "one key has one writer; group the input by the key"
-            )
-        raise StaleWriterError(
-            f"{self.location}, key {tuple(key)!r}: stamp ({txid}, {epoch}, {attempt}), this writer has {stamp}", epoch
-        )
 
     def _row(self, row: tuple[Any, ...]) -> tuple[Key, Row]:
         key_fields, value_fields = self.fields

@@ -44,8 +44,6 @@ class Dialect(ABC):
     mark = "?"
     #: What the name of a temporary table begins with.
     temporary = ""
-    #: What numbers the rows of a temporary table in the order of their insertion.
-    row_order = ""
     #: What follows the list of columns of a table, and of a temporary table.
     table_options = ""
     temporary_options = ""
@@ -202,8 +200,11 @@ class TableShape:
         columns = ", ".join(f'"{name}"' for name, _ in self.columns)
         return f'SELECT {columns} FROM "{self.table}"'
 
-    def upsert(self, aggregates: Mapping[str, Aggregate], *, keep_previous: bool, skip_same_txid: bool) -> str:
-        """The one statement that merges the staged deltas. Parameters: txid, epoch, attempt, writer.
+    def upsert(
+        self, aggregates: Mapping[str, Aggregate], *, keep_previous: bool, skip_same_txid: bool, staged: bool
+    ) -> str:
+        """The statement that merges deltas: all that are ``staged``, or one at a time. Parameters: the delta, unless it is
+        staged; then txid, epoch, attempt, writer.
 
         ``skip_same_txid`` is the transactional rule; otherwise, with ``keep_previous``, a row of the same txid starts
         again from its previous value (opaque), and without it every delta is applied. Rows whose stamp is above, or the
@@ -239,10 +240,15 @@ class TableShape:
             allowed = f"{t}._txid < excluded._txid"
         keys = ", ".join(_q(name) for name in self.key)
         names = ", ".join(_q(name) for name in self.value)
-        marks = ", ".join([f"CAST({self.dialect.mark} AS {self.dialect.integer})"] * 3)
+        columns = f"{keys}, {names}, _txid, _epoch, _attempt, _writer, _deleted, _prev_exists"
+        if staged:
+            marks = ", ".join([f"CAST({self.dialect.mark} AS {self.dialect.integer})"] * 3)
+            source = f"SELECT {keys}, {names}, {marks}, {self.dialect.mark}, 0, 0 FROM {self.stage} WHERE true"
+        else:
+            marks = ", ".join([self.dialect.mark] * (len(self.key) + len(self.value) + 4))
+            source = f"VALUES ({marks}, 0, 0)"
         return (
-            f"INSERT INTO {t} ({keys}, {names}, _txid, _epoch, _attempt, _writer, _deleted, _prev_exists) "
-            f"SELECT {keys}, {names}, {marks}, {self.dialect.mark}, 0, 0 FROM {self.stage} WHERE true "
+            f"INSERT INTO {t} ({columns}) {source} "
             f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(assignments)} WHERE {allowed}"
         )
 
@@ -259,27 +265,6 @@ class TableShape:
             function = self.dialect.least if rule == "min" else self.dialect.greatest
             both = f"{function}({self.dialect.compared(old, declared)}, {self.dialect.compared(new, declared)})"
         return f"CASE WHEN ({old}) IS NULL THEN {new} WHEN {new} IS NULL THEN {old} ELSE {both} END"
-
-    def staged_rows(self) -> str:
-        """Keys and values of every staged key, as they are in the table now."""
-        columns = ", ".join(f"t.{_q(name)}" for name in (*self.key, *self.value))
-        return (
-            f'SELECT {columns} FROM {self.stage} s JOIN "{self.table}" t ON {self._staged_match} '
-            f"ORDER BY s.{self.dialect.row_order}"
-        )
-
-    def newer_rows(self) -> str:
-        """One staged key whose row has at least the stamp of the parameters."""
-        keys = ", ".join(f"t.{_q(name)}" for name in self.key)
-        marks = ", ".join([self.dialect.mark] * 3)
-        return (
-            f"SELECT {keys}, t._txid, t._epoch, t._attempt, t._writer FROM {self.stage} s "
-            f'JOIN "{self.table}" t ON {self._staged_match} WHERE (t._txid, t._epoch, t._attempt) >= ({marks}) LIMIT 1'
-        )
-
-    @property
-    def _staged_match(self) -> str:
-        return " AND ".join(f"t.{_q(name)} = s.{_q(name)}" for name in self.key)
 
     def insert_row(self) -> str:
         """One row, unless there is one of its key. Parameters: every column."""

@@ -7,6 +7,7 @@ where there is a zone), durations as integers in their unit, decimals as text.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import threading
@@ -46,7 +47,6 @@ class SqliteDialect(Dialect):
     integer = "INTEGER"
     text = "TEXT"
     temporary = "temp."
-    row_order = "rowid"
     table_options = " STRICT, WITHOUT ROWID"
     least = "min"
     greatest = "max"
@@ -121,6 +121,7 @@ class SqliteBackend(SqlBackend):
 
     dialect = SqliteDialect()
     reach = Reach.HOST
+    _staged_from_rows = 100  # below, the temporary table costs more than it saves
     _holds_nan = False
 
     def __init__(
@@ -154,11 +155,18 @@ class SqliteBackend(SqlBackend):
             query = f"{self.shape.select()} WHERE ({names}) IN (VALUES {', '.join([one] * len(part))})"
             yield from connection.execute(query, [item for key in part for item in key])
 
-    def _stage(self, connection: sqlite3.Connection, deltas: pa.Table) -> None:
+    def _merge(
+        self, connection: sqlite3.Connection, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool
+    ) -> int:
+        columns = [self._stored_column(column) for column in deltas.columns]
+        if not staged:
+            same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
+            return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
+        connection.execute(self.shape.stage_ddl())
         connection.execute(f"DELETE FROM {self.shape.stage}")
         marks = ", ".join("?" * deltas.num_columns)
-        columns = [self._stored_column(column) for column in deltas.columns]
         connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
+        return connection.execute(statement, stamp).rowcount
 
     def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
         values: list[Any] = column.to_pylist()
@@ -183,8 +191,6 @@ class SqliteBackend(SqlBackend):
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One sql_txn, with errors named by what to do about them."""
         with self._reading() as connection:
-            if self._shape is not None:
-                connection.execute(self._shape.stage_ddl())
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ PAGE_KEYS = 5_000
 #: How often rows are read again that change while they are read.
 HOLD_TRIES = 1_000
 Updater = Callable[[Any], Any]
+#: The incarnation of each state that this process has written to: location -> incarnation.
+_incarnations: dict[str, str] = {}
 
 
 class _Commit:
@@ -87,6 +90,7 @@ class MapState(FencedState):
             return
         header = self.backend.read_header()
         check_granted(header, attempt, self.location)
+        _incarnations[self.location] = header.incarnation
         self._commit = _Commit(attempt, header, fence)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
@@ -152,18 +156,41 @@ class MapState(FencedState):
     ) -> pa.Table | None:
         """Merge deltas (key columns, each key once, then one column per aggregate) and commit, all in one. Returns keys
         and new values when they are wanted."""
+        guess = self._guessed_header(attempt)
+        if guess is not None:
+            with suppress(StaleWriterError, NotImplementedError):  # the header was read, and is another one: ask
+                return self._apply_under(guess, attempt, deltas, aggregates, want_values=want_values)
         self.begin_commit(attempt)
         commit = self._begun()
         try:
-            result = self.backend.apply(
-                commit.header, commit.writer, self.value_type, deltas, aggregates, want_values=want_values
-            )
+            result = self._apply_under(commit.header, attempt, deltas, aggregates, want_values=want_values)
         except NotImplementedError:
             return self._merge_here(attempt, deltas, aggregates)
         self._commit = None
         if commit.standalone:
             self._finish_standalone(commit)
         return result
+
+    def _apply_under(
+        self,
+        header: Header,
+        attempt: TransactionAttempt,
+        deltas: pa.Table,
+        aggregates: Mapping[str, Aggregate],
+        *,
+        want_values: bool,
+    ) -> pa.Table | None:
+        writer = attempt.fence.writer if attempt.fence is not None else STANDALONE
+        return self.backend.apply(header, writer, self.value_type, deltas, aggregates, want_values=want_values)
+
+    def _guessed_header(self, attempt: TransactionAttempt) -> Header | None:
+        """What the header is, if this attempt is current and no replay: it saves asking, since the write compares it."""
+        fence = attempt.fence
+        known = _incarnations.get(self.location)
+        if fence is None or known is None:
+            return None
+        opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
+        return Header(fence.topology_id, known, fence.epoch, opened, attempt.txid - 1)
 
     # --- for readers -----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,14 @@ class Setup:
         builder.set_bolt("count", committer, parallelism).fields_grouping("spout", Fields("word"))
         return builder.build()
 
-    def start(self, topology: Topology | None = None, *, accept_changed_topology: bool = False, **config: Any) -> Run:
+    def start(
+        self,
+        topology: Topology | None = None,
+        *,
+        accept_changed_topology: bool = False,
+        standby: bool = False,
+        **config: Any,
+    ) -> Run:
         built = topology or self.topology()
         executor = self.wrap(LocalExecutor(plan_execution(built), {}))
         return submit(
@@ -53,6 +61,7 @@ class Setup:
             store=self.store,
             executor=executor,
             accept_changed_topology=accept_changed_topology,
+            standby=standby,
         )
 
     def run_all(self) -> None:
@@ -294,6 +303,23 @@ def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None
     assert second.status().epoch == 2
     second.stop()
     assert setup.counts() == {**EXACT, "w1": 11, "w2": 11}
+
+
+def test_a_standby_driver_leaves_the_lead_to_another_one_first(setup: Setup) -> None:
+    second = setup.start(standby=True)
+    with pytest.raises(TimeoutError, match="standby"):
+        second.wait_for_commit(1, 1)
+    assert not setup.path.exists()
+    first = setup.start()
+    first.wait_until_caught_up(20)
+    assert second.status().phase == "standby"
+    time.sleep(0.5)  # it looks ten times a second
+    first.stop()
+    setup.spout.append(0, [["w2"]])
+    second.wait_until_caught_up(20)
+    assert second.status().epoch == 2
+    second.stop()
+    assert setup.counts() == {**EXACT, "w2": 11}
 
 
 # --- what a failed attempt leaves behind ---------------------------------------------------------------------------
