@@ -87,15 +87,18 @@ class PlainPostgres(Plain):
         )
 
     def upsert(self, table: pa.Table) -> None:
+        rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        merge = "DO UPDATE SET count = t.count + excluded.count, total = t.total + excluded.total"
         with self._connection.transaction(), self._connection.cursor() as cursor:
+            if len(rows) < 20:  # COPY pays from about there
+                insert = f"INSERT INTO {self._table} AS t VALUES (%s, %s, %s) ON CONFLICT (word) {merge}"
+                cursor.executemany(insert, rows)
+                return
             with cursor.copy("COPY staged FROM STDIN (FORMAT binary)") as copy:
                 copy.set_types(["text", "int8", "int8"])
-                for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                for row in rows:
                     copy.write_row(row)
-            cursor.execute(
-                f"INSERT INTO {self._table} AS t SELECT * FROM staged ON CONFLICT (word) DO UPDATE SET "
-                "count = t.count + excluded.count, total = t.total + excluded.total"
-            )
+            cursor.execute(f"INSERT INTO {self._table} AS t SELECT * FROM staged ON CONFLICT (word) {merge}")
 
     def total(self) -> int:
         row = self._connection.execute(f"SELECT sum(count) FROM {self._table}").fetchone()

@@ -170,6 +170,7 @@ class PostgresBackend(SqlBackend):
     reach = Reach.NETWORK
     _keep_header = " FOR SHARE"
     _own_header = " FOR UPDATE"
+    _staged_from_rows = 20  # below, COPY costs more than it saves
 
     def __init__(
         self,
@@ -308,14 +309,20 @@ class PostgresBackend(SqlBackend):
         )
 
     def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool) -> int:
-        if deltas.num_rows:
-            text = io.BytesIO()
-            table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
-            pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
-            with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
-                copy.write(text.getbuffer())
-        changed: int = connection.execute(statement, stamp).rowcount
-        return changed
+        cursor = connection.cursor()
+        if not staged:
+            columns = [
+                [None if value is None else self._stored(value, column.type) for value in column.to_pylist()]
+                for column in deltas.columns
+            ]
+            cursor.executemany(statement, [(*row, *stamp) for row in zip(*columns, strict=True)])
+            return int(cursor.rowcount)
+        text = io.BytesIO()
+        table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
+        pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
+        with cursor.copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
+            copy.write(text.getbuffer())
+        return int(cursor.execute(statement, stamp).rowcount)
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         if pa.types.is_duration(declared):

@@ -158,30 +158,26 @@ class MapState(FencedState):
         and new values when they are wanted."""
         guess = self._guessed_header(attempt)
         if guess is not None:
-            with suppress(StaleWriterError, NotImplementedError):  # the header was read, and is another one: ask
-                return self._apply_under(guess, attempt, deltas, aggregates, want_values=want_values)
+            self._commit = _Commit(attempt, guess, attempt.fence)
+            with suppress(StaleWriterError):  # the header was compared, and is another one: ask for it
+                return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
         self.begin_commit(attempt)
+        return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
+
+    def _apply_begun(
+        self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
+    ) -> pa.Table | None:
         commit = self._begun()
         try:
-            result = self._apply_under(commit.header, attempt, deltas, aggregates, want_values=want_values)
+            result = self.backend.apply(
+                commit.header, commit.writer, self.value_type, deltas, aggregates, want_values=want_values
+            )
         except NotImplementedError:
             return self._merge_here(attempt, deltas, aggregates)
         self._commit = None
         if commit.standalone:
             self._finish_standalone(commit)
         return result
-
-    def _apply_under(
-        self,
-        header: Header,
-        attempt: TransactionAttempt,
-        deltas: pa.Table,
-        aggregates: Mapping[str, Aggregate],
-        *,
-        want_values: bool,
-    ) -> pa.Table | None:
-        writer = attempt.fence.writer if attempt.fence is not None else STANDALONE
-        return self.backend.apply(header, writer, self.value_type, deltas, aggregates, want_values=want_values)
 
     def _guessed_header(self, attempt: TransactionAttempt) -> Header | None:
         """What the header is, if this attempt is current and no replay: it saves asking, since the write compares it."""

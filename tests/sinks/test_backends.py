@@ -34,6 +34,17 @@ class TestSqliteBackend(BackendContract):
         return SqliteBackend(self.path, name, key, value)
 
 
+class StagedSqlite(SqliteBackend):
+    _staged_from_rows = 0
+
+
+class TestStagedSqliteBackend(TestSqliteBackend):
+    """Batches of any size by way of the temporary table."""
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return StagedSqlite(self.path, name, key, value)
+
+
 @pytest.mark.behaviour("3.6")
 class TestLmdbBackend(BackendContract):
     """A backend that is none of ours, by the suite that its author runs."""
@@ -56,6 +67,17 @@ class TestPostgresBackend(BackendContract):
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return PostgresBackend(self.dsn, name, key, value)
+
+
+class StagedPostgres(PostgresBackend):
+    _staged_from_rows = 0
+
+
+class TestStagedPostgresBackend(TestPostgresBackend):
+    """Batches of any size by COPY."""
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return StagedPostgres(self.dsn, name, key, value)
 
 
 @pytest.mark.integration
