@@ -34,7 +34,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import CommitFence, Fields, Header, OpenCommit, Reach, Stamp
+from framework.topology import CommitFence, Fields, Header, OpenCommit, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.backend import Key, MapBackend, Row
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
@@ -399,6 +399,30 @@ class BackendContract:
         result = state.apply(alive, deltas, AGGREGATES, want_values=True)
         assert result is not None
         assert result.to_pylist() == [{"word": "a", "count": 1, "total": 1, "least": 1, "most": 1}]
+
+    def test_apply_under_another_header_writes_nothing(self, wide_backend: MapBackend) -> None:
+        """Where the store merges by itself, it compares the header by itself."""
+        header = wide_backend.prepare("topology")
+        dead = header.opened(1, OpenCommit(1, 1, DIGEST))
+        wide_backend.raise_header(header, header.opened(1, OpenCommit(1, 2, DIGEST)))
+        deltas = self.deltas({"a": [1]})
+        with pytest.raises((StaleWriterError, NotImplementedError)):
+            wide_backend.apply(dead, "bolt:0", ValueType.OPAQUE, deltas, AGGREGATES, want_values=False)
+        assert wide_backend.multi_get([("a",)]) == [None]
+
+    def test_a_task_that_has_written_before_is_refused_like_any_other(self, wide_backend: MapBackend) -> None:
+        """It guesses the header from what it knows, and a guess is compared like what was read."""
+        state = OpaqueMapState(wide_backend)
+        state.prepare("topology")
+        self.apply(state, 1, 1, {"a": [1]})
+        dead = open_attempt(state, 2, 1)
+        alive = open_attempt(state, 2, 2)
+        with pytest.raises(StaleWriterError):
+            state.apply(dead, self.deltas({"a": [5]}), AGGREGATES, want_values=False)
+        state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)
+        finish(state)
+        state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)  # done is another than it guesses
+        assert state.get("a") == (2, 8, 1, 7)
 
     def test_apply_twice_in_an_attempt_by_the_same_task_counts_once(self) -> None:
         """What a lost answer leads to."""

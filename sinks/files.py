@@ -248,7 +248,10 @@ class FileTable(FencedState):
         found = self.read_header()
         if found != header:
             raise StaleWriterError(f"{self.location} is open for {found.open}, not for {header.open}", found.epoch)
-        self.publish_files(header, files)
+        if (
+            files or header.open.attempt_id > 1
+        ):  # of a first attempt without rows there is nothing that could be doubled
+            self.publish_files(header, files)
         for folder in (self._folder / "pending").iterdir():
             txid = folder.name.split("-")[0]
             if txid.isdigit() and int(txid) < header.open.txid:

@@ -80,6 +80,9 @@ class MapState(FencedState):
         self.agreement: dict[str, Callable[[Any, Any], bool]] = {}
         self._commit: _Commit | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "agreement": {}}  # tasks compare nothing
+
     # --- for committers, in tasks ----------------------------------------------------------------------------
 
     def begin_commit(self, attempt: TransactionAttempt) -> None:

@@ -148,6 +148,19 @@ def test_a_leader_that_was_paused_while_it_published_changes_nothing(kind: type[
         assert failed
 
 
+def test_a_batch_without_rows_leaves_nothing_unless_it_replaces_something(table: FileTable) -> None:
+    header = opened(table, 1, 1)
+    table.publish(header)
+    table.raise_header(header, header.finished(1))
+    log = table.path / ("_delta_log" if isinstance(table, DeltaLakeTable) else "_manifest")
+    before = len(list(log.glob("*.json")))
+    dead = opened(table, 2, 1)
+    table.write(granted(dead), rows("dead"))
+    table.publish(opened(table, 2, 2))
+    assert len(list(log.glob("*.json"))) == before + 1
+    assert words(table) == []
+
+
 def test_headers_are_compared_and_set(table: FileTable) -> None:
     first = table.read_header()
     opened(table, 1, 1, epoch=4)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +16,12 @@ import pytest
 import redis
 
 from framework import Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
-from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
+from framework.errors import CommitOutcomeUnknown, ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.submission import TopologyFailed
+from framework.topology import OpenCommit, Stamp
 from framework.transactions import MemoryStore
 from integration import RedisServer
-from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
+from sinks import Count, OpaqueMapState, RedisBackend, Row, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -128,6 +132,60 @@ def test_names_are_allow_listed_and_addresses_checked(redis_server: RedisServer)
             RedisBackend(redis_server.url, bad)
     with pytest.raises(ConfigError, match="does not parse"):
         RedisBackend("http://localhost", "x")
+
+
+def test_only_keys_of_the_open_transaction_are_listed(redis_server: RedisServer, client: Any, name: str) -> None:
+    """What a sweep looks at depends on the batch, not on the state."""
+    state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
+    for txid in range(1, 6):
+        put(state, txid, **{f"w{txid}": 1, "dog": txid})
+        assert set(client.lrange(f"{{{name}}}:touched", 0, -1)) == {f"w{txid}".encode(), b"dog"}
+
+
+class Proxy:
+    """Between a client and a server; swallows an answer, and the connection with it, when it is told to."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.swallow = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            server = socket.create_connection(("127.0.0.1", self._target))
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=(source, sink, source is server), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if answers and self.swallow.is_set():
+                    self.swallow.clear()
+                    break
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_write_whose_answer_is_lost_is_not_sent_again(redis_server: RedisServer, client: Any, name: str) -> None:
+    proxy = Proxy(redis_server.port)
+    backend = RedisBackend(f"redis://127.0.0.1:{proxy.port}/0", name, KEY, VALUE)
+    header = backend.prepare("topology")
+    opened = header.opened(1, OpenCommit(1, 1, "d"))
+    proxy.swallow.set()
+    with pytest.raises(CommitOutcomeUnknown):
+        backend.raise_header(header, opened)
+    assert backend.read_header() == opened
+    row = Row((5,), Stamp(1, 1, 1), None, "w")
+    backend.multi_put(opened, [("cat",)], [None], [row])
+    proxy.swallow.set()
+    with pytest.raises(CommitOutcomeUnknown):
+        backend.multi_put(opened, [("dog",)], [None], [row])
+    assert backend.multi_get([("dog",), ("cat",)]) == [row, row]
 
 
 def test_a_server_that_is_away_is_retried(name: str) -> None:
