@@ -256,6 +256,26 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_what_is_published_late_of_a_compacted_transaction_is_not_seen(tmp_path: Path) -> None:
+    """By a driver that was paused before it linked the manifest; and by a compaction that was killed before it had removed
+    what it had merged."""
+    table = ParquetTable(tmp_path / "table")
+    table.bind(FIELDS)
+    table.prepare("topology")
+    headers = [commit(table, txid, f"w{txid}") for txid in range(1, 8)]
+    files = table.files_of(3)
+    manifests = {path: path.read_bytes() for path in (table.path / "_manifest").iterdir()}
+    table.compact()
+    table.publish_files(headers[2], files)
+    assert words(table) == [f"w{txid}" for txid in range(1, 8)]
+    for path, text in manifests.items():
+        path.write_bytes(text)
+    assert words(table) == [f"w{txid}" for txid in range(1, 8)]
+    commit(table, 8, "w8")
+    table.compact()
+    assert words(table) == [f"w{txid}" for txid in range(1, 9)]
+
+
 def test_readers_and_a_writer_beside_compaction(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table", target_bytes=5_000)
     table.bind(FIELDS)
