@@ -357,7 +357,7 @@ def test_a_topology_appends_every_row_once_after_failures(
     kind: type[FileTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opaque: bool
 ) -> None:
     """Publishing and raising headers fail before or after they were done, one time in five."""
-    data = {part: [[f"{part}-{each}", each] for each in range(200)] for part in range(3)}
+    data = {part: [[f"{part}-{each}", each] for each in range(100)] for part in range(3)}
     spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)(data, FIELDS, 25)
     table = kind(tmp_path / "table")
     chance = random.Random(5)
