@@ -7,6 +7,7 @@ import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,8 @@ class _Stamped:
         return sum(row.value[0] for _, row in self.state.backend.scan() if row.value is not None)
 
 
-def measure(folder: Path, repeat: int, sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
-    """One result per store, value type and size. Runs with stamps and without take turns; the best of each counts."""
-    results = []
+def measure(folder: Path, repeat: int, sizes: tuple[int, ...] = SIZES) -> Iterator[dict[str, Any]]:
+    """One result per store, value type and size, as they come. Runs with stamps and without take turns; the best of each counts."""
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-pg-", ignore_cleanup_errors=True) as open_folder:
         Path(open_folder).chmod(0o755)
         database, cache = PostgresServer(Path(open_folder)), RedisServer(folder / "redis")
@@ -162,11 +162,10 @@ def measure(folder: Path, repeat: int, sizes: tuple[int, ...] = SIZES) -> list[d
         try:
             for size in sizes:
                 for store in ("sqlite", "postgres", "redis"):
-                    results += _of_store(store, size, repeat, folder, database.dsn, cache.url)
+                    yield from _of_store(store, size, repeat, folder, database.dsn, cache.url)
         finally:
             database.stop()
             cache.stop()
-    return results
 
 
 def _of_store(store: str, size: int, repeat: int, folder: Path, dsn: str, url: str) -> list[dict[str, Any]]:

@@ -189,10 +189,18 @@ class _Audit:
             plan = history[txid]
         else:
             self._recorded = False
-            plan = history.get(txid) or read_plan(self._store, self._topology.id, self._topology.spout.id, txid)[1]
+            plan = history.get(txid) or self._plan_of(txid)
             for batch in self._batches_to(plan):
                 self._recompute(batch)
         self._txid, self._plan = txid, plan
+
+    def _plan_of(self, txid: int) -> Plan:
+        try:
+            return read_plan(self._store, self._topology.id, self._topology.spout.id, txid)[1]
+        except ConfigError as error:  # it was the last one a moment ago
+            raise RetryableError(
+                f"{error}: the topology has moved on; verify it again, or when it has less to do"
+            ) from error
 
     def _batches_to(self, plan: Plan) -> Iterator[Plan]:
         """Batches over everything between where the shadow is and ``plan``."""

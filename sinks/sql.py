@@ -10,6 +10,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -254,16 +255,11 @@ class SqlBackend(MapBackend):
         shape = self.shape
         if header.open is None:
             raise InvariantViolation("apply needs an open transaction")
-        if not shape.mergeable(aggregates):
-            raise NotImplementedError
         self._refuse_nan(deltas)
         staged = deltas.num_rows >= self._staged_from_rows
-        statement = shape.upsert(
-            aggregates,
-            keep_previous=value_type is not ValueType.NON_TRANSACTIONAL,
-            skip_same_txid=value_type is ValueType.TRANSACTIONAL,
-            staged=staged,
-        )
+        statement = _upsert(shape, tuple(aggregates.items()), value_type, staged)
+        if statement is None:
+            raise NotImplementedError
         stamp = Stamp(header.open.txid, header.epoch, header.open.attempt_id)
         with self._writing() as connection:
             self._check_header(connection, header, self._keep_header)
@@ -375,3 +371,19 @@ class SqlBackend(MapBackend):
         return BadRecordError(
             f"{self.location}: {name!r} is NaN, which {self.dialect.name} stores as NULL; filter it out upstream"
         )
+
+
+@lru_cache(maxsize=256)
+def _upsert(
+    shape: TableShape, aggregates: tuple[tuple[str, Aggregate], ...], value_type: ValueType, staged: bool
+) -> str | None:
+    """The statement that merges these aggregates by the rules of a value type; None when the database cannot."""
+    named = dict(aggregates)
+    if not shape.mergeable(named):
+        return None
+    return shape.upsert(
+        named,
+        keep_previous=value_type is not ValueType.NON_TRANSACTIONAL,
+        skip_same_txid=value_type is ValueType.TRANSACTIONAL,
+        staged=staged,
+    )

@@ -50,6 +50,12 @@ class Dialect(ABC):
     least = ""
     greatest = ""
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)  # copies that travelled are the same
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
     @abstractmethod
     def type_of(self, name: str, declared: pa.DataType) -> str:
         """The column type of a field. Raises ``TopologyError`` for types that would not come back as they went in."""

@@ -24,7 +24,7 @@ from sinks import (
     common_txid,
     read_together,
 )
-from sinks.contract import KEY, VALUE, transact
+from sinks.contract_parts import KEY, VALUE, transact
 from sinks.memory import MemoryBackend
 from spouts import OpaqueMemoryTransactionalSpout
 
