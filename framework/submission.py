@@ -16,7 +16,7 @@ from framework.config import Config
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
 from framework.observe import TransactionEvent, TransactionRecord
-from framework.topology import PartitionProgress, Reach, Spout, Topology
+from framework.topology import Bolt, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.reset import reset_positions
 from framework.transactions.term import DriverSettings
@@ -257,6 +257,9 @@ def submit(
     spout = topology.spout.instance
     if isinstance(spout, Spout):
         spout.check(checked.for_components())
+    for component in topology.components:
+        if isinstance(component.instance, Bolt):
+            component.instance.check_before_start(checked.for_components())
     plan = plan_execution(topology)
     runner = _executor(executor, plan, checked)
     owned = store is None

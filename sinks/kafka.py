@@ -20,7 +20,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from sinks.kafka_writer import KafkaRecord, marker_of, writers
+from sinks.kafka_writer import KafkaRecord, marker_of, probe, writers
 from sinks.plain_values import JsonColumns
 
 Row = Mapping[str, Any]
@@ -107,6 +107,9 @@ class KafkaSink(ArrowBolt, Committer):
                 )
         else:
             JsonColumns(fields.select(content), "JSON")
+
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        probe(self._settings.with_conf(conf), self._topic)
 
     # --- in tasks --------------------------------------------------------------------------------------------
 

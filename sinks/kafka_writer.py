@@ -39,6 +39,7 @@ from framework.topology import TopologyContext, TransactionAttempt
 MARKER_FORMAT = 1
 #: For every single step with the broker; below the driver's patience, so that an attempt fails by itself.
 STEP_TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 10.0
 #: A broker aborts what a dead writer left open after this long.
 TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
@@ -100,6 +101,22 @@ def marker_of(attempt: TransactionAttempt, context: TopologyContext) -> Marker:
         fence.plan_digest if fence is not None else "",
         context.task_count,
     )
+
+
+def probe(settings: KafkaSettings, topic: str) -> None:
+    """Find out, before anything starts, what would fail in the first batch. Raises ``ConfigError`` for a topic that is not
+    there and for a client that is refused; brokers that do not answer are left to the batch, which waits for them."""
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
+    try:
+        known = admin.list_topics(timeout=PROBE_TIMEOUT_S).topics
+    except KafkaException as error:
+        found = errors.explain(error, admin)
+        if isinstance(found, ConfigError):
+            raise found from error
+        return
+    if topic not in known:
+        raise ConfigError(f"topic {topic!r} does not exist at {settings.bootstrap_servers}: create it")
 
 
 def produce(

@@ -133,6 +133,10 @@ class Bolt(ABC):
         """Called once, on the driver, by the builder, with every stream subscribed to. Ready-made bolts learn their
         types here; raise ``TopologyError`` when something does not fit. Call ``super().bind()`` when overriding."""
 
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        """Called by ``submit``, on the driver, before anything starts: raise ``ConfigError`` for what would fail in the first
+        batch, such as a topic that is not there."""
+
     def combiner(self) -> Combiner | None:
         """A combiner for the edges into this bolt, or None. Called in tasks."""
         return None

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
-from framework.errors import InvariantViolation, RetryableError, TopologyError
+from framework.errors import ConfigError, InvariantViolation, RetryableError, TopologyError
 from framework.submission import TopologyFailed
 from framework.transactions import MemoryStore
 from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
@@ -197,6 +197,17 @@ def test_what_fails_in_a_batch_names_the_topic(topics: Topics, name: str) -> Non
             run.wait_until_caught_up(60)
         run.stop()
     assert held(topics, topic) == []
+
+
+def test_a_topic_that_is_not_there_is_found_before_anything_starts(topics: Topics, name: str) -> None:
+    for at_least_once in (False, True):
+        sink = KafkaSink(name, bootstrap_servers=topics.bootstrap_servers, at_least_once=at_least_once)
+        topology = build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), sink, 1, at_least_once=True)
+        with pytest.raises(ConfigError, match=f"topic '{name}' does not exist at 127.0.0.1.*create it"):
+            submit(topology, store=MemoryStore(), executor="local")
+    unnamed = build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), KafkaSink(name), 1)
+    with pytest.raises(ConfigError, match="bootstrap"):
+        submit(unnamed, store=MemoryStore(), executor="local")
 
 
 def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics: Topics, name: str) -> None:
