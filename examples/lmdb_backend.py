@@ -131,10 +131,13 @@ class LmdbBackend(MapBackend):
         return self._change(header, lambda row: row.value is None and row.stamp.txid < before_txid, lambda row: None)
 
     def clear(self, topology_id: str) -> Header:
-        header = Header(topology_id, uuid.uuid4().hex, self.prepare(topology_id).epoch)
-        self._change(self.read_header(), lambda row: True, lambda row: None)
-        self.raise_header(self.read_header(), header)
-        return header
+        self.prepare(topology_id)
+        with self._transaction(write=True) as store:
+            header = Header(topology_id, uuid.uuid4().hex, self._header(store).epoch)
+            for name in [name for name, _ in store.cursor() if name.startswith(_ROW)]:
+                store.delete(name)
+            store.put(_HEADER, _dumped(asdict(header)))
+            return header
 
     def close(self) -> None:
         environment = _environments.pop((os.getpid(), self._path), None)
