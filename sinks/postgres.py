@@ -24,7 +24,7 @@ from framework.errors import (
     CorruptStateError,
     RetryableError,
 )
-from framework.topology import Fields, Reach
+from framework.topology import Fields, Header, Reach
 from sinks.backend import Key
 from sinks.plain_values import check_storable
 from sinks.sql import SqlBackend
@@ -308,21 +308,43 @@ class PostgresBackend(SqlBackend):
             f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))", columns
         )
 
-    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool) -> int:
-        cursor = connection.cursor()
-        if not staged:
-            columns = [
-                [None if value is None else self._stored(value, column.type) for value in column.to_pylist()]
-                for column in deltas.columns
-            ]
-            cursor.executemany(statement, [(*row, *stamp) for row in zip(*columns, strict=True)])
-            return int(cursor.rowcount)
+    def _stage(self, connection: Any, deltas: pa.Table) -> None:
         text = io.BytesIO()
         table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
         pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
-        with cursor.copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
+        with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
             copy.write(text.getbuffer())
-        return int(cursor.execute(statement, stamp).rowcount)
+
+    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        columns = [
+            [None if value is None else self._stored(value, column.type) for value in column.to_pylist()]
+            for column in deltas.columns
+        ]
+        cursor = connection.cursor()
+        cursor.executemany(statement, [(*row, *stamp) for row in zip(*columns, strict=True)])
+        return int(cursor.rowcount)
+
+    def _select_header(self, connection: Any, lock: str) -> Header | None:
+        try:
+            return super()._select_header(connection, lock)
+        except psycopg.errors.LockNotAvailable:
+            if lock == self._own_header:
+                self._end_stuck_writers()
+            raise
+
+    def _end_stuck_writers(self) -> None:
+        """A writer that stopped in the middle of what it was sending is not idle for the database, which would wait for it
+        forever. The header is wanted for another attempt, and was waited for: end who holds it and sends nothing."""
+        with suppress(psycopg.Error), self._connected() as connection:
+            connection.raw.execute(
+                "SELECT pg_terminate_backend(activity.pid) FROM pg_stat_activity AS activity "
+                "JOIN pg_locks AS held ON held.pid = activity.pid AND held.granted "
+                "WHERE held.relation = to_regclass(%s) AND held.mode = 'RowShareLock' AND activity.usename = current_user "
+                "AND activity.application_name = current_setting('application_name') "
+                "AND activity.pid <> pg_backend_pid() AND activity.wait_event = 'ClientRead' "
+                "AND activity.xact_start < now() - %s * interval '1 millisecond'",
+                (f'"{HEADERS_TABLE}"', LOCK_TIMEOUT_MS),
+            )
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         if pa.types.is_duration(declared):

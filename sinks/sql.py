@@ -63,9 +63,12 @@ class SqlBackend(MapBackend):
         """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when that has no answer."""
 
     @abstractmethod
-    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool) -> int:
-        """Run the statement over all deltas, once when they are to be staged, else for each of them; returns how many rows it
-        changed."""
+    def _stage(self, connection: Any, deltas: pa.Table) -> None:
+        """Put the deltas into the temporary table, and nothing else into it."""
+
+    @abstractmethod
+    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        """Run the statement for each of the deltas, with the stamp and writer behind it; returns how many rows it changed."""
 
     @abstractmethod
     def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
@@ -262,8 +265,13 @@ class SqlBackend(MapBackend):
             raise NotImplementedError
         stamp = Stamp(header.open.txid, header.epoch, header.open.attempt_id)
         with self._writing() as connection:
+            if staged:
+                self._stage(connection, deltas)  # before the header is held: it takes as long as the client takes
             self._check_header(connection, header, self._keep_header)
-            changed = self._merge(connection, statement, deltas, (*stamp, writer), staged=staged)
+            if staged:
+                changed = connection.execute(statement, (*stamp, writer)).rowcount
+            else:
+                changed = self._merge(connection, statement, deltas, (*stamp, writer))
             if changed == deltas.num_rows and not want_values:
                 return None
             keys: list[Key] = list(zip(*(deltas.column(name).to_pylist() for name in shape.key), strict=True))

@@ -155,18 +155,17 @@ class SqliteBackend(SqlBackend):
             query = f"{self.shape.select()} WHERE ({names}) IN (VALUES {', '.join([one] * len(part))})"
             yield from connection.execute(query, [item for key in part for item in key])
 
-    def _merge(
-        self, connection: sqlite3.Connection, statement: str, deltas: pa.Table, stamp: tuple[Any, ...], *, staged: bool
-    ) -> int:
-        columns = [self._stored_column(column) for column in deltas.columns]
-        if not staged:
-            same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
-            return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
+    def _stage(self, connection: sqlite3.Connection, deltas: pa.Table) -> None:
         connection.execute(self.shape.stage_ddl())
         connection.execute(f"DELETE FROM {self.shape.stage}")
         marks = ", ".join("?" * deltas.num_columns)
+        columns = [self._stored_column(column) for column in deltas.columns]
         connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
-        return connection.execute(statement, stamp).rowcount
+
+    def _merge(self, connection: sqlite3.Connection, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        columns = [self._stored_column(column) for column in deltas.columns]
+        same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
+        return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
 
     def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
         values: list[Any] = column.to_pylist()

@@ -159,7 +159,7 @@ class Chaos:
 
     def _around(self, work: Any, header: AttemptHeader) -> PhaseResult:
         with self.lock:
-            what = self.chance.choice(("before", "after", "lost", "depose")) if self.chance.random() < 0.85 else ""
+            what = self.chance.choice(("before", "after", "lost", "depose")) if self.chance.random() < 0.95 else ""
             if not what or not self.left:
                 what = ""
             else:

@@ -227,6 +227,9 @@ class SimStore(CoordinationStore):
         prefix = path + "/"
         return sorted({node[len(prefix) :].split("/", 1)[0] for node in self.nodes if node.startswith(prefix)})
 
+    def is_led(self, path: str) -> bool:
+        return self.holder is not None
+
     def apply(self, changes: Any) -> None:
         raise Violation("9: a write without a fence")
 

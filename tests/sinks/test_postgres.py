@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -162,6 +163,37 @@ def test_a_sql_txn_that_hangs_gives_the_header_free(
         connection.execute(f"INSERT INTO {table} VALUES ('zombie', 1, NULL, 1, 1, 1, 'z', 0, 0)")
     assert raised and raised[0].open == OpenCommit(1, 2, "d")
     assert backend.multi_get([("zombie",)]) == [None]
+
+
+@pytest.mark.parametrize("stuck_in", ["COPY", "a pipeline"])
+def test_a_writer_that_stops_in_the_middle_of_what_it_sends_is_ended(
+    postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch, stuck_in: str
+) -> None:
+    """For the database it is not idle, so no timeout of its own ends it."""
+    monkeypatch.setattr(postgres_module, "IDLE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(postgres_module, "LOCK_TIMEOUT_MS", 400)
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    backend.close()
+    header = backend.prepare("topology")
+    stuck = psycopg.connect(postgres.dsn, application_name="ratchet")
+    stuck.execute("SET idle_in_transaction_session_timeout = 200")
+    stuck.commit()
+    with contextlib.suppress(psycopg.Error), contextlib.ExitStack() as held:
+        if stuck_in == "a pipeline":
+            held.enter_context(stuck.pipeline())
+        stuck.execute("SELECT * FROM _ratchet_headers WHERE state = %s FOR SHARE", (table,))
+        if stuck_in == "COPY":
+            held.enter_context(stuck.cursor().copy(f"COPY {table} FROM STDIN"))
+        else:
+            stuck.pgconn.send_flush_request()
+            stuck.pgconn.flush()
+        time.sleep(0.6)
+        opened = header.opened(1, OpenCommit(1, 2, "d"))
+        with pytest.raises(RetryableError, match="lock"):
+            backend.raise_header(header, opened)
+        backend.raise_header(header, opened)
+        assert backend.read_header() == opened
+    backend.close()
 
 
 def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
