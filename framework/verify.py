@@ -111,7 +111,7 @@ def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]
 
 class _Audit:
     def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
-        self._topology, self._store, self._conf = topology, store, conf
+        self._topology, self._store = topology, store
         self._shadow, self._not_verified = _shadow_of(topology, folder)
         spout = topology.spout.instance
         if not isinstance(spout, Spout):

@@ -1,6 +1,6 @@
 """The contract of a backend: a map of rows with stamps under one header, each write conditional (C1, C4).
 
-To write a backend, implement ``MapBackend`` and run the contract suite of ``tests/contracts`` against it.
+To write a backend, implement ``MapBackend`` and run the contract suite of ``sinks.contract`` against it.
 """
 
 from __future__ import annotations
