@@ -24,7 +24,7 @@ from typing import Any
 import lmdb
 
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
-from framework.topology import Fields, Header, OpenCommit, Reach, Stamp
+from framework.topology import Fields, Header, Reach, Stamp
 from sinks.backend import Key, MapBackend, Row
 from sinks.plain_values import JsonColumns
 
@@ -113,19 +113,17 @@ class LmdbBackend(MapBackend):
                 store.put(name, text)
 
     def sweep(self, header: Header) -> int:
-        stamp = _open_stamp(header)
+        stamp = header.stamp
         return self._change(
             header,
             lambda row: row.stamp.txid == stamp.txid and row.stamp < stamp,
-            lambda row: Row(row.prev, stamp, row.prev, "sweep"),
+            lambda row: row.restored(stamp),
         )
 
     def roll_back(self, header: Header) -> int:
-        stamp = _open_stamp(header)
-        below = Stamp(stamp.txid - 1, stamp.epoch, stamp.attempt_id)
-        return self._change(
-            header, lambda row: row.stamp.txid == stamp.txid, lambda row: Row(row.prev, below, row.prev, "sweep")
-        )
+        stamp = header.stamp
+        below = stamp._replace(txid=stamp.txid - 1)
+        return self._change(header, lambda row: row.stamp.txid == stamp.txid, lambda row: row.restored(below))
 
     def purge(self, header: Header, before_txid: int) -> int:
         return self._change(header, lambda row: row.value is None and row.stamp.txid < before_txid, lambda row: None)
@@ -161,9 +159,7 @@ class LmdbBackend(MapBackend):
 
     def _header(self, store: Any) -> Header:
         try:
-            found = json.loads(store.get(_HEADER))
-            opened = found.pop("open")
-            return Header(open=OpenCommit(**opened) if opened is not None else None, **found)
+            return Header.of_document(json.loads(store.get(_HEADER)), self.location)
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptStateError(f"{self.location}: its header cannot be read ({error})") from error
 
@@ -213,12 +209,6 @@ class LmdbBackend(MapBackend):
             return Row(value, Stamp(*found["stamp"]), prev, found["writer"])
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptStateError(f"{self.location}, key {name!r}: not a row ({error}); restore the file") from error
-
-
-def _open_stamp(header: Header) -> Stamp:
-    if header.open is None:
-        raise ConfigError("there is no open transaction")
-    return Stamp(header.open.txid, header.epoch, header.open.attempt_id)
 
 
 def _dumped(document: Any) -> bytes:

@@ -71,9 +71,8 @@ class KafkaBroker(ServerProcess):
         quorum: Quorum | None = None,
         node_id: int = 1,
     ) -> None:
-        super().__init__(folder, port, guarded=guarded)
+        super().__init__(folder, port, guarded=guarded, settings=settings)
         self._progress = progress
-        self._settings = settings or {}
         self._secure = secure
         self._secure_port = (secure.port or free_port()) if secure is not None else 0
         self._quorum = quorum

@@ -31,12 +31,6 @@ class PostgresServer(ServerProcess):
     name = "postgres"
     stop_signal = "INT"  # do not wait for clients to leave
 
-    def __init__(
-        self, folder: Path, port: int | None = None, *, guarded: bool = True, settings: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(folder, port, guarded=guarded)
-        self._settings = settings or {}
-
     @property
     def dsn(self) -> str:
         return f"postgresql://ratchet@127.0.0.1:{self.port}/ratchet"

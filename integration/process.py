@@ -48,15 +48,19 @@ def port_taken(port: int) -> bool:
 class ServerProcess(ABC):
     """One server in one folder. ``port`` None: any free one.
 
-    ``guarded``: it ends with this process, however this process ends. Otherwise it runs until ``stop``.
+    ``guarded``: it ends with this process, however this process ends. Otherwise it runs until ``stop``. ``settings``: of the
+    server's own, over those that it is given here; a server that takes none ignores them.
     """
 
     name = "server"
     #: What asks it to end in order.
     stop_signal = "TERM"
 
-    def __init__(self, folder: Path, port: int | None = None, *, guarded: bool = True) -> None:
+    def __init__(
+        self, folder: Path, port: int | None = None, *, guarded: bool = True, settings: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
+        self._settings = settings or {}
         self._wanted_port = port
         self._guarded = guarded
         self._process: subprocess.Popen[bytes] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from integration.packages import find_program
 from integration.process import ServerProcess
@@ -13,12 +12,6 @@ class RedisServer(ServerProcess):
     """A server on the loopback interface; every write is on disk before it is acknowledged."""
 
     name = "redis"
-
-    def __init__(
-        self, folder: Path, port: int | None = None, *, guarded: bool = True, settings: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(folder, port, guarded=guarded)
-        self._settings = settings or {}
 
     @property
     def url(self) -> str:

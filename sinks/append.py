@@ -45,12 +45,7 @@ class AppendCommitter(ArrowBolt, Committer):
         self.table.bind(self._fields)
 
     def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
-        for name in self._columns or ():
-            if name not in source.fields:
-                raise TopologyError(
-                    f"committer {component_id!r} needs field {name!r}, which {source.component_id!r} does not emit (it emits: "
-                    f"{', '.join(source.fields.names)})"
-                )
+        source.require(component_id, self._columns or ())
         return self._columns if self._columns is not None else source.fields.names
 
     def prepare(

@@ -29,6 +29,10 @@ class Row(NamedTuple):
     prev: Value | None = None
     writer: str = ""
 
+    def restored(self, stamp: Stamp) -> Row:
+        """The row as it was before the transaction that wrote it, under another stamp."""
+        return Row(self.prev, stamp, self.prev, "sweep")
+
 
 class MapBackend(ABC):
     """A store of one state's rows. Driver and tasks each have a copy; connections are opened where they are used.

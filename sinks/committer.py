@@ -89,12 +89,8 @@ class StateCommitter(ArrowBolt, Committer):
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
         """The output fields that one input gives; checks fields, types and grouping."""
-        for name in (*self.key, *(each.field for each in self.aggregates.values() if each.field is not None)):
-            if name not in source.fields:
-                raise TopologyError(
-                    f"committer {component_id!r} needs field {name!r}, which {source.component_id!r} does not emit (it "
-                    f"emits: {', '.join(source.fields.names)})"
-                )
+        fields = [each.field for each in self.aggregates.values() if each.field is not None]
+        source.require(component_id, (*self.key, *fields))
         for name in self.key:
             if source.fields.type_of(name) is None:
                 raise TopologyError(

@@ -239,8 +239,7 @@ class FileTable(FencedState):
         return 0  # what an earlier attempt wrote was not published
 
     def publish(self, header: Header) -> None:
-        if header.open is None:
-            raise InvariantViolation("publishing needs an open transaction")
+        stamp = header.stamp
         files: list[DataFile] = []
         pending = self._pending(header)
         for each in sorted(pending.glob("*.json")) if pending.exists() else ():
@@ -248,13 +247,11 @@ class FileTable(FencedState):
         found = self.read_header()
         if found != header:
             raise StaleWriterError(f"{self.location} is open for {found.open}, not for {header.open}", found.epoch)
-        if (
-            files or header.open.attempt_id > 1
-        ):  # of a first attempt without rows there is nothing that could be doubled
+        if files or stamp.attempt_id > 1:  # of a first attempt without rows there is nothing that could be doubled
             self.publish_files(header, files)
         for folder in (self._folder / "pending").iterdir():
             txid = folder.name.split("-")[0]
-            if txid.isdigit() and int(txid) < header.open.txid:
+            if txid.isdigit() and int(txid) < stamp.txid:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @abstractmethod
@@ -349,9 +346,7 @@ class FileTable(FencedState):
         return HeaderChain(self._folder, self.location)
 
     def _pending(self, header: Header) -> Path:
-        if header.open is None:
-            raise InvariantViolation("a pending attempt needs an open transaction")
-        return self._folder / "pending" / f"{header.open.txid}-{header.epoch}-{header.open.attempt_id}"
+        return self._folder / "pending" / "{}-{}-{}".format(*header.stamp)
 
 
 def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:

@@ -16,9 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
-from framework.topology import Header, OpenCommit
-from framework.topology.fencing import FORMAT
+from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.topology import Header
 
 #: Versions of a header that are kept behind the current one: for whoever is just reading them.
 _KEPT = 20
@@ -49,7 +48,7 @@ class HeaderChain:
         """Compare and set. Raises ``StaleWriterError`` with the epoch found."""
         number, found = self._current()
         if found is None:
-            raise CorruptStateError(f"{self._location}: its header is gone from {self._folder}; restore it")
+            raise self._gone()
         if found == expected and write_once(self._path(number + 1), asdict(new)):
             last, found = self._current()
             if last == number + 1:  # not a name that others have used up and removed
@@ -57,11 +56,12 @@ class HeaderChain:
                 return
         elif found == expected:
             _, found = self._current()
-        raise StaleWriterError(
-            f"{self._location}: open for {found.open if found else None} of epoch {found.epoch if found else None}, this writer "
-            f"holds {expected.open} of epoch {expected.epoch}",
-            found.epoch if found is not None else None,
-        )
+        if found is None:
+            raise self._gone()
+        raise found.refused(expected, self._location)
+
+    def _gone(self) -> CorruptStateError:
+        return CorruptStateError(f"{self._location}: its header is gone from {self._folder}; restore it")
 
     def _current(self) -> tuple[int, Header | None]:
         for _ in range(_KEPT):
@@ -77,10 +77,7 @@ class HeaderChain:
     def _parsed(self, path: Path) -> Header:
         found = read_document(path)
         try:
-            if found["format"] != FORMAT:
-                raise CorruptStateError(f"{path}: header format {found['format']}, and this Ratchet knows {FORMAT}")
-            opened = found.pop("open")
-            return Header(open=OpenCommit(**opened) if opened is not None else None, **found)
+            return Header.of_document(found, str(path))
         except (KeyError, TypeError) as error:
             raise CorruptStateError(f"{path}: not a header ({error}); restore it from a backup") from error
 

@@ -118,28 +118,23 @@ class MemoryBackend(MapBackend):
 
     def sweep(self, header: Header) -> int:
         shared = self._rows()
-        if header.open is None:
-            raise InvariantViolation("a sweep needs an open transaction")
-        stamp = Stamp(header.open.txid, header.epoch, header.open.attempt_id)
+        stamp = header.stamp
         with shared.lock:
             self._check(header)
             stale = [key for key, row in shared.rows.items() if row.stamp.txid == stamp.txid and row.stamp < stamp]
             for key in stale:
-                row = shared.rows[key]
-                shared.rows[key] = Row(row.prev, stamp, row.prev, "sweep")
+                shared.rows[key] = shared.rows[key].restored(stamp)
             return len(stale)
 
     def roll_back(self, header: Header) -> int:
         shared = self._rows()
-        if header.open is None:
-            raise InvariantViolation("a roll-back needs an open transaction")
-        stamp = Stamp(header.open.txid - 1, header.epoch, header.open.attempt_id)
+        opened = header.stamp
+        stamp = opened._replace(txid=opened.txid - 1)
         with shared.lock:
             self._check(header)
-            undone = [key for key, row in shared.rows.items() if row.stamp.txid == header.open.txid]
+            undone = [key for key, row in shared.rows.items() if row.stamp.txid == opened.txid]
             for key in undone:
-                prev = shared.rows[key].prev
-                shared.rows[key] = Row(prev, stamp, prev, "sweep")
+                shared.rows[key] = shared.rows[key].restored(stamp)
             return len(undone)
 
     def purge(self, header: Header, before_txid: int) -> int:

@@ -56,9 +56,7 @@ class ParquetTable(FileTable):
         write_once(path, {"plan_digest": opened.plan_digest, "files": _listed(files)})
 
     def roll_back(self, header: Header) -> int:
-        if header.open is None:
-            raise InvariantViolation("a roll-back needs an open transaction")
-        undone = [each for each in self._live()[0] if each.txid == header.open.txid]
+        undone = [each for each in self._live() if each.txid == header.stamp.txid]
         self.publish_files(header, [])
         return sum(len(_files_in(each.path)) for each in undone)
 
@@ -76,20 +74,20 @@ class ParquetTable(FileTable):
     def files(self) -> list[DataFile]:
         for _ in range(_READ_TRIES):
             try:
-                return self._live()[1]
+                return [file for each in self._live() for file in _files_in(each.path)]
             except FileNotFoundError:
                 continue  # compacted while it was read
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
 
     def files_as_of(self, txid: int) -> list[DataFile]:
-        found = [each for each in self._live()[0] if each.txid <= txid or each.compacted]
+        found = [each for each in self._live() if each.txid <= txid or each.compacted]
         if any(each.txid > txid for each in found):
             raise MovedOnError(f"{self.location}: transaction {txid} was compacted with later ones")
         return [file for each in found for file in _files_in(each.path)]
 
     def files_of(self, txid: int) -> list[DataFile]:
         """The files of one transaction. Raises ``ConfigError`` when they were compacted with others, or are not there."""
-        for each in self._live()[0]:
+        for each in self._live():
             if each.txid == txid and not each.compacted:
                 return _files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
@@ -102,10 +100,10 @@ class ParquetTable(FileTable):
         with self._one_at_a_time():
             header = self.read_header()
             last = header.done - keep_last
-            manifests, live = self._live()
-            chosen = [each.path for each in manifests if each.txid <= last]
+            chosen = [each.path for each in self._live() if each.txid <= last]
+            before = len(self.files())
             if last < 1 or len(chosen) < 2:
-                return len(live), len(live)
+                return before, before
             files = [file for path in chosen for file in _files_in(path)]
             small = [each for each in files if each.size < self.target_bytes / 2]
             kept = [each for each in files if each.size >= self.target_bytes / 2]
@@ -117,8 +115,7 @@ class ParquetTable(FileTable):
             for path in self._manifests.glob("[0-9]*.json"):
                 if _Manifest.of(path).txid <= last and path.name != f"{last:012d}{_COMPACTED}":
                     path.unlink()
-            others = len(live) - len(files)
-            return len(live), len(kept) + len(merged) + others
+            return before, before - len(files) + len(kept) + len(merged)
 
     def _merged(self, small: Sequence[DataFile]) -> list[DataFile]:
         name = f"compacted-{uuid.uuid4().hex[:12]}"
@@ -167,16 +164,15 @@ class ParquetTable(FileTable):
     def _manifests(self) -> Path:
         return self.path / "_manifest"
 
-    def _live(self) -> tuple[list[_Manifest], list[DataFile]]:
-        """The manifests that count, by txid, and the files that they name."""
+    def _live(self) -> list[_Manifest]:
+        """The manifests that count, by txid."""
         found = sorted(_Manifest.of(path) for path in self._manifests.glob("[0-9]*.json"))
         base = max((each for each in found if each.compacted), default=None)
         covered = base.txid if base is not None else 0
         newest = {
             each.txid: each for each in found if not each.compacted and each.txid > covered
         }  # sorted: the last wins
-        chosen = [*([base] if base is not None else []), *newest.values()]
-        return chosen, [file for each in chosen for file in _files_in(each.path)]
+        return [*([base] if base is not None else []), *newest.values()]
 
 
 class _Manifest(NamedTuple):

@@ -34,13 +34,11 @@ from framework.errors import (
     CommitOutcomeUnknown,
     ConfigError,
     CorruptStateError,
-    InvariantViolation,
     RetryableError,
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import Fields, Header, OpenCommit, Reach, Stamp
-from framework.topology.fencing import FORMAT
+from framework.topology import Fields, Header, Reach, Stamp
 from sinks.backend import Key, MapBackend, Row
 from sinks.plain_values import JsonColumns
 
@@ -354,12 +352,12 @@ class RedisBackend(MapBackend):
                 self._checked(self._script(_PUT, ["header", "", "touched", "deleted"], arguments), header)
 
     def sweep(self, header: Header) -> int:
-        stamp = self._open_stamp(header)
+        stamp = header.stamp
         return self._restore(header, stamp, lambda row: row.stamp.txid == stamp.txid and row.stamp < stamp)
 
     def roll_back(self, header: Header) -> int:
-        opened = self._open_stamp(header)
-        below = Stamp(opened.txid - 1, opened.epoch, opened.attempt_id)
+        opened = header.stamp
+        below = opened._replace(txid=opened.txid - 1)
         return self._restore(header, below, lambda row: row.stamp.txid == opened.txid)
 
     def _restore(self, header: Header, stamp: Stamp, wanted: Callable[[Row], bool]) -> int:
@@ -373,7 +371,7 @@ class RedisBackend(MapBackend):
         changes = []
         for name, row in zip(touched, self._rows(touched, self._texts(touched)), strict=True):
             if row is not None and wanted(row):
-                changes.append((name, _stamp_text(row.stamp), Row(row.prev, stamp, row.prev, "sweep")))
+                changes.append((name, _stamp_text(row.stamp), row.restored(stamp)))
         self._put(header, changes)
         return len(changes)
 
@@ -423,11 +421,7 @@ class RedisBackend(MapBackend):
     def _checked(self, answer: list[Any], expected: Header) -> list[Any]:
         if answer[0] == 0:
             found = self._header_in(answer[1])
-            raise StaleWriterError(
-                f"{self.location}: open for {found.open} of epoch {found.epoch}, this writer holds {expected.open} of epoch "
-                f"{expected.epoch}",
-                found.epoch,
-            )
+            raise found.refused(expected, self.location)
         if answer[0] == -1:
             raise StaleWriterError(
                 f"{self.location}, key {answer[1].decode()!r}: its stamp is not the one that was read"
@@ -441,25 +435,15 @@ class RedisBackend(MapBackend):
                 found += _clients.get(self._url).hmget(self._key(""), names[start : start + ROWS_PER_STEP])
         return found
 
-    def _open_stamp(self, header: Header) -> Stamp:
-        if header.open is None:
-            raise InvariantViolation("a sweep needs an open transaction")
-        return Stamp(header.open.txid, header.epoch, header.open.attempt_id)
-
     def _header_in(self, text: bytes | None) -> Header:
         if text is None:
             raise CorruptStateError(f"{self.location}: its header is gone; restore the server's data")
         try:
-            found = orjson.loads(text)
-            opened = OpenCommit(**found.pop("open")) if found["open"] is not None else found.pop("open")
-            header = Header(open=opened, **found)
+            return Header.of_document(orjson.loads(text), self.location)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptStateError(
                 f"{self.location}: '{{{self._name}}}:header' is not a header ({error}); restore the server's data"
             ) from error
-        if header.format != FORMAT:
-            raise CorruptStateError(f"{self.location}: header format {header.format}, and this Ratchet knows {FORMAT}")
-        return header
 
     def _names(self, keys: Sequence[Key]) -> list[bytes]:
         """Keys as the fields of the hash."""

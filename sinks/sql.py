@@ -48,9 +48,9 @@ class SqlBackend(MapBackend):
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
-        self._shape = TableShape(self.dialect, table, key, value) if key is not None and value is not None else None
-        if self._shape is not None:
-            _ = self._shape.columns  # types are checked now, not in a task
+        self._shape: TableShape | None = None
+        if key is not None and value is not None:
+            self.bind(key, value)
 
     # --- what a database adds --------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class SqlBackend(MapBackend):
                 f"{self.location} was declared with {self._shape.key} -> {self._shape.value}, and its committer writes {key} "
                 f"-> {value}: leave key and value out, or make them equal"
             )
-        _ = shape.columns
+        _ = shape.columns  # types are checked now, not in a task
         self._shape = shape
 
     @property
@@ -216,16 +216,12 @@ class SqlBackend(MapBackend):
         raise StaleWriterError(f"{self.location}: a row has another stamp than it had when it was read")
 
     def sweep(self, header: Header) -> int:
-        if header.open is None:
-            raise InvariantViolation("a sweep needs an open transaction")
-        stamp = (header.epoch, header.open.attempt_id)
-        return self._changed_under(header, self.shape.sweep(), (*stamp, header.open.txid, *stamp))
+        txid, *stamp = header.stamp
+        return self._changed_under(header, self.shape.sweep(), (*stamp, txid, *stamp))
 
     def roll_back(self, header: Header) -> int:
-        if header.open is None:
-            raise InvariantViolation("a roll-back needs an open transaction")
-        stamp = (header.open.txid - 1, header.epoch, header.open.attempt_id)
-        return self._changed_under(header, self.shape.roll_back(), (*stamp, header.open.txid))
+        txid, *stamp = header.stamp
+        return self._changed_under(header, self.shape.roll_back(), (txid - 1, *stamp, txid))
 
     def purge(self, header: Header, before_txid: int) -> int:
         return self._changed_under(header, self.shape.purge(), (before_txid,))
@@ -256,14 +252,12 @@ class SqlBackend(MapBackend):
         want_values: bool,
     ) -> pa.Table | None:
         shape = self.shape
-        if header.open is None:
-            raise InvariantViolation("apply needs an open transaction")
+        stamp = header.stamp
         self._refuse_nan(deltas)
         staged = deltas.num_rows >= self._staged_from_rows
         statement = _upsert(shape, tuple(aggregates.items()), value_type, staged)
         if statement is None:
             raise NotImplementedError
-        stamp = Stamp(header.open.txid, header.epoch, header.open.attempt_id)
         with self._writing() as connection:
             if staged:
                 self._stage(connection, deltas)  # before the header is held: it takes as long as the client takes
@@ -303,11 +297,7 @@ class SqlBackend(MapBackend):
     def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
         found = self._found_header(connection, lock)
         if found != expected:
-            raise StaleWriterError(
-                f"{self.location}: open for {found.open} of epoch {found.epoch}, this writer holds {expected.open} of epoch "
-                f"{expected.epoch}",
-                found.epoch,
-            )
+            raise found.refused(expected, self.location)
 
     def _explain_unchanged(self, rows: Mapping[Key, Row], stamp: Stamp, writer: str, value_type: ValueType) -> None:
         """Some keys were not written: skipped by the transactional rule, or refused."""

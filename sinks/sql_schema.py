@@ -22,9 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import CorruptStateError, TopologyError
+from framework.errors import TopologyError
 from framework.topology import Fields, Header, OpenCommit
-from framework.topology.fencing import FORMAT
+from framework.topology.fencing import check_format
 from sinks.aggregates import Aggregate
 
 HEADERS_TABLE = "_ratchet_headers"
@@ -103,8 +103,7 @@ def header_values(header: Header) -> tuple[Any, ...]:
 
 def header_of(row: tuple[Any, ...], location: str) -> Header:
     """A header from the columns ``HEADER_COLUMNS``. Raises ``CorruptStateError`` for a format that is not known."""
-    if row[0] != FORMAT:
-        raise CorruptStateError(f"{location}: header format {row[0]}, and this Ratchet knows {FORMAT}")
+    check_format(row[0], location)
     opened = OpenCommit(row[4], row[5], row[6]) if row[4] is not None else None
     return Header(row[1], row[2], row[3], opened, row[7], row[0])
 

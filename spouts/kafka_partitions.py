@@ -79,21 +79,21 @@ def reaches(meta: Meta, goal: Meta) -> bool:
 
 def position_of(meta: Meta) -> Position:
     """Where ``meta`` begins."""
-    topic_id, epoch = meta.get("topic_id"), meta.get("first_leader_epoch")
-    return Position(
-        int(meta["first_offset"]),
-        str(topic_id) if topic_id is not None else None,
-        int(epoch) if epoch is not None else None,
-    )
+    return _position(meta, "first")
 
 
 def position_after(meta: Meta) -> Position:
     """Where the plan after ``meta`` goes on."""
-    topic_id, epoch = meta.get("topic_id"), meta.get("next_leader_epoch")
+    position = _position(meta, "next")
+    position.lost_records = int(meta.get("lost_records", 0))
+    position.gaps = int(meta.get("gaps", 0))
+    return position
+
+
+def _position(meta: Meta, edge: str) -> Position:
+    topic_id, epoch = meta.get("topic_id"), meta.get(f"{edge}_leader_epoch")
     return Position(
-        int(meta["next_offset"]),
+        int(meta[f"{edge}_offset"]),
         str(topic_id) if topic_id is not None else None,
         int(epoch) if epoch is not None else None,
-        lost_records=int(meta.get("lost_records", 0)),
-        gaps=int(meta.get("gaps", 0)),
     )

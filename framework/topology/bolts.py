@@ -83,6 +83,15 @@ class Input:
     fields: Fields
     grouping: Grouping
 
+    def require(self, component_id: str, names: Iterable[str]) -> None:
+        """Raise ``TopologyError`` naming the first field that the committer ``component_id`` needs and this stream lacks."""
+        for name in names:
+            if name not in self.fields:
+                raise TopologyError(
+                    f"committer {component_id!r} needs field {name!r}, which {self.component_id!r} does not emit (it "
+                    f"emits: {', '.join(self.fields.names)})"
+                )
+
 
 class Combiner(ABC):
     """Folds tuples together before they travel to the bolt that owns it, as a combiner does in MapReduce.

@@ -11,13 +11,13 @@ Invariants (rules C1 to C4 of the protocol):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError
 
 FORMAT = 1
 #: In place of a plan digest: the txid was opened, then undone; nothing of it is left, and any plan may follow (C7).
@@ -67,6 +67,12 @@ class OpenCommit:
     plan_digest: str
 
 
+def check_format(found: object, location: str) -> None:
+    """Raise ``CorruptStateError`` for a header that another version has written."""
+    if found != FORMAT:
+        raise CorruptStateError(f"{location}: header format {found}, and this Ratchet knows {FORMAT}")
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The one header of a state: whose it is, which leader and attempt may write, what is finished.
@@ -81,6 +87,29 @@ class Header:
     open: OpenCommit | None = None
     done: int = 0
     format: int = FORMAT
+
+    @property
+    def stamp(self) -> Stamp:
+        """The stamp of what the open attempt writes. Raises ``InvariantViolation`` when there is none."""
+        if self.open is None:
+            raise InvariantViolation("a write needs an open transaction")
+        return Stamp(self.open.txid, self.epoch, self.open.attempt_id)
+
+    def refused(self, expected: Header, location: str) -> StaleWriterError:
+        """The error of a writer that holds ``expected`` and finds this header."""
+        return StaleWriterError(
+            f"{location}: open for {self.open} of epoch {self.epoch}, this writer holds {expected.open} of epoch "
+            f"{expected.epoch}",
+            self.epoch,
+        )
+
+    @staticmethod
+    def of_document(document: Mapping[str, Any], location: str) -> Header:
+        """From what ``dataclasses.asdict`` made of one. Raises ``CorruptStateError`` for a format that is not known, and
+        ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
+        check_format(document["format"], location)
+        opened = document["open"]
+        return Header(**{**document, "open": OpenCommit(**opened) if opened is not None else None})
 
     def opened(self, epoch: int, open_commit: OpenCommit) -> Header:
         """The header under which that attempt writes."""
