@@ -1,19 +1,30 @@
-"""Real servers for development and tests, as child processes: Kafka, ZooKeeper, PostgreSQL, Redis."""
+"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, Redis, a stand-in for a Schema Registry, a standalone
+Spark cluster; as child processes, in containers, or somebody else's."""
 
-from integration.errors import ServerError
+from integration.errors import NotOursError, ServerError
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener
 from integration.postgres import PostgresServer
+from integration.proxy import TcpProxy
 from integration.redis import RedisServer
-from integration.servers import EmbeddedServers
-from integration.zookeeper import ZooKeeperServer
+from integration.registry import RegistryServer
+from integration.servers import EmbeddedServers, Shape
+from integration.spark import SparkCluster
+from integration.zookeeper import SecurePort, ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
     "EmbeddedServers",
     "KafkaBroker",
     "KafkaCluster",
+    "NotOursError",
     "PostgresServer",
     "RedisServer",
+    "RegistryServer",
     "SecureListener",
+    "SecurePort",
     "ServerError",
+    "Shape",
+    "SparkCluster",
+    "TcpProxy",
+    "ZooKeeperEnsemble",
     "ZooKeeperServer",
 ]

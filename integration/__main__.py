@@ -1,4 +1,4 @@
-"""``python -m integration up | down | status``: real servers for development."""
+"""``python -m integration up | down | status | images``: real servers for development, and images for containers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from integration.errors import ServerError
-from integration.servers import DEFAULT_FOLDER, down, read_state, up
+from integration.servers import Shape, read_state
+from integration.standing import DEFAULT_FOLDER, down, up
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Option("--dir", help="Work folder: data, logs, addresses.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="A fixed port; any free one by default.")]
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="A fixed port (of the first server); any free one by default.")
+]
 
 
 @app.command("up")
@@ -22,15 +25,20 @@ def up_command(
     folder: Folder = DEFAULT_FOLDER,
     kafka_port: Port = None,
     zookeeper_port: Port = None,
+    brokers: Annotated[int, typer.Option(min=1, max=9, help="Kafka brokers.")] = 1,
+    zookeepers: Annotated[int, typer.Option("--zookeepers", min=1, max=9, help="ZooKeeper servers.")] = 1,
+    spark_workers: Annotated[int, typer.Option(min=0, max=9, help="Workers of a standalone Spark cluster.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Start Kafka and ZooKeeper, and leave them running until `down`."""
+    """Start Kafka and ZooKeeper, on request a Spark cluster too, and leave them running until `down`."""
     try:
         state = up(
             folder,
             kafka_port=kafka_port,
             zookeeper_port=zookeeper_port,
-            progress=lambda line: typer.echo(line, err=True),
+            shape=Shape(brokers, zookeepers),
+            spark_workers=spark_workers,
+            progress=_progress,
         )
     except ServerError as error:
         _fail(error)
@@ -60,12 +68,30 @@ def status_command(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> 
     _show(state, as_json)
 
 
+@app.command("images")
+def images_command() -> None:
+    """Make sure of an image for every kind of server: pulled where that works, built here where it does not."""
+    from integration.images import IMAGES, find_image  # needs packages that only containers need
+
+    try:
+        for kind in IMAGES:
+            typer.echo(f"{kind:<10} {find_image(kind, _progress)}")
+    except ServerError as error:
+        _fail(error)
+
+
+def _progress(line: str) -> None:
+    typer.echo(line, err=True)
+
+
 def _show(state: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(state))
         return
-    typer.echo(f"kafka      {state['kafka']}   (pid {state['pids']['kafka']})")
-    typer.echo(f"zookeeper  {state['zookeeper']}   (pid {state['pids']['zookeeper']})")
+    for kind in ("kafka", "zookeeper", "spark"):
+        if state[kind]:
+            pids = ", ".join(str(pid) for name, pid in state["pids"].items() if name.startswith(kind))
+            typer.echo(f"{kind:<10} {state[kind]}   (pid {pids})")
     for log in state["logs"]:
         typer.echo(f"log        {log}")
 

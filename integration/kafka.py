@@ -1,8 +1,7 @@
-"""Apache Kafka brokers (KRaft) as child processes: one that is its own controller, or several."""
+"""Apache Kafka brokers (KRaft): one that is its own controller, or several."""
 
 from __future__ import annotations
 
-import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from integration.errors import ServerError
-from integration.jars import Progress, kafka_jars, spark_jars
-from integration.java import find_java
-from integration.process import ServerProcess, free_port
+from integration.jars import Progress
+from integration.server import Server, free_port, start_together, stop_all
 
 HEAP = "-Xmx512m"
-_LOGGING_JARS = ("slf4j-api", "log4j-slf4j2-impl", "log4j-api", "log4j-core")
+#: From this many brokers on, the first three are controllers: any one of all may die.
+_CONTROLLERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +46,23 @@ class SecureListener:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Where a cluster's only controller listens, and the id of the cluster."""
+    """The id of a cluster, and where its controllers listen: node id -> port."""
 
     cluster_id: str
-    controller_port: int
+    controllers: Mapping[int, int]
+
+    @classmethod
+    def of(cls, controllers: int, cluster_id: str | None = None) -> Quorum:
+        """A cluster whose first ``controllers`` nodes vote; a new one unless its id is given."""
+        return cls(cluster_id or _new_cluster_id(), {node: free_port() for node in range(1, controllers + 1)})
 
 
-class KafkaBroker(ServerProcess):
+class KafkaBroker(Server):
     """A broker for plain connections on the loopback interface; ``secure`` adds a listener for others. Topics are created
-    by whoever needs them. ``quorum``: the cluster that it joins; node 1 is the controller too."""
+    by whoever needs them. ``quorum``: the cluster that it joins; by default one of its own."""
 
     name = "kafka"
+    kind = "kafka"
 
     def __init__(
         self,
@@ -70,12 +75,13 @@ class KafkaBroker(ServerProcess):
         secure: SecureListener | None = None,
         quorum: Quorum | None = None,
         node_id: int = 1,
+        where: str | None = None,
     ) -> None:
-        super().__init__(folder, port, guarded=guarded, settings=settings)
+        super().__init__(folder, port, guarded=guarded, settings=settings, where=where)
         self._progress = progress
         self._secure = secure
         self._secure_port = (secure.port or free_port()) if secure is not None else 0
-        self._quorum = quorum
+        self.quorum = quorum or Quorum.of(1)
         self._node_id = node_id
 
     @property
@@ -84,23 +90,19 @@ class KafkaBroker(ServerProcess):
         return f"127.0.0.1:{self._secure_port}"
 
     def prepare(self) -> list[str]:
-        java = find_java()
-        # Kafka's own jars hold SLF4J without anything behind it; the ones that come with PySpark write the log.
-        logging_jars = [str(jar) for name in _LOGGING_JARS for jar in sorted(spark_jars().glob(f"{name}-2*.jar"))]
-        classpath = ":".join([*logging_jars, f"{kafka_jars(self._progress)}/*"])
-        config = self.folder / "server.properties"
+        java, logging = self.host.java(), self.java_logging()
+        classpath = self.host.classpath(self._progress)
         data = self.folder / "data"
-        quorum = self._quorum if self._quorum is not None else Quorum(_new_cluster_id(), free_port())
-        controls = self._node_id == 1
-        controller = f"127.0.0.1:{quorum.controller_port}"
+        controllers = {node: f"127.0.0.1:{port}" for node, port in self.quorum.controllers.items()}
+        own = controllers.get(self._node_id)
         properties = {
-            "process.roles": "broker,controller" if controls else "broker",
+            "process.roles": "broker,controller" if own else "broker",
             "node.id": str(self._node_id),
-            "listeners": f"PLAINTEXT://{self.address}" + (f",CONTROLLER://{controller}" if controls else ""),
+            "listeners": f"PLAINTEXT://{self.address}" + (f",CONTROLLER://{own}" if own else ""),
             "advertised.listeners": f"PLAINTEXT://{self.address}",
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "controller.quorum.voters": f"1@{controller}",
+            "controller.quorum.voters": ",".join(f"{node}@{address}" for node, address in controllers.items()),
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(data),
             "auto.create.topics.enable": "false",
@@ -115,13 +117,9 @@ class KafkaBroker(ServerProcess):
         }
         for key, value in self._secure.properties(self.secure_address).items() if self._secure is not None else ():
             properties[key] = properties.get(key, "") + value
-        try:
-            config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
-        except OSError as error:
-            raise ServerError(f"{self.folder}: {error.strerror or error}; make room or give another folder") from error
-        logging = self.java_logging()
+        config = self.write("server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
         if not (data / "meta.properties").exists():
-            self._format([java, "-Xmx128m", logging, "-cp", classpath], config, quorum.cluster_id)
+            self._format([java, "-Xmx128m", logging, "-cp", classpath], config)
         return [
             java,
             HEAP,
@@ -134,7 +132,10 @@ class KafkaBroker(ServerProcess):
             str(config),
         ]
 
-    def _format(self, java: list[str], config: Path, cluster_id: str) -> None:
+    def reads(self) -> tuple[Path, ...]:
+        return (self._secure.certificate,) if self._secure is not None else ()
+
+    def _format(self, java: list[str], config: Path) -> None:
         """Give the empty data folder a cluster id, and the cluster its users."""
         users = self._secure.users if self._secure is not None else {}
         command = [
@@ -142,15 +143,15 @@ class KafkaBroker(ServerProcess):
             "kafka.tools.StorageTool",
             "format",
             "-t",
-            cluster_id,
+            self.quorum.cluster_id,
             "-c",
             str(config),
             "--ignore-formatted",
             *(part for name, password in users.items() for part in ("--add-scram", _scram(name, password))),
         ]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        answer = self.host.run(command, self.folder, self.reads())
         if answer.returncode != 0:
-            lines = (answer.stdout + answer.stderr).strip().splitlines() or ["it said nothing"]
+            lines = answer.stdout.strip().splitlines() or ["it said nothing"]
             reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[-1])
             raise ServerError(f"Kafka's data folder {config.parent / 'data'} cannot be formatted: {reason[:300]}")
 
@@ -163,17 +164,44 @@ class KafkaBroker(ServerProcess):
 
 
 class KafkaCluster:
-    """Several brokers, the first of which is the controller too: kill any other."""
+    """Several brokers, their internal topics on up to three of them. Below three brokers the first is the only controller:
+    kill any other. From three on, any may die."""
 
-    def __init__(self, folder: Path, brokers: int, settings: Mapping[str, str] | None = None) -> None:
-        quorum = Quorum(_new_cluster_id(), free_port())
+    def __init__(
+        self,
+        folder: Path,
+        brokers: int,
+        settings: Mapping[str, str] | None = None,
+        *,
+        ports: Sequence[int] = (),
+        guarded: bool = True,
+        progress: Progress | None = None,
+        where: str | None = None,
+    ) -> None:
+        known = _cluster_id_in(folder / "kafka-1")  # data that is there stays with the cluster it belongs to
+        quorum = Quorum.of(_CONTROLLERS if brokers >= _CONTROLLERS else 1, known)
+        copies = min(brokers, 3) if brokers >= _CONTROLLERS else 1
         shared = {
             "broker.session.timeout.ms": "2000",  # how soon the partitions of a dead broker are without a leader
             "broker.heartbeat.interval.ms": "500",
+            "default.replication.factor": str(copies),
+            "offsets.topic.replication.factor": str(copies),
+            "transaction.state.log.replication.factor": str(copies),
+            "transaction.state.log.min.isr": str(max(1, copies - 1)),
+            "min.insync.replicas": str(max(1, copies - 1)),
             **(settings or {}),
         }
         self.brokers: Sequence[KafkaBroker] = [
-            KafkaBroker(folder / f"kafka-{number}", settings=shared, quorum=quorum, node_id=number)
+            KafkaBroker(
+                folder / f"kafka-{number}",
+                ports[number - 1] if ports else None,
+                settings=shared,
+                quorum=quorum,
+                node_id=number,
+                guarded=guarded,
+                progress=progress,
+                where=where,
+            )
             for number in range(1, brokers + 1)
         ]
 
@@ -181,22 +209,34 @@ class KafkaCluster:
     def bootstrap_servers(self) -> str:
         return ",".join(broker.address for broker in self.brokers)
 
+    def start(self) -> None:
+        """Start all and wait until each serves: a controller of several answers once a majority is there."""
+        start_together(self.brokers)
+
+    def stop(self) -> None:
+        """Stop all, those that are controllers last."""
+        voters = len(self.brokers[0].quorum.controllers)
+        if len(self.brokers) > voters:
+            stop_all(self.brokers[voters:])
+        stop_all(self.brokers[:voters])
+
     def __enter__(self) -> KafkaCluster:
-        try:
-            for broker in self.brokers:
-                broker.start()
-        except BaseException:
-            self.stop()
-            raise
+        self.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def stop(self) -> None:
-        """Stop all, the controller last."""
-        for broker in reversed(self.brokers):
-            broker.stop()
+
+def _cluster_id_in(folder: Path) -> str | None:
+    """The id that the data of a broker was formatted with; None when there is none."""
+    try:
+        lines = (folder / "data" / "meta.properties").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ServerError(f"{folder}: {error.strerror or error}; give another folder") from error
+    return next((line.partition("=")[2] for line in lines if line.startswith("cluster.id=")), None)
 
 
 def _new_cluster_id() -> str:

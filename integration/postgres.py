@@ -1,27 +1,21 @@
-"""One PostgreSQL server as a child process, from the system's package."""
+"""One PostgreSQL server, from the system's package or in a container."""
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
-import socket
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from integration.errors import ServerError
-from integration.packages import find_program
-from integration.process import ServerProcess
+from integration.server import Server, exchange
 
 #: PostgreSQL refuses to run as root: there its package's own user runs it.
 _USER = "postgres"
-_PACKAGE = "postgresql"
-_BINARIES = ("usr/lib/postgresql/*/bin",)
 #: What a client asks first: whether TLS is on. A server that is up answers with one byte.
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
-class PostgresServer(ServerProcess):
+class PostgresServer(Server):
     """A server on the loopback interface with one database, ``ratchet``, and one user, ``ratchet``, who owns it and needs
     no password. Every commit is on disk before it is acknowledged.
 
@@ -29,6 +23,7 @@ class PostgresServer(ServerProcess):
     """
 
     name = "postgres"
+    kind = "postgres"
     stop_signal = "INT"  # do not wait for clients to leave
 
     @property
@@ -47,26 +42,25 @@ class PostgresServer(ServerProcess):
             **self._settings,
         }
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
-        return [*self._as_user(), _binary("postgres"), "-D", str(data), *options]
+        return [*self.host.as_user(_USER), self.host.program("postgres"), "-D", str(data), *options]
 
     def _initialise(self, data: Path) -> None:
-        if os.geteuid() == 0:
-            binary = _binary("initdb")  # installs the package, and with it the user
-            try:
-                owner = pwd.getpwnam(_USER)
-            except KeyError:
-                raise ServerError(f"{binary} is there, and no user {_USER!r} to run it: install {_PACKAGE}") from None
+        initdb, postgres = self.host.program("initdb"), self.host.program("postgres")
+        as_user = self.host.as_user(_USER)
+        if as_user:
             self._check_reachable()
             shutil.rmtree(data, ignore_errors=True)
-            data.mkdir(mode=0o700)
-            os.chown(data, owner.pw_uid, owner.pw_gid)
-        command = [*self._as_user(), _binary("initdb"), "-D", str(data), "-U", "ratchet", "-A", "trust"]
-        command += ["-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
-        _run(command)
-        _run(
-            [*self._as_user(), _binary("postgres"), "--single", "-D", str(data), "postgres"],
-            "CREATE DATABASE ratchet;\n",
-        )
+            self._run(["install", "-d", "-m", "700", "-o", _USER, "-g", _USER, str(data)])
+        command = [*as_user, initdb, "-D", str(data), "-U", "ratchet", "-A", "trust"]
+        self._run([*command, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"])
+        script = 'echo "CREATE DATABASE ratchet;" | "$@"'
+        self._run(["sh", "-c", script, "sh", *as_user, postgres, "--single", "-D", str(data), "postgres"])
+
+    def _run(self, command: Sequence[str]) -> None:
+        done = self.host.run(command, self.folder)
+        if done.returncode:
+            lines = done.stdout.strip().splitlines()
+            raise ServerError(f"{self.folder / 'data'}: {lines[-1] if lines else 'PostgreSQL said nothing'}")
 
     def _check_reachable(self) -> None:
         for folder in (self.folder, *self.folder.parents):
@@ -75,29 +69,10 @@ class PostgresServer(ServerProcess):
                     f"{folder}: the user {_USER!r}, as whom PostgreSQL runs, cannot reach it; give another folder"
                 )
 
-    def _as_user(self) -> list[str]:
-        if os.geteuid() != 0:
-            return []
-        return ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"]
-
     def is_ready(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(_SSL_REQUEST)
-                if connection.recv(1) not in (b"S", b"N"):
-                    return False
-        except OSError:
+        """Answers before it lets anybody in, so it is asked for a session too."""
+        if exchange(self.port, _SSL_REQUEST, 1) not in (b"S", b"N"):
             return False
-        command = [_binary("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        return subprocess.run(command, check=False, timeout=10).returncode == 0
-
-
-def _binary(name: str) -> str:
-    return find_program(name, _PACKAGE, _BINARIES)
-
-
-def _run(command: list[str], text: str | None = None) -> None:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd="/", check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise ServerError(f"{Path(command[-3]).name}: {lines[-1] if lines else 'it said nothing'}")
+        words = b"user\0ratchet\0database\0ratchet\0\0"
+        startup = (8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words
+        return exchange(self.port, startup, 1) == b"R"

@@ -1,17 +1,15 @@
-"""One Redis server as a child process, from the system's package."""
+"""One Redis server, from the system's package or in a container."""
 
 from __future__ import annotations
 
-import socket
-
-from integration.packages import find_program
-from integration.process import ServerProcess
+from integration.server import Server, exchange
 
 
-class RedisServer(ServerProcess):
+class RedisServer(Server):
     """A server on the loopback interface; every write is on disk before it is acknowledged."""
 
     name = "redis"
+    kind = "redis"
 
     @property
     def url(self) -> str:
@@ -31,12 +29,7 @@ class RedisServer(ServerProcess):
             **self._settings,
         }
         options = [part for key, value in settings.items() for part in (f"--{key}", value)]
-        return [find_program("redis-server", "redis-server"), *options]
+        return [self.host.program("redis-server"), *options]
 
     def is_ready(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
-        except OSError:
-            return False
+        return exchange(self.port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))

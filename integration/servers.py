@@ -5,24 +5,33 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from integration.errors import ServerError
+from integration.hosts import STOP_TIMEOUT_S
 from integration.jars import Progress
-from integration.kafka import KafkaBroker
-from integration.process import STOP_TIMEOUT_S
-from integration.zookeeper import ZooKeeperServer
+from integration.kafka import KafkaBroker, KafkaCluster
+from integration.server import Server, start_together, stop_all
+from integration.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 STATE_FILE = "servers.json"
-DEFAULT_FOLDER = Path(".ratchet/servers")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many servers of each kind. From three brokers on, topics can have three copies and any broker may die."""
+
+    brokers: int = 1
+    zookeepers: int = 1
 
 
 class EmbeddedServers:
-    """A broker and a ZooKeeper server as children of this process: they end with it, their data stays in ``folder``.
+    """Brokers and ZooKeeper servers that end with this process; their data stays in ``folder``. One of each, unless ``shape``
+    says otherwise. A fixed port is that of the first server; further ones take the ports after it. ``where``: "embedded" or
+    "containers"; by default what ``RATCHET_SERVERS`` says.
 
     ::
 
@@ -39,38 +48,72 @@ class EmbeddedServers:
         guarded: bool = True,
         progress: Progress | None = None,
         kafka_settings: dict[str, str] | None = None,
+        shape: Shape | None = None,
+        where: str | None = None,
     ) -> None:
         self.folder = folder.absolute()
-        self.kafka = KafkaBroker(
-            self.folder / "kafka", kafka_port, guarded=guarded, progress=progress, settings=kafka_settings
+        shape = shape or Shape()
+        self._cluster = KafkaCluster(
+            self.folder,
+            shape.brokers,
+            kafka_settings,
+            ports=[kafka_port + number for number in range(shape.brokers)] if kafka_port else (),
+            guarded=guarded,
+            progress=progress,
+            where=where,
         )
-        self.zookeeper_server = ZooKeeperServer(self.folder / "zookeeper", zookeeper_port, guarded=guarded)
+        self._ensemble = ZooKeeperEnsemble(
+            self.folder,
+            shape.zookeepers,
+            ports=[zookeeper_port + number for number in range(shape.zookeepers)] if zookeeper_port else (),
+            guarded=guarded,
+            where=where,
+        )
         self._lock: IO[str] | None = None
 
     @property
+    def brokers(self) -> list[KafkaBroker]:
+        return list(self._cluster.brokers)
+
+    @property
+    def zookeepers(self) -> list[ZooKeeperServer]:
+        return list(self._ensemble.servers)
+
+    @property
+    def all(self) -> list[Server]:
+        return [*self.zookeepers, *self.brokers]
+
+    @property
+    def kafka(self) -> KafkaBroker:
+        """The first broker."""
+        return self.brokers[0]
+
+    @property
+    def zookeeper_server(self) -> ZooKeeperServer:
+        """The first ZooKeeper server."""
+        return self.zookeepers[0]
+
+    @property
     def bootstrap_servers(self) -> str:
-        return self.kafka.address
+        return self._cluster.bootstrap_servers
 
     @property
     def zookeeper(self) -> str:
-        return self.zookeeper_server.address
+        return self._ensemble.address
 
     def start(self) -> None:
-        """Start both and wait until they serve. Raises ``ServerError``, with nothing left running."""
+        """Start all and wait until they serve. Raises ``ServerError``, with nothing left running."""
         self._take_folder()
         try:
-            with ThreadPoolExecutor(2) as pool:
-                started = [pool.submit(self.zookeeper_server.start), pool.submit(self.kafka.start)]
-            for each in started:
-                each.result()
+            start_together(self.all)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Stop both in order. Safe to call twice."""
-        self.kafka.stop()
-        self.zookeeper_server.stop()
+        """Stop all in order. Safe to call twice."""
+        self._cluster.stop()
+        stop_all(self.zookeepers)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -103,7 +146,8 @@ class EmbeddedServers:
             lock.close()
             raise
         self._lock = lock
-        self.kafka.held_files = self.zookeeper_server.held_files = (lock.fileno(),)
+        for server in self.all:
+            server.held_files = (lock.fileno(),)
 
     def _wait_for_lock(self, lock: IO[str]) -> None:
         """A parent that was killed leaves servers that are still stopping, and their guardians hold the lock: wait for
@@ -124,9 +168,6 @@ class EmbeddedServers:
                 time.sleep(0.1)
 
 
-# --- servers that outlive the command that started them -----------------------------------------------------------
-
-
 def read_state(folder: Path) -> dict[str, Any] | None:
     """What ``up`` wrote, if those servers still run."""
     try:
@@ -135,56 +176,10 @@ def read_state(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ServerError(f"{folder / STATE_FILE} cannot be read ({error}): remove it if no servers run") from error
-    return state if any(_is_ours(pid, folder) for pid in state["pids"].values()) else None
+    return state if any(is_ours(pid, folder) for pid in state["pids"].values()) else None
 
 
-def up(
-    folder: Path, *, kafka_port: int | None, zookeeper_port: int | None, progress: Progress | None
-) -> dict[str, Any]:
-    """Start servers that run until ``down``; returns their addresses. Already running ones are only reported."""
-    folder = folder.absolute()
-    running = read_state(folder)
-    if running is not None:
-        return running
-    servers = EmbeddedServers(
-        folder, kafka_port=kafka_port, zookeeper_port=zookeeper_port, guarded=False, progress=progress
-    )
-    servers.start()
-    state = {
-        "kafka": servers.bootstrap_servers,
-        "zookeeper": servers.zookeeper,
-        "logs": [str(servers.kafka.log_file), str(servers.zookeeper_server.log_file)],
-        "pids": {"kafka": servers.kafka.pid, "zookeeper": servers.zookeeper_server.pid},
-    }
-    (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-    return state
-
-
-def down(folder: Path, timeout_s: float = 20.0) -> bool:
-    """Stop what ``up`` started; False when nothing ran."""
-    folder = folder.absolute()
-    state = read_state(folder)
-    if state is None:
-        return False
-    for name in ("kafka", "zookeeper"):
-        _end(state["pids"][name], folder, timeout_s)
-    (folder / STATE_FILE).unlink(missing_ok=True)
-    return True
-
-
-def _end(pid: int, folder: Path, timeout_s: float) -> None:
-    if not _is_ours(pid, folder):
-        return
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while _is_ours(pid, folder):
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            return
-        time.sleep(0.05)
-
-
-def _is_ours(pid: int, folder: Path) -> bool:
+def is_ours(pid: int, folder: Path) -> bool:
     """Whether that process is a server of this folder, and not a later one with the same number."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

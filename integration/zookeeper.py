@@ -1,40 +1,110 @@
-"""One ZooKeeper server as a child process, from the jars inside PySpark."""
+"""ZooKeeper servers, from the jars inside PySpark: one, or an ensemble; plain, or with TLS and SASL beside it."""
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from integration.errors import ServerError
-from integration.jars import spark_jars
-from integration.java import find_java
-from integration.process import ServerProcess
+from integration.server import Server, exchange, free_port, start_together, stop_all
 
 #: Sessions of 1 to 60 s: short ones let a test, or a restarted driver, go on quickly.
 TICK_MS = 500
-_JARS = (
-    "zookeeper-*",
-    "netty-*",
-    "slf4j-api-*",
-    "log4j-*",
-    "metrics-core-*",
-    "snappy-java-*",
-    "commons-*",
-    "jackson-*",
-)
 
 
-class ZooKeeperServer(ServerProcess):
-    """A standalone server on the loopback interface; every write is on disk before it is acknowledged."""
+@dataclass(frozen=True, slots=True)
+class SecurePort:
+    """A second client port, for TLS with certificates on both sides; and who may log in by SASL (DIGEST-MD5) on either.
+
+    ``certificate``: a PEM file of the server's private key and chain. ``authority``: the PEM file of who signs clients.
+    ``users``: name -> password. ``required``: sessions without SASL are refused.
+    """
+
+    certificate: Path | None = None
+    authority: Path | None = None
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    required: bool = False
+    port: int = field(default_factory=free_port)
+
+    def properties(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self.certificate is not None:
+            found |= {
+                "secureClientPort": str(self.port),
+                "secureClientPortAddress": "127.0.0.1",
+                "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+                "ssl.keyStore.location": str(self.certificate),
+                "ssl.keyStore.type": "PEM",
+                "ssl.trustStore.location": str(self.authority),
+                "ssl.trustStore.type": "PEM",
+                "ssl.clientAuth": "need",
+            }
+        if self.users:
+            found["authProvider.sasl"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+            if self.required:
+                found["enforce.auth.enabled"] = "true"
+                found["enforce.auth.schemes"] = "sasl"
+        return found
+
+    def login_configuration(self) -> str:
+        """The JAAS file of the server."""
+        lines = "\n".join(f'  user_{name}="{password}"' for name, password in self.users.items())
+        return f"Server {{\n  org.apache.zookeeper.server.auth.DigestLoginModule required\n{lines};\n}};\n"
+
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for file in (self.certificate, self.authority) if file is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server's place in an ensemble: its number, and the two ports of each member (for data, for elections)."""
+
+    number: int
+    members: Mapping[int, tuple[int, int]]
+
+    def properties(self) -> dict[str, str]:
+        return {
+            "initLimit": "20",
+            "syncLimit": "10",
+            "quorumListenOnAllIPs": "false",
+            **{f"server.{each}": f"127.0.0.1:{data}:{vote}" for each, (data, vote) in self.members.items()},
+        }
+
+
+class ZooKeeperServer(Server):
+    """A server on the loopback interface, alone or in a ``place`` of an ensemble; every write is on disk before it is
+    acknowledged."""
 
     name = "zookeeper"
+    kind = "zookeeper"
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None = None,
+        *,
+        guarded: bool = True,
+        settings: dict[str, str] | None = None,
+        secure: SecurePort | None = None,
+        place: Place | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(folder, port, guarded=guarded, settings=settings, where=where)
+        self._secure = secure
+        self._place = place
+
+    @property
+    def secure_address(self) -> str:
+        """Where the port for TLS is."""
+        return f"127.0.0.1:{self._secure.port if self._secure is not None else 0}"
 
     def prepare(self) -> list[str]:
-        config = self.folder / "zoo.cfg"
+        data = self.folder / "data"
         properties = {
             "tickTime": str(TICK_MS),
             "minSessionTimeout": "1000",
             "maxSessionTimeout": "60000",
-            "dataDir": str(self.folder / "data"),
+            "dataDir": str(data),
             "clientPort": str(self.port),
             "clientPortAddress": "127.0.0.1",
             "admin.enableServer": "false",
@@ -42,21 +112,70 @@ class ZooKeeperServer(ServerProcess):
             "4lw.commands.whitelist": "ruok,srvr",
             "autopurge.snapRetainCount": "3",
             "autopurge.purgeInterval": "1",
+            **(self._place.properties() if self._place is not None else {}),
+            **(self._secure.properties() if self._secure is not None else {}),
+            **self._settings,
         }
-        try:
-            (self.folder / "data").mkdir(exist_ok=True)
-            config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
-        except OSError as error:
-            raise ServerError(f"{self.folder}: {error.strerror or error}; make room or give another folder") from error
-        jars = [str(jar) for pattern in _JARS for jar in sorted(spark_jars().glob(f"{pattern}.jar"))]
-        logging = self.java_logging()
-        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
-        return [find_java(), "-Xmx256m", "-XX:+UseSerialGC", logging, "-cp", ":".join(jars), main, str(config)]
+        config = self.write("zoo.cfg", "".join(f"{key}={value}\n" for key, value in properties.items()))
+        data.mkdir(exist_ok=True)
+        options = ["-Xmx256m", "-XX:+UseSerialGC", self.java_logging()]
+        if self._place is not None:
+            (data / "myid").write_text(str(self._place.number), encoding="ascii")
+        if self._secure is not None and self._secure.users:
+            login = self.write("jaas.conf", self._secure.login_configuration())
+            login.chmod(0o600)
+            options.append(f"-Djava.security.auth.login.config={login}")
+        alone = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        member = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        main = alone if self._place is None else member
+        return [self.host.java(), *options, "-cp", self.host.classpath(), main, str(config)]
+
+    def reads(self) -> tuple[Path, ...]:
+        return self._secure.files() if self._secure is not None else ()
 
     def is_ready(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"ruok")
-                return connection.recv(16) == b"imok"
-        except OSError:
-            return False
+        """A member of an ensemble serves once it leads or follows."""
+        return b"Mode: " in exchange(self.port, b"srvr", 4096)
+
+
+class ZooKeeperEnsemble:
+    """Several servers that vote; a majority must live."""
+
+    def __init__(
+        self,
+        folder: Path,
+        servers: int,
+        *,
+        ports: Sequence[int] = (),
+        guarded: bool = True,
+        where: str | None = None,
+    ) -> None:
+        members = {number: (free_port(), free_port()) for number in range(1, servers + 1)}
+        self.servers: Sequence[ZooKeeperServer] = [
+            ZooKeeperServer(
+                folder / f"zookeeper-{number}",
+                ports[number - 1] if ports else None,
+                guarded=guarded,
+                place=Place(number, members) if servers > 1 else None,
+                where=where,
+            )
+            for number in members
+        ]
+
+    @property
+    def address(self) -> str:
+        return ",".join(server.address for server in self.servers)
+
+    def start(self) -> None:
+        """Start all and wait until each serves."""
+        start_together(self.servers)
+
+    def stop(self) -> None:
+        stop_all(self.servers)
+
+    def __enter__(self) -> ZooKeeperEnsemble:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()

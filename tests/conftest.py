@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import uuid
@@ -16,11 +17,44 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import HealthCheck, settings
 
-from integration import EmbeddedServers, PostgresServer, RedisServer
+from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer
+from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
+from integration.hosts import CHOICES, EXTERNAL, VARIABLE, chosen
 
 # A shared machine may be slow at any moment; what is slow is not wrong.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ratchet")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--servers",
+        choices=CHOICES,
+        default=chosen(),
+        help="where servers run: child processes, containers, or somewhere else already (RATCHET_EXTERNAL_KAFKA, ...)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[VARIABLE] = config.getoption("--servers")  # for the processes that tests start, too
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    yield from _skipped_without_own_servers()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    yield from _skipped_without_own_servers()
+
+
+def _skipped_without_own_servers() -> Iterator[None]:
+    """External servers cannot be killed: tests that want servers of their own are skipped, each with its reason."""
+    try:
+        yield
+    except NotOursError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)
@@ -38,29 +72,33 @@ def quiet_logs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers | ExternalServers]:
     """Kafka and ZooKeeper that no test stops or kills."""
+    if chosen() == EXTERNAL:
+        yield ExternalServers()
+        return
     with EmbeddedServers(tmp_path_factory.mktemp("servers")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
     """A database server that no test stops or kills."""
-    with open_folder() as folder:
-        server = PostgresServer(folder)
-        server.start()
+    if chosen() == EXTERNAL:
+        yield ExternalPostgres()
+        return
+    with open_folder() as folder, PostgresServer(folder) as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer | ExternalRedis]:
     """A Redis server that no test stops or kills."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
+    if chosen() == EXTERNAL:
+        yield ExternalRedis()
+        return
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @contextmanager
@@ -138,9 +176,9 @@ class Topics:
         self.bootstrap_servers = bootstrap_servers
         self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
 
-    def create(self, topic: str, partitions: int = 1, **config: str) -> str:
+    def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        self.admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(30)
+        self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
         return topic
 
     def producer(self, **settings: Any) -> Producer:
@@ -174,5 +212,5 @@ class Topics:
 
 
 @pytest.fixture
-def topics(servers: EmbeddedServers) -> Topics:
+def topics(servers: EmbeddedServers | ExternalServers) -> Topics:
     return Topics(servers.bootstrap_servers)

@@ -52,7 +52,7 @@ def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
         "b = TransactionalTopologyBuilder('t', 's', MemoryTransactionalSpout({0: []}, Fields(word=str), 1))\n"
         "topology = b.build()\n"
     )
-    from integration.process import free_port
+    from integration.server import free_port
 
     answer = call("mine:topology", "--set", f"transactional.zookeeper.servers=127.0.0.1:{free_port()}", cwd=tmp_path)
     assert answer.returncode == 1

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import PostgresServer, RedisServer
-from integration.process import ServerProcess
+from integration.server import Server
 from sinks import (
     AppendCommitter,
     Count,
@@ -68,7 +68,7 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
 
 @contextmanager
-def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, ServerProcess | None]]:
+def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]:
     """The address of a store of this test's own, and the server that can be killed; SQLite has none."""
     if store == "sqlite":
         yield str(tmp_path / "x.db"), None

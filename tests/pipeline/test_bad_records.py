@@ -24,7 +24,7 @@ from framework.errors import (
 )
 from framework.kafka_clients import KafkaSettings
 from framework.transactions import MemoryStore
-from integration import EmbeddedServers
+from integration import EmbeddedServers, RegistryServer
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
@@ -32,7 +32,6 @@ from tests.conftest import Topics
 from tests.oracle import read_topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns
 from tests.pipeline.processes import RunProcess
-from tests.spouts.registry import SchemaRegistry
 from tests.spouts.test_avro import encoded, framed
 
 pytestmark = pytest.mark.integration
@@ -170,7 +169,8 @@ def test_avro_by_a_registry_with_dead_letters_in_both_places_on_spark(
     topics: Topics, name: str, tmp_path: Path, spark: str, collapse_max: int
 ) -> None:
     """Codec, writer and state travel to workers; a table and a topic agree."""
-    registry = SchemaRegistry()
+    registry = RegistryServer(tmp_path / "registry")
+    registry.start()
     schema = {"type": "record", "name": "Word", "fields": [{"name": "value", "type": "string"}]}
     schema_id = registry.register(f"{name}-value", schema)
     good = [framed(schema_id, *encoded(schema, {"value": f"w{n % 50}"}))[0] for n in range(3_000)]
@@ -197,7 +197,7 @@ def test_avro_by_a_registry_with_dead_letters_in_both_places_on_spark(
             run.wait_until_caught_up(120)
             assert run.status().bad_records == 4
         assert runs.counts() == {f"w{n}": 120 for n in range(50)}
-    registry.close()
+    registry.stop()
     runs.path = tmp_path / "figures.db"
     in_table = {(row[0], row[1]) for row in runs.rows("SELECT partition, offset FROM letters")}
     assert in_table == {(0, 1_500), (0, 3_001), (1, 1_500), (1, 3_001)}

@@ -19,7 +19,7 @@ from framework import TopologyContext, TopologyFailed, TransactionAttempt
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.kafka_clients import KafkaSettings
 from integration import EmbeddedServers, KafkaBroker
-from integration.process import free_port
+from integration.server import free_port
 from spouts.kafka_group import GroupOffsets
 from tests.conftest import Topics
 from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns, values_in

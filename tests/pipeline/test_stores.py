@@ -18,7 +18,7 @@ from framework.topology import Topology
 from framework.transactions import ZooKeeperStore, committed_txid
 from framework.verify import verify
 from integration import EmbeddedServers, ZooKeeperServer
-from integration.process import ServerProcess
+from integration.server import Server
 from tests.conftest import Topics
 from tests.pipeline.processes import RunProcess
 from tests.pipeline.stores import PARTITIONS, STORES, Feed, expected, found, server_of, topology, wait_for
@@ -85,7 +85,7 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def sink(store: str, tmp_path: Path) -> Iterator[tuple[str, ServerProcess | None]]:
+def sink(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]:
     with server_of(store, tmp_path) as made:
         yield made
 
@@ -105,7 +105,7 @@ def job(
     topics: Topics,
     name: str,
     store: str,
-    sink: tuple[str, ServerProcess | None],
+    sink: tuple[str, Server | None],
     zookeeper: ZooKeeperServer,
     tmp_path: Path,
 ) -> Iterator[Job]:
@@ -164,12 +164,12 @@ def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> Non
 
 @pytest.mark.behaviour("3.1", "3.2")
 def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
-    job: Job, sink: tuple[str, ServerProcess | None], zookeeper: ZooKeeperServer
+    job: Job, sink: tuple[str, Server | None], zookeeper: ZooKeeperServer
 ) -> None:
     seed = int(os.environ.get("RATCHET_SINK_SEED", random.randrange(10**6)))
     print(f"seed {seed}")
     chance = random.Random(seed)
-    servers: list[ServerProcess] = [zookeeper, *([sink[1]] if sink[1] is not None else [])]
+    servers: list[Server] = [zookeeper, *([sink[1]] if sink[1] is not None else [])]
     run = job.process()
     run.start()
     done = 0
@@ -177,7 +177,7 @@ def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
         wait_for(lambda: job.committed() >= 2)
         while done < KILLS:
             time.sleep(chance.uniform(0.1, 2.0))
-            victim: RunProcess | ServerProcess = chance.choice([run, run, *servers])
+            victim: RunProcess | Server = chance.choice([run, run, *servers])
             if isinstance(victim, RunProcess):
                 assert victim.kill(), f"the driver had ended by itself:\n{victim.tail()}"
                 victim.start()

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from framework.errors import ConfigError, RetryableError, TopologyError
+from integration import RegistryServer
 from spouts import AvroCodec, RegistryAvroCodec, UndecodableValueError
 from spouts.avro_bulk import BulkAvro
-from tests.spouts.registry import SchemaRegistry
 
 pytestmark = pytest.mark.behaviour("2.9")
 
@@ -257,10 +257,9 @@ def test_a_schema_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def registry() -> Iterator[SchemaRegistry]:
-    server = SchemaRegistry()
-    yield server
-    server.close()
+def registry(tmp_path: Path) -> Iterator[RegistryServer]:
+    with RegistryServer(tmp_path / "registry") as server:
+        yield server
 
 
 def framed(schema_id: int, *values: bytes) -> list[bytes]:
@@ -271,8 +270,9 @@ SMALL = {"type": "record", "name": "Word", "fields": [{"name": "word", "type": "
 LARGE = {**SMALL, "fields": [*SMALL["fields"], {"name": "n", "type": "long", "default": 5}]}
 
 
+@pytest.mark.integration
 class TestRegistry:
-    def test_writers_of_several_schemas_are_resolved_to_the_latest(self, registry: SchemaRegistry) -> None:
+    def test_writers_of_several_schemas_are_resolved_to_the_latest(self, registry: RegistryServer) -> None:
         old = registry.register("words-value", SMALL)
         new = registry.register("words-value", LARGE)
         codec = pickle.loads(pickle.dumps(RegistryAvroCodec(registry.url, subject="words-value")))
@@ -294,7 +294,7 @@ class TestRegistry:
         codec.decode(values)
         assert registry.requests[f"/schemas/ids/{old}"] == 1  # asked once, however many values name it
 
-    def test_what_cannot_be_decoded_is_named_and_the_rest_comes_in_order(self, registry: SchemaRegistry) -> None:
+    def test_what_cannot_be_decoded_is_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
         known = registry.register("words-value", SMALL)
         other = registry.register("other-value", "message Word {}", schema_type="PROTOBUF")
         (good, again) = encoded(SMALL, {"word": "a"}, {"word": "b"})
@@ -313,7 +313,7 @@ class TestRegistry:
         with pytest.raises(UndecodableValueError, match="value 1"):
             codec.decode(values)
 
-    def test_schemas_may_refer_to_others_and_each_to_its_own_version(self, registry: SchemaRegistry) -> None:
+    def test_schemas_may_refer_to_others_and_each_to_its_own_version(self, registry: RegistryServer) -> None:
         at = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
         point = {"type": "record", "name": "Point", "namespace": "geo", "fields": [{"name": "x", "type": "long"}, at]}
         newer = {**point, "fields": [{"name": "label", "type": "string", "default": "-"}, *point["fields"]]}
@@ -334,27 +334,28 @@ class TestRegistry:
             {"point": {"label": "home", "x": 7, "at": when}},
         ]
 
-    def test_an_unknown_schema_is_asked_for_once_per_chunk(self, registry: SchemaRegistry) -> None:
+    def test_an_unknown_schema_is_asked_for_once_per_chunk(self, registry: RegistryServer) -> None:
         _, bad = RegistryAvroCodec(registry.url, schema=SMALL).decode_good(framed(999, *[b"x"] * 100))
         assert len(bad) == 100
         assert registry.requests["/schemas/ids/999"] == 1
 
     def test_a_registry_that_is_away_is_waited_for_and_not_taken_for_a_bad_record(
-        self, registry: SchemaRegistry
+        self, registry: RegistryServer
     ) -> None:
         known = registry.register("words-value", SMALL)
         codec = RegistryAvroCodec({"url": registry.url, "max.retries": 0}, schema=SMALL)
         values = framed(known, *encoded(SMALL, {"word": "a"}))
-        registry.failing = 1
+        registry.fail_next(1)
         with pytest.raises(RetryableError, match="Schema Registry"):
             codec.decode_good(values)
         assert codec.decode(values).num_rows == 1
-        registry.close()
+        registry.stop()
         with pytest.raises(RetryableError, match="Schema Registry"):
             codec.decode_good(framed(777, b"x"))
 
-    def test_a_password_works_and_is_not_shown(self) -> None:
-        registry = SchemaRegistry("me:canary")
+    def test_a_password_works_and_is_not_shown(self, tmp_path: Path) -> None:
+        registry = RegistryServer(tmp_path / "guarded", user="me:canary")
+        registry.start()
         registry.register("words-value", SMALL)
         settings = {"url": registry.url, "basic.auth.user.info": "me:canary"}
         codec = RegistryAvroCodec(settings, subject="words-value")
@@ -365,9 +366,9 @@ class TestRegistry:
         assert "wrong" not in str(refused.value)
         with pytest.raises(ConfigError, match="does not know subject 'none'"):
             RegistryAvroCodec(settings, subject="none")
-        registry.close()
+        registry.stop()
 
-    def test_a_reader_is_needed(self, registry: SchemaRegistry) -> None:
+    def test_a_reader_is_needed(self, registry: RegistryServer) -> None:
         with pytest.raises(TopologyError, match="subject= or schema="):
             RegistryAvroCodec(registry.url)
         with pytest.raises(ConfigError, match="needs a url"):

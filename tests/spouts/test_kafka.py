@@ -11,7 +11,7 @@ import pytest
 
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
-from integration.process import free_port
+from integration.server import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from tests.conftest import Topics
 

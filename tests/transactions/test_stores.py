@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 from framework.errors import ConfigError, CorruptStateError, LeadershipLostError, RetryableError, StaleWriterError
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
 from integration import EmbeddedServers
-from integration.process import free_port
+from integration.server import free_port
 
 
 def elected(store: CoordinationStore, path: str) -> Leadership:

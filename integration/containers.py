@@ -1,0 +1,177 @@
+"""Servers in containers, by testcontainers.
+
+A container shares this machine's network, and its server's folder at the same path: addresses, ports, configuration and data
+are those of the embedded server. A container is gone with its server; ``start`` makes another on the same folder, as a
+restarted process would find it. What belongs to this process is removed when it ends, however it ends: see ``_Reaper``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from docker.errors import APIError, DockerException, NotFound
+
+from integration.engine import OWNER_LABEL, engine
+from integration.errors import ServerError
+from integration.hosts import TOOL_TIMEOUT_S, Host, Launch, Running
+from integration.images import IMAGES, PATH, find_image
+from integration.jars import Progress
+
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # its image is one more that must be pulled; see _Reaper
+
+from testcontainers.core.container import DockerContainer  # noqa: E402 - reads the setting above when it is imported
+
+_ENVIRONMENT = {"PATH": PATH, "LANG": "C.UTF-8"}
+
+
+class ContainerHost(Host):
+    """An image with one kind of server's programs."""
+
+    def java(self) -> str:
+        return "java"
+
+    def classpath(self, progress: Progress | None = None) -> str:
+        return f"{IMAGES[self.kind].jars}/*"
+
+    def program(self, name: str) -> str:
+        return name
+
+    def as_user(self, user: str) -> list[str]:
+        return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+
+    def run(self, command: Sequence[str], folder: Path, reads: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
+        try:
+            container = engine().containers.run(
+                find_image(self.kind),
+                list(command),
+                entrypoint=[],
+                detach=True,
+                network_mode="host",
+                user="root",
+                environment=_ENVIRONMENT,
+                volumes=_volumes(folder, reads),
+                labels={OWNER_LABEL: _reaper().owner},
+            )
+            try:
+                code = container.wait(timeout=TOOL_TIMEOUT_S)["StatusCode"]
+                output = container.logs().decode(errors="replace")
+            finally:
+                container.remove(force=True)
+        except (DockerException, OSError) as error:
+            raise ServerError(f"{command[0]} cannot be run in a container: {str(error).splitlines()[0][:300]}") from error
+        return subprocess.CompletedProcess(list(command), code, output)
+
+    def launch(self, launch: Launch) -> Running:
+        return _Container(find_image(self.kind), launch)
+
+
+def _volumes(folder: Path, reads: Sequence[Path]) -> dict[str, dict[str, str]]:
+    return {
+        str(folder): {"bind": str(folder), "mode": "rw"},
+        **{str(file): {"bind": str(file), "mode": "ro"} for file in reads},
+    }
+
+
+class _Container(Running):
+    def __init__(self, image: str, launch: Launch) -> None:
+        self._stop_signal = launch.stop_signal
+        # The server's output goes to its log file, where the embedded server's goes.
+        script = f'exec "$@" >> "{launch.log_file}" 2>&1'
+        container = DockerContainer(image)
+        container.with_command(["sh", "-c", script, "sh", *launch.command])
+        container.with_name(f"ratchet-{launch.name}-{uuid.uuid4().hex[:8]}")
+        for key, value in _ENVIRONMENT.items():
+            container.with_env(key, value)
+        for path, how in _volumes(launch.folder, launch.reads).items():
+            container.with_volume_mapping(path, how["bind"], how["mode"])
+        labels = {OWNER_LABEL: _reaper().owner} if launch.guarded else {}
+        container.with_kwargs(
+            entrypoint=[], network_mode="host", user="root", working_dir=str(launch.folder), labels=labels
+        )
+        try:
+            container.start()
+        except (DockerException, OSError) as error:
+            raise ServerError(f"{launch.name} does not start: {str(error).splitlines()[0][:300]}") from error
+        self._container: Any = container.get_wrapped_container()
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            self._container.reload()
+        except NotFound:
+            return {"Running": False, "Pid": 0}
+        state: dict[str, Any] = self._container.attrs["State"]
+        return state
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._state()["Running"])
+
+    @property
+    def pid(self) -> int | None:
+        state = self._state()
+        return int(state["Pid"]) if state["Running"] else None
+
+    def stop(self, timeout_s: float) -> None:
+        with contextlib.suppress(APIError):
+            self._container.unpause()
+        try:
+            self._container.kill(signal=f"SIG{self._stop_signal}")
+            self._container.wait(timeout=timeout_s)
+        except (DockerException, OSError):  # it has ended already, or does not listen
+            pass
+        self._remove()
+
+    def kill(self) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        """SIGKILL to whatever is left of it, and the container away."""
+        with contextlib.suppress(NotFound):
+            self._container.remove(force=True, v=True)
+
+    def pause(self) -> None:
+        self._container.pause()
+
+    def resume(self) -> None:
+        self._container.unpause()
+
+
+class _Reaper:
+    """Removes this process's containers once it has ended, as Ryuk does, but without an image of its own: a process that
+    waits for the end of its standard input, and then for nothing."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.owner = uuid.uuid4().hex
+        command = [sys.executable, "-m", "integration.reaper", self.owner]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        engine()  # registers its own end first, so that it comes after this one
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if os.getpid() == self.pid:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(60)
+
+
+_reaper_lock = threading.Lock()
+_current: _Reaper | None = None
+
+
+def _reaper() -> _Reaper:
+    global _current
+    with _reaper_lock:
+        if _current is None or _current.pid != os.getpid():
+            _current = _Reaper()
+        return _current

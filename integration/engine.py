@@ -1,0 +1,131 @@
+"""A Docker engine: the one that answers, or, for root on Debian, one of Debian's packages, started for as long as it is needed.
+
+The engine that is started here gives containers the machine's own network and none of their own, so it needs no bridge and
+no packet filter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import DockerException
+
+from integration.errors import ServerError
+from integration.jars import Progress
+from integration.packages import find_program
+
+#: Which process a container belongs to.
+OWNER_LABEL = "ratchet.owner"
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 30.0
+_FOLDER = Path(tempfile.gettempdir()) / "ratchet-docker"
+
+_client: Any = None
+_lock = threading.Lock()
+
+
+def engine(progress: Progress | None = None) -> Any:
+    """A client of the engine (docker-py). Raises ``ServerError`` in one line when there is none and none can be started."""
+    global _client
+    with _lock:
+        if _client is None:
+            _client = _answering() or _start(progress or (lambda line: None))
+        return _client
+
+
+def _answering() -> Any:
+    try:
+        client = docker.from_env(timeout=120)
+        client.ping()
+        return client
+    except DockerException:
+        return None
+
+
+def _start(say: Progress) -> Any:
+    if "DOCKER_HOST" in os.environ:
+        raise ServerError(f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}: start it, or unset that")
+    if os.geteuid() != 0:
+        raise ServerError("no Docker engine answers, and only root can start one: start Docker, or choose embedded servers")
+    _FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _one_at_a_time():
+        client = _answering()  # another process may have started one just now
+        if client is not None:
+            return client
+        dockerd = find_program("dockerd", "docker.io", ("usr/sbin",))
+        say("starting a Docker engine")
+        log = _FOLDER / "dockerd.log"
+        process = _launch(dockerd, log)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            client = _answering()
+            if client is not None:
+                atexit.register(_end, process, os.getpid())
+                client.containers.prune(filters={"label": OWNER_LABEL})  # of a run that was killed with its engine
+                return client
+            if process.poll() is not None:
+                raise ServerError(
+                    f"dockerd ended while starting: {_last_words(log)}; its log is {log}. Containers cannot run on this "
+                    "machine: choose embedded servers"
+                )
+            time.sleep(0.1)
+        process.kill()
+        raise ServerError(f"dockerd did not answer within {_START_TIMEOUT_S:g} s; its log is {log}")
+
+
+def _launch(dockerd: str, log: Path) -> subprocess.Popen[bytes]:
+    command = [dockerd, "--iptables=false", "--ip6tables=false", "--bridge=none", "--data-root", "/var/lib/docker"]
+    command += ["--pidfile", str(_FOLDER / "dockerd.pid"), "--exec-root", str(_FOLDER / "run")]
+    (_FOLDER / "dockerd.pid").unlink(missing_ok=True)
+    guard = [sys.executable, "-m", "integration.guardian", "TERM"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [*guard, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """With this process, and not with one that was forked from it."""
+    if os.getpid() != owner:
+        return
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    shutil.rmtree(_FOLDER / "run", ignore_errors=True)
+
+
+def _last_words(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1][-300:]
+    return "it said nothing"
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    with open(_FOLDER / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

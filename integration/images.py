@@ -1,0 +1,217 @@
+"""The images that servers run in: names and versions, in this one place.
+
+The usual image is pulled where a registry of images answers. Where none does, an equivalent is built on this machine: a Debian
+root made with ``debootstrap`` from the package source that this machine uses itself, holding Debian's own Java, PostgreSQL,
+Redis and Python; and on it the jars that the embedded servers run from. Both have programs and jars where the table says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docker.errors import DockerException, ImageNotFound
+
+from integration.engine import engine
+from integration.errors import ServerError
+from integration.hosts import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, find_jars
+from integration.jars import KAFKA_VERSION, LOCK_FILE, Progress, kafka_jars
+from integration.packages import find_program
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """``usual``: what is pulled. ``jars``: the folder in it that the server's jars are in, if it is a Java program."""
+
+    usual: str
+    jars: str | None = None
+
+
+IMAGES = {
+    "kafka": Image(f"apache/kafka:{KAFKA_VERSION}", "/opt/kafka/libs"),
+    "zookeeper": Image("zookeeper:3.9.4", "/apache-zookeeper-3.9.4-bin/lib"),
+    "postgres": Image("postgres:15"),
+    "redis": Image("redis:7"),
+    "registry": Image("python:3.11-slim"),
+}
+#: Where programs are, in the usual images and in those that are built here.
+PATH = ":".join(
+    [
+        "/usr/lib/postgresql/15/bin",
+        "/opt/java/openjdk/bin",
+        *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
+    ]
+)
+
+SUITE = "bookworm"
+_PACKAGES = ("openjdk-17-jre-headless", "postgresql", "redis-server", "python3-minimal", "libpython3-stdlib")
+_REPOSITORY = "ratchet-local"
+_RECIPE = 1  # raise it when what is built changes in a way that the digests below do not show
+_BUILD_TIMEOUT_S = 1800
+
+
+def find_image(kind: str, progress: Progress | None = None) -> str:
+    """The image for a kind of server, by a name that this machine's engine knows; pulled or built when it is not there.
+
+    Raises ``ServerError``: no engine, no room, no package source.
+    """
+    say = progress or (lambda line: None)
+    image = IMAGES[kind]
+    client = engine(progress)
+    local = _local_name(kind)
+    for name in (image.usual, local):
+        with contextlib.suppress(ImageNotFound):
+            client.images.get(name)
+            return name
+    if _pull(image.usual, say):
+        return image.usual
+    with _one_at_a_time():
+        with contextlib.suppress(ImageNotFound):
+            client.images.get(local)  # another process may have built it just now
+            return local
+        _build(kind, local, say)
+    return local
+
+
+@cache
+def _pull(name: str, say: Progress) -> bool:
+    """Whether a registry of images gave it; asked once per process."""
+    try:
+        engine().images.pull(name)
+        return True
+    except DockerException as error:
+        say(f"{name} cannot be pulled ({str(error).splitlines()[0][:120]}): building an equivalent here")
+        return False
+
+
+# --- building ----------------------------------------------------------------------------------------------------
+
+
+def _local_name(kind: str) -> str:
+    """Named after what it is made of: a change of the jars or of the recipe makes another image."""
+    digest = hashlib.sha256(f"{_RECIPE} {SUITE} {_PACKAGES}".encode())
+    if kind == "kafka":
+        digest.update(LOCK_FILE.read_bytes())
+    for jar in _jars_of(kind):
+        digest.update(jar.name.encode())
+    return f"{_REPOSITORY}/{kind}:{digest.hexdigest()[:12]}"
+
+
+def _jars_of(kind: str) -> list[Path]:
+    """Those of PySpark's jars that go into it."""
+    patterns: dict[str, Sequence[str]] = {"kafka": KAFKA_LOGGING_JARS, "zookeeper": ZOOKEEPER_JARS}
+    return find_jars(patterns.get(kind, ()))
+
+
+def _build(kind: str, name: str, say: Progress) -> None:
+    base = _base(say)
+    repository, _, tag = name.rpartition(":")
+    folder = IMAGES[kind].jars
+    if folder is None:
+        engine().images.get(base).tag(repository, tag)
+        return
+    jars = _jars_of(kind)
+    if kind == "kafka":
+        jars += sorted(kafka_jars(say).glob("*.jar"))
+    say(f"building {name} ({len(jars)} jars)")
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as archive:
+        _add(archive, "Dockerfile", f"FROM {base}\nCOPY jars {folder}\n".encode())
+        for jar in jars:
+            archive.add(jar, f"jars/{jar.name}")
+    context.seek(0)
+    try:
+        engine().images.build(fileobj=context, custom_context=True, tag=name, rm=True, timeout=_BUILD_TIMEOUT_S)
+    except DockerException as error:
+        raise ServerError(f"{name} cannot be built: {str(error).splitlines()[0][:300]}") from error
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def _base(say: Progress) -> str:
+    """A Debian root with the programs of every kind; a minute or two."""
+    name = _local_name("base")
+    client = engine()
+    with contextlib.suppress(ImageNotFound):
+        client.images.get(name)
+        return name
+    if os.geteuid() != 0:
+        raise ServerError("images can be built by root only (debootstrap): run as root, or pull the usual images")
+    debootstrap = find_program("debootstrap", "debootstrap", ("usr/sbin",))
+    mirror = _package_source()
+    say(f"building {name}: a Debian root with {', '.join(_PACKAGES)}")
+    with tempfile.TemporaryDirectory(prefix="ratchet-image-", ignore_cleanup_errors=True) as made:
+        root = Path(made) / "root"
+        command = [debootstrap, "--variant=minbase", f"--include={','.join(_PACKAGES)}", SUITE, str(root), mirror]
+        _run(command, root / "debootstrap" / "debootstrap.log")
+        for useless in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+            shutil.rmtree(root / useless, ignore_errors=True)
+        _import(root, name, client)
+    return name
+
+
+def _run(command: Sequence[str], log: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        lines = (done.stderr + done.stdout).strip().splitlines()
+        with contextlib.suppress(OSError):
+            lines = log.read_text(errors="replace").strip().splitlines() or lines
+        raise ServerError(f"{Path(command[0]).name} failed: {lines[-1][:300] if lines else 'it said nothing'}")
+
+
+def _import(root: Path, name: str, client: Any) -> None:
+    repository, _, tag = name.rpartition(":")
+    tar = subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE)
+    assert tar.stdout is not None
+    try:
+        client.api.import_image_from_stream(tar.stdout, repository=repository, tag=tag)
+    except DockerException as error:
+        raise ServerError(f"{name} cannot be imported: {str(error).splitlines()[0][:300]}") from error
+    finally:
+        tar.stdout.close()
+        tar.wait()
+    if tar.returncode:
+        raise ServerError(f"{name} cannot be imported: tar ended with {tar.returncode}")
+
+
+def _package_source() -> str:
+    """The Debian mirror that this machine installs its own packages from."""
+    for file in sorted([Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]):
+        with contextlib.suppress(OSError):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                found = re.match(r"(?:deb(?: \[[^]]*\])?|URIs:) +(https?://\S*/debian)/?(?:\s|$)", line)
+                if found:
+                    return found[1]
+    raise ServerError(
+        f"no Debian mirror in /etc/apt ({platform.system()}): images are built on Debian only; pull the usual images"
+    )
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / "ratchet-images.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,28 @@
+"""``python -m integration.reaper OWNER``: waits until its standard input closes, which happens when its parent ends, however it
+ends; then removes the containers that carry the owner's label."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+import docker
+from docker.errors import DockerException
+
+
+def main(owner: str) -> None:
+    """Wait, then remove. Containers that are gone already are no error."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # the parent decides; closing our input is the word
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(DockerException):
+        for container in docker.from_env().containers.list(all=True, filters={"label": f"ratchet.owner={owner}"}):
+            with contextlib.suppress(DockerException):
+                container.remove(force=True, v=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,105 @@
+"""The part of a Schema Registry's HTTP API that readers use, as a program: ``python3 registry_standin.py PORT [NAME:PASSWORD]``.
+
+A stand-in, not a registry: what is registered lives in memory, nothing is checked for compatibility. It uses the standard
+library alone, so that any Python runs it, wherever it is. ``PUT /standin/failing/N`` lets the next N requests be answered with
+503; ``GET /standin/requests`` tells how often each path was asked for. Both are for whoever started it and need no password.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FIRST_ID = 100
+Answer = tuple[int, dict[str, Any]]
+
+
+class Registry:
+    """Schemas by subject and version, and what was asked."""
+
+    def __init__(self, user: str | None) -> None:
+        self._expected = f"Basic {base64.b64encode(user.encode()).decode()}" if user else None
+        self._all: list[dict[str, Any]] = []
+        self._asked: dict[str, int] = {}
+        self._failing = 0
+        self._lock = threading.Lock()
+
+    def answer(self, method: str, path: str, authorization: str | None, body: bytes) -> Answer:
+        """The status and the document of one request."""
+        path = path.partition("?")[0]
+        with self._lock:
+            if path.startswith("/standin/"):
+                return self._control(path)
+            self._asked[path] = self._asked.get(path, 0) + 1
+            if self._failing:
+                self._failing -= 1
+                return 503, {"error_code": 50301, "message": "not now"}
+            if self._expected is not None and authorization != self._expected:
+                return 401, {"error_code": 401, "message": "Unauthorized"}
+            if method == "POST" and (found := re.fullmatch(r"/subjects/([^/]+)/versions", path)):
+                return self._register(found[1], json.loads(body))
+            if found := re.fullmatch(r"/schemas/ids/(\d+)", path):
+                return self._found([each for each in self._all if each["id"] == int(found[1])], 40403, "Schema")
+            if found := re.fullmatch(r"/subjects/([^/]+)/versions/(latest|\d+)", path):
+                versions = [each for each in self._all if each["subject"] == found[1]]
+                if found[2] != "latest":
+                    versions = [each for each in versions if each["version"] == int(found[2])]
+                return self._found(versions, 40401, "Subject")
+            return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def _control(self, path: str) -> Answer:
+        if found := re.fullmatch(r"/standin/failing/(\d+)", path):
+            self._failing = int(found[1])
+        return 200, dict(self._asked)
+
+    def _register(self, subject: str, document: dict[str, Any]) -> Answer:
+        entry = {
+            "subject": subject,
+            "version": 1 + sum(each["subject"] == subject for each in self._all),
+            "id": FIRST_ID + len(self._all),
+            "schema": document["schema"],
+            "references": document.get("references", []),
+            "schemaType": document.get("schemaType", "AVRO"),
+        }
+        self._all.append(entry)
+        return 200, {"id": entry["id"]}
+
+    @staticmethod
+    def _found(matching: list[dict[str, Any]], code: int, what: str) -> Answer:
+        return (200, matching[-1]) if matching else (404, {"error_code": code, "message": f"{what} not found"})
+
+
+def main(port: int, user: str | None) -> None:
+    """Serve until SIGTERM."""
+    registry = Registry(user)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, document = registry.answer(self.command, self.path, self.headers.get("Authorization"), body)
+            answer = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)  # as the first process of a container it would not end by default
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,180 @@
+"""A standalone Spark cluster on this machine: a master and workers, by the classes inside PySpark."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from integration.hosts import EMBEDDED
+from integration.jars import spark_jars
+from integration.server import Server, free_port, start_together, stop_all, wait_until
+
+_ANSWER_TIMEOUT_S = 5.0
+_REGISTER_TIMEOUT_S = 60.0
+
+
+class _SparkProcess(Server):
+    """Always a process of this machine: it starts executors, which start Python, with what is installed here."""
+
+    kind = "spark"
+    main = ""
+
+    def __init__(self, folder: Path, port: int | None = None, *, guarded: bool = True) -> None:
+        super().__init__(folder, port, guarded=guarded, where=EMBEDDED)
+        self.page_port = free_port()
+
+    def command(self, *arguments: str) -> list[str]:
+        """Without this process's import path: what executors can import must be what they are given."""
+        home = spark_jars().parent
+        options = f"-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
+        environment = [
+            "env",
+            "-u",
+            "PYTHONPATH",
+            f"SPARK_HOME={home}",
+            "SPARK_LOCAL_IP=127.0.0.1",
+            f"SPARK_DAEMON_JAVA_OPTS={options}",
+            f"JAVA_HOME={Path(self.host.java()).resolve().parent.parent}",
+        ]
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
+        return [*environment, str(home / "bin" / "spark-class"), self.main, *where, *arguments]
+
+    def page(self) -> dict[str, Any] | None:
+        """What its status page says; None while it does not answer."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.page_port}/json/", timeout=_ANSWER_TIMEOUT_S
+            ) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except (OSError, ValueError):
+            return None
+
+    def is_ready(self) -> bool:
+        return self.page() is not None
+
+
+class SparkMaster(_SparkProcess):
+    """Hands out the workers' cores."""
+
+    name = "spark-master"
+    main = "org.apache.spark.deploy.master.Master"
+
+    def prepare(self) -> list[str]:
+        return self.command()
+
+    def alive_workers(self) -> set[int]:
+        """The ports of the workers that it counts on."""
+        page = self.page() or {}
+        return {worker["port"] for worker in page.get("workers", ()) if worker["state"] == "ALIVE"}
+
+
+class SparkWorker(_SparkProcess):
+    """Starts executors, one per application."""
+
+    name = "spark-worker"
+    main = "org.apache.spark.deploy.worker.Worker"
+
+    def __init__(self, folder: Path, master: SparkMaster, *, cores: int, memory: str, guarded: bool = True) -> None:
+        super().__init__(folder, guarded=guarded)
+        self._master = master
+        self._cores, self._memory = cores, memory
+
+    def prepare(self) -> list[str]:
+        work = self.folder / "work"
+        return self.command(
+            *("--cores", str(self._cores), "--memory", self._memory, "--work-dir", str(work)),
+            f"spark://{self._master.address}",
+        )
+
+    def is_ready(self) -> bool:
+        """Once the master counts on it."""
+        return self.port in self._master.alive_workers()
+
+    def executors(self) -> list[int]:
+        """The pids of the executors that it started and that run."""
+        pid = self.pid
+        return [
+            each for each in descendants(pid) if "CoarseGrainedExecutorBackend" in _command(each)
+        ] if pid is not None else []
+
+
+class SparkCluster:
+    """A master and ``workers`` workers in ``folder``. ``address`` is what ``spark.master`` takes."""
+
+    def __init__(
+        self, folder: Path, workers: int = 2, *, cores: int = 1, memory: str = "1g", guarded: bool = True
+    ) -> None:
+        self.master = SparkMaster(folder / "spark-master", guarded=guarded)
+        self.workers = [
+            SparkWorker(folder / f"spark-worker-{number}", self.master, cores=cores, memory=memory, guarded=guarded)
+            for number in range(1, workers + 1)
+        ]
+
+    @property
+    def address(self) -> str:
+        return f"spark://{self.master.address}"
+
+    @property
+    def all(self) -> list[Server]:
+        return [self.master, *self.workers]
+
+    def start(self) -> None:
+        """Start the master, then the workers, until it counts on each. Raises ``ServerError``, with nothing left running."""
+        self.master.start()
+        try:
+            start_together(self.workers)
+        except BaseException:
+            self.master.stop()
+            raise
+
+    def stop(self) -> None:
+        stop_all(self.workers)
+        self.master.stop()
+
+    def executors(self) -> list[int]:
+        """The pids of all executors that run now."""
+        return [pid for worker in self.workers for pid in worker.executors()]
+
+    def python_workers(self) -> list[int]:
+        """The pids of the executors' Python workers, their daemons apart."""
+        daemons = [
+            pid for executor in self.executors() for pid in descendants(executor) if "pyspark.daemon" in _command(pid)
+        ]
+        return [pid for pid in daemons if any(pid in descendants(other) for other in daemons if other != pid)]
+
+    def await_executors(self, count: int, timeout_s: float = _REGISTER_TIMEOUT_S) -> list[int]:
+        """Wait until so many executors run; returns their pids."""
+        wait_until(lambda: len(self.executors()) >= count, timeout_s, f"the start of {count} executors")
+        return self.executors()
+
+    def __enter__(self) -> SparkCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on, of a process of this machine."""
+    try:
+        children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+        threads = [path.name for path in Path(f"/proc/{pid}/task").iterdir() if path.name != str(pid)]
+    except OSError:
+        return []
+    for thread in threads:  # the JVM starts processes from any of its threads
+        try:
+            children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii").split())
+        except OSError:
+            continue
+    return children + [below for child in children for below in descendants(child)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""Servers that outlive the command that started them: ``python -m integration up``, and ``down``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from integration.hosts import STOP_TIMEOUT_S
+from integration.jars import Progress
+from integration.server import Server, wait_until
+from integration.servers import STATE_FILE, EmbeddedServers, Shape, is_ours, read_state
+from integration.spark import SparkCluster
+
+DEFAULT_FOLDER = Path(".ratchet/servers")
+
+
+def up(
+    folder: Path,
+    *,
+    kafka_port: int | None = None,
+    zookeeper_port: int | None = None,
+    shape: Shape | None = None,
+    spark_workers: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Start servers that run until ``down``; returns their addresses. Already running ones are only reported.
+
+    Keys: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or null), ``pids`` (name -> pid), ``logs``.
+    Raises ``ServerError``, with nothing left running.
+    """
+    folder = folder.absolute()
+    running = read_state(folder)
+    if running is not None:
+        return running
+    servers = EmbeddedServers(
+        folder, kafka_port=kafka_port, zookeeper_port=zookeeper_port, guarded=False, progress=progress, shape=shape
+    )
+    spark = SparkCluster(folder, spark_workers, guarded=False) if spark_workers else None
+    servers.start()
+    try:
+        if spark is not None:
+            spark.start()
+        every: list[Server] = [*servers.all, *(spark.all if spark is not None else ())]
+        state = {
+            "kafka": servers.bootstrap_servers,
+            "zookeeper": servers.zookeeper,
+            "spark": spark.address if spark is not None else None,
+            "logs": [str(server.log_file) for server in every],
+            "pids": {server.folder.name: server.pid for server in every},
+        }
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    except BaseException:
+        if spark is not None:
+            spark.stop()
+        servers.stop()
+        raise
+    return state
+
+
+def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+    """Stop what ``up`` started; False when nothing ran. Brokers first: they want to tell their controllers."""
+    folder = folder.absolute()
+    state = read_state(folder)
+    if state is None:
+        return False
+    pids: dict[str, int] = state["pids"]
+    for kind in ("spark", "kafka", "zookeeper"):
+        _end([pid for name, pid in pids.items() if name.startswith(kind)], folder, timeout_s)
+    (folder / STATE_FILE).unlink(missing_ok=True)
+    return True
+
+
+def _end(pids: list[int], folder: Path, timeout_s: float) -> None:
+    """Ask them all, wait for them all, insist."""
+
+    def left() -> list[int]:
+        return [pid for pid in pids if is_ours(pid, folder)]
+
+    for which in (signal.SIGTERM, signal.SIGKILL):
+        for pid in left():
+            os.kill(pid, which)
+        try:
+            wait_until(lambda: not left(), timeout_s, "the end of the servers")
+            return
+        except Exception:
+            if which is signal.SIGKILL:
+                raise
