@@ -3,9 +3,11 @@
 Per carrier: flights, total and maximum arrival delay, cancelled flights. Per route: flights. The rows come from the Kafka
 topic ``flights`` as JSON, one per flight, and go to two SQLite tables.
 
-Run it against your own servers, once the topic is filled::
+Run it against your own servers, once the topic is filled; on a Spark cluster with a database that all its hosts reach::
 
     python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT --set app.database=flights.db
+    python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT --set app.database=postgresql://USER@HOST/NAME \
+        --set spark.master=spark://HOST:PORT
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sinks import (
     MapState,
     Max,
     OpaqueMapState,
+    PostgresBackend,
     SqliteBackend,
     StateCommitter,
     Sum,
@@ -47,7 +50,8 @@ class Routes(ArrowBolt):
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    """``app.kafka``: brokers. ``app.database``: the SQLite file. ``app.spout``: "opaque" (default) or "transactional".
+    """``app.kafka``: brokers. ``app.database``: a SQLite file, or a ``postgresql://`` address.
+    ``app.spout``: "opaque" (default) or "transactional".
     ``app.batch``: flights per batch."""
     opaque = app.get("app.spout", "opaque") == "opaque"
     spout_class = OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout
@@ -59,7 +63,9 @@ def topology(app: Mapping[str, Any]) -> Topology:
     )
 
     def state(table: str) -> MapState:
-        backend = SqliteBackend(app["app.database"], table)
+        address = app["app.database"]
+        at_server = str(address).startswith("postgresql://")
+        backend = PostgresBackend(address, table) if at_server else SqliteBackend(address, table)
         return OpaqueMapState(backend) if opaque else TransactionalMapState(backend)
 
     carriers = StateCommitter(

@@ -78,6 +78,13 @@ class Config(BaseModel):
         10.0, alias="transactional.zookeeper.session.timeout.secs"
     )
     zookeeper_auth: SecretStr | None = Field(None, alias="transactional.zookeeper.auth")
+    zookeeper_tls_enabled: bool = Field(False, alias="transactional.zookeeper.tls.enabled")
+    zookeeper_tls_ca: str | None = Field(None, alias="transactional.zookeeper.tls.ca")
+    zookeeper_tls_certificate: str | None = Field(None, alias="transactional.zookeeper.tls.certificate")
+    zookeeper_tls_key: str | None = Field(None, alias="transactional.zookeeper.tls.key")
+    zookeeper_tls_password: SecretStr | None = Field(None, alias="transactional.zookeeper.tls.password")
+    zookeeper_sasl_username: str | None = Field(None, alias="transactional.zookeeper.sasl.username")
+    zookeeper_sasl_password: SecretStr | None = Field(None, alias="transactional.zookeeper.sasl.password")
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(None, alias="metrics.prometheus.port")
     metrics_host: str = Field("127.0.0.1", alias="metrics.prometheus.host")
     spark: Mapping[str, str] = Field(default_factory=dict)
@@ -99,8 +106,9 @@ class Config(BaseModel):
     @field_validator("zookeeper_auth")
     @classmethod
     def _auth(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and value.get_secret_value().count(":") < 2:
-            raise ValueError("must be scheme:user:password, such as digest:ratchet:secret")
+        text = value.get_secret_value() if value is not None else "digest::"
+        if text.count(":") < 2 or not text.startswith("digest:"):
+            raise ValueError("must be digest:user:password; SASL has transactional.zookeeper.sasl.* and TLS .tls.*")
         return value
 
     @classmethod
@@ -125,7 +133,7 @@ class Config(BaseModel):
         except ValidationError as error:
             problems = [
                 f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
-                + ("" if "auth" in str(each["loc"]) else f", not {each['input']!r}")
+                + ("" if _hides(str(each["loc"])) else f", not {each['input']!r}")
                 for each in error.errors(include_url=False)
             ]
             raise ConfigError("; ".join(problems)) from None
@@ -171,7 +179,7 @@ class Config(BaseModel):
         visible = {
             field.alias: getattr(self, name)
             for name, field in type(self).model_fields.items()
-            if field.alias and name != "zookeeper_auth"
+            if field.alias and not _hides(field.alias)
         }
         return {**visible, **self.kafka, **self.app}
 
@@ -183,6 +191,11 @@ def is_secret(key: str) -> bool:
     (True, False)
     """
     return any(fragment in key for fragment in _SECRET_FRAGMENTS)
+
+
+def _hides(key: str) -> bool:
+    """Whether a key of ZooKeeper's or Ratchet's own holds a secret."""
+    return key.endswith(".auth") or "zookeeper.auth" in key or is_secret(key)
 
 
 def revealed(value: Any) -> Any:

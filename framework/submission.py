@@ -20,6 +20,7 @@ from framework.topology import Bolt, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.reset import reset_positions
 from framework.transactions.term import DriverSettings
+from framework.transactions.zookeeper_security import ZooKeeperSecurity
 
 _log = structlog.get_logger()
 
@@ -299,18 +300,11 @@ def store_of(config: Config) -> CoordinationStore:
             reason="transactional.zookeeper.servers is not set: transactional state ends with this process",
         )
         return MemoryStore()
-    auth: list[tuple[str, str]] = []
-    acl = None
-    if config.zookeeper_auth is not None:
-        scheme, _, credential = config.zookeeper_auth.get_secret_value().partition(":")
-        auth = [(scheme, credential)]
-        acl = ZooKeeperStore.creator_only()
     return ZooKeeperStore(
         hosts,
         config.zookeeper_root,
         session_timeout_s=config.zookeeper_session_timeout_secs,
-        auth_data=auth,
-        default_acl=acl,
+        security=ZooKeeperSecurity.of(config),
     )
 
 

@@ -28,7 +28,7 @@ from integration.jars import Progress
 
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # its image is one more that must be pulled; see _Reaper
 
-from testcontainers.core.container import DockerContainer  # noqa: E402 - reads the setting above when it is imported
+from testcontainers.core.container import DockerContainer
 
 _ENVIRONMENT = {"PATH": PATH, "LANG": "C.UTF-8"}
 
@@ -67,7 +67,9 @@ class ContainerHost(Host):
             finally:
                 container.remove(force=True)
         except (DockerException, OSError) as error:
-            raise ServerError(f"{command[0]} cannot be run in a container: {str(error).splitlines()[0][:300]}") from error
+            raise ServerError(
+                f"{command[0]} cannot be run in a container: {str(error).splitlines()[0][:300]}"
+            ) from error
         return subprocess.CompletedProcess(list(command), code, output)
 
     def launch(self, launch: Launch) -> Running:

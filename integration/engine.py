@@ -57,9 +57,13 @@ def _answering() -> Any:
 
 def _start(say: Progress) -> Any:
     if "DOCKER_HOST" in os.environ:
-        raise ServerError(f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}: start it, or unset that")
+        raise ServerError(
+            f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}: start it, or unset that"
+        )
     if os.geteuid() != 0:
-        raise ServerError("no Docker engine answers, and only root can start one: start Docker, or choose embedded servers")
+        raise ServerError(
+            "no Docker engine answers, and only root can start one: start Docker, or choose embedded servers"
+        )
     _FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _one_at_a_time():
         client = _answering()  # another process may have started one just now

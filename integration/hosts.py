@@ -4,8 +4,8 @@ Each kind of server (``kafka``, ``zookeeper``, ``postgres``, ``redis``, ``regist
 programs and jars are, runs its tools, and launches it. Both hosts see the same files at the same paths and the same network,
 so that a server is described once, and what a test finds out about it holds for both.
 
-``RATCHET_SERVERS`` chooses: ``embedded`` (child processes; the default) or ``containers``. With ``external`` nothing is started: see
-``integration.external``.
+``RATCHET_SERVERS`` chooses: ``embedded`` (child processes; the default) or ``containers``. With ``external`` nothing is started:
+see ``integration.external``.
 """
 
 from __future__ import annotations

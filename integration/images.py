@@ -162,7 +162,13 @@ def _base(say: Progress) -> str:
         root = Path(made) / "root"
         command = [debootstrap, "--variant=minbase", f"--include={','.join(_PACKAGES)}", SUITE, str(root), mirror]
         _run(command, root / "debootstrap" / "debootstrap.log")
-        for useless in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+        for useless in (
+            "var/cache/apt/archives",
+            "var/lib/apt/lists",
+            "usr/share/doc",
+            "usr/share/man",
+            "usr/share/locale",
+        ):
             shutil.rmtree(root / useless, ignore_errors=True)
         _import(root, name, client)
     return name

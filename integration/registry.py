@@ -22,7 +22,13 @@ class RegistryServer(Server):
     kind = "registry"
 
     def __init__(
-        self, folder: Path, port: int | None = None, *, user: str | None = None, guarded: bool = True, where: str | None = None
+        self,
+        folder: Path,
+        port: int | None = None,
+        *,
+        user: str | None = None,
+        guarded: bool = True,
+        where: str | None = None,
     ) -> None:
         super().__init__(folder, port, guarded=guarded, where=where)
         self.user = user

@@ -28,7 +28,9 @@ class _SparkProcess(Server):
     def command(self, *arguments: str) -> list[str]:
         """Without this process's import path: what executors can import must be what they are given."""
         home = spark_jars().parent
-        options = f"-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
+        options = (
+            f"-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
+        )
         environment = [
             "env",
             "-u",
@@ -96,9 +98,11 @@ class SparkWorker(_SparkProcess):
     def executors(self) -> list[int]:
         """The pids of the executors that it started and that run."""
         pid = self.pid
-        return [
-            each for each in descendants(pid) if "CoarseGrainedExecutorBackend" in _command(each)
-        ] if pid is not None else []
+        return (
+            [each for each in descendants(pid) if "CoarseGrainedExecutorBackend" in _command(each)]
+            if pid is not None
+            else []
+        )
 
 
 class SparkCluster:

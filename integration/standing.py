@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from integration.errors import ServerError
 from integration.hosts import STOP_TIMEOUT_S
 from integration.jars import Progress
 from integration.server import Server, wait_until
@@ -28,7 +29,8 @@ def up(
 ) -> dict[str, Any]:
     """Start servers that run until ``down``; returns their addresses. Already running ones are only reported.
 
-    Keys: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or null), ``pids`` (name -> pid), ``logs``.
+    Keys: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or null), ``pids`` (name -> pid),
+    ``logs``.
     Raises ``ServerError``, with nothing left running.
     """
     folder = folder.absolute()
@@ -85,6 +87,6 @@ def _end(pids: list[int], folder: Path, timeout_s: float) -> None:
         try:
             wait_until(lambda: not left(), timeout_s, "the end of the servers")
             return
-        except Exception:
+        except ServerError:
             if which is signal.SIGKILL:
                 raise

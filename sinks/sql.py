@@ -320,7 +320,13 @@ class SqlBackend(MapBackend):
         key_fields, value_fields = self.fields
         keys, values = len(key_fields), len(value_fields)
         txid, epoch, attempt, writer, deleted, prev_exists = row[-len(STAMP_COLUMNS) :]
-        return self._typed(row[:keys], key_fields), Row(
+        key = self._typed(row[:keys], key_fields)
+        if None in (txid, epoch, attempt):
+            raise CorruptStateError(
+                f"{self.location}, key {key!r}: the row has no stamp ({', '.join(STAMP_COLUMNS[:3])} must not be null): somebody "
+                "else wrote it; put it right, or remove it, and run the topology again"
+            )
+        return key, Row(
             None if deleted else self._typed(row[keys : keys + values], value_fields),
             Stamp(txid, epoch, attempt),
             self._typed(row[keys + values : keys + 2 * values], value_fields) if prev_exists else None,

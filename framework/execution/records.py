@@ -61,7 +61,7 @@ class FailureKind(Enum):
     DATA_LOSS = (
         "data loss"  # the source lost what was planned: plan afresh where the protocol allows it (C7), else stop
     )
-    STALE = "stale"  # refused by a fence: nothing to do for a dead attempt; step down for a higher epoch
+    STALE = "stale"  # refused by a fence: step down for a higher epoch, else replay up to topology.max.attempts
     FATAL = "fatal"  # replaying cannot help: stop the topology
 
 

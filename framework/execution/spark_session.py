@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 
 from framework.errors import ConfigError, TopologyError
+from framework.execution.shipping import ship_code
 
 PROCESSING_POOL = "ratchet-processing"
 COMMIT_POOL = "ratchet-commit"
@@ -59,11 +60,11 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     """
     active = SparkContext._active_spark_context
     if active is not None:
-        return _checked(active)
+        return _with_code(_checked(active))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     chosen = {**_DEFAULTS, **settings}
-    if chosen["spark.master"].startswith("local"):
+    if is_local(chosen["spark.master"]):
         chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
         # The host name of a laptop or container need not resolve.
@@ -77,11 +78,31 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         context = SparkContext(conf=conf)
     except Exception as error:
         raise ConfigError(
-            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {str(error).splitlines()[0]}; check "
+            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
             "that Java 17 or newer is on the PATH and that the master can be reached"
         ) from error
     context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
+    return _with_code(context)
+
+
+def _with_code(context: SparkContext) -> SparkContext:
+    """Executors of a cluster get what this process has imported by now."""
+    if not is_local(context.master):
+        ship_code(context)
     return context
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are on this host and started by this process: they look for modules where it looks."""
+    return master.startswith("local")
+
+
+def _reason(error: BaseException) -> str:
+    """The line of a Java stack trace that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by: ") or "Exception: " in line]
+    line = (causes or lines or [type(error).__name__])[-1]
+    return line.removeprefix("Caused by: ").removeprefix(": ")[:300]
 
 
 def _scratch_folder() -> Path:

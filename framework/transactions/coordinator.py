@@ -414,7 +414,8 @@ class Coordinator:
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
         """Invariant 2: this txid and every later one."""
         self._failures[txid] = self._failures.get(txid, 0) + 1
-        if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS):
+        # A stale stamp that is still there at the next try was not left by an attempt that is dying: it needs a person.
+        if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS, FailureKind.STALE):
             self._errors[txid] = self._errors.get(txid, 0) + 1
         if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:
             return self._stop_now(failure)

@@ -32,22 +32,28 @@ from kazoo.exceptions import (
     OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
+    SessionClosedRequireSaslError,
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
 
 from framework.config import checked_zookeeper_root
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
 from framework.transactions.state import encode_document
 from framework.transactions.store import Change, CoordinationStore, Leadership, Put
+from framework.transactions.zookeeper_security import ZooKeeperSecurity
 
 _log = structlog.get_logger()
 _LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
 _POLL_S = 0.05
+#: After so many session timeouts without a connection, and not before so many seconds, a session is given up.
+_GIVE_UP_SESSIONS = 3
+_GIVE_UP_MIN_S = 10.0
+NO_SECURITY = ZooKeeperSecurity()
 T = TypeVar("T")
 
 
@@ -66,8 +72,7 @@ class ZooKeeperStore(CoordinationStore):
         *,
         session_timeout_s: float = 10.0,
         connect_timeout_s: float = 15.0,
-        auth_data: Sequence[tuple[str, str]] = (),
-        default_acl: Sequence[Any] | None = None,
+        security: ZooKeeperSecurity = NO_SECURITY,
     ) -> None:
         self._hosts = hosts
         try:
@@ -79,31 +84,41 @@ class ZooKeeperStore(CoordinationStore):
         self._client = KazooClient(
             hosts=hosts,
             timeout=session_timeout_s,
-            auth_data=list(auth_data) or None,
-            default_acl=list(default_acl) if default_acl is not None else None,
+            **security.client_options(),
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0),
             command_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.1),
         )
         self._lost_sessions = 0
+        self._give_up_after_s = max(_GIVE_UP_SESSIONS * session_timeout_s, _GIVE_UP_MIN_S)
+        self._giving_up: threading.Timer | None = None
+        self._granted_s = _note_granted_timeout(self._client)
         self._client.add_listener(self._on_state)
         try:
             self._client.start(timeout=connect_timeout_s)
         except KazooTimeoutError as error:
-            self._client.stop()
-            self._client.close()
+            self.close()
+            reason = security.explain(self._client.hosts)
+            if reason is not None:
+                raise ConfigError(f"ZooKeeper at {reason}") from error
             raise RetryableError(
                 f"no ZooKeeper server at {hosts} answered within {connect_timeout_s:g} s: check "
-                "transactional.zookeeper.servers and transactional.zookeeper.port, and that a server runs there"
+                "transactional.zookeeper.servers and transactional.zookeeper.port, that a server runs there, and whether it "
+                "wants TLS (transactional.zookeeper.tls.*)"
             ) from error
-        except AuthFailedError as error:
-            raise ConfigError(f"ZooKeeper at {hosts} refused the credentials: {error}") from error
         self._ensured: set[str] = set()
-        self._ensure_parents(self._root + "/x")
-
-    @staticmethod
-    def creator_only() -> list[Any]:
-        """The ACL for stores with credentials: only who authenticated the same way may read or write."""
-        return list(CREATOR_ALL_ACL)
+        try:
+            self._ensure_parents(self._root + "/x")
+        except BaseException:
+            self.close()
+            raise
+        granted = self._granted_s()
+        if granted is not None and abs(granted - session_timeout_s) > 0.01:
+            _log.warning(
+                "zookeeper.session_timeout",
+                wanted_s=session_timeout_s,
+                granted_s=granted,
+                reason="the servers' minSessionTimeout and maxSessionTimeout bound it",
+            )
 
     # --- CoordinationStore -----------------------------------------------------------------------------------
 
@@ -159,6 +174,7 @@ class ZooKeeperStore(CoordinationStore):
         return bool(self.children(f"{path}/leader"))
 
     def close(self) -> None:
+        self._stop_giving_up()
         self._client.stop()
         self._client.close()
 
@@ -173,6 +189,26 @@ class ZooKeeperStore(CoordinationStore):
     def _on_state(self, state: str) -> None:
         if state == KazooState.LOST:
             self._lost_sessions += 1
+        self._stop_giving_up()
+        if state == KazooState.SUSPENDED:
+            self._giving_up = threading.Timer(self._give_up_after_s, self._give_up)
+            self._giving_up.daemon = True
+            self._giving_up.start()
+
+    def _stop_giving_up(self) -> None:
+        timer, self._giving_up = self._giving_up, None
+        if timer is not None:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        """Ask for a new session. Servers whose data went back (restored, or wiped) turn away a client that has seen newer
+        data, for ever and without a word, so that the session would be neither kept nor lost."""
+        if self._client.connected:
+            return
+        _log.warning("zookeeper.session_given_up", hosts=self._hosts, after_s=self._give_up_after_s)
+        self._lost_sessions += 1
+        self._client._reset_session()
+        self._client.last_zxid = 0
 
     def _reading(self, call: Callable[[], T], node: str) -> T:
         """Repeat until a server answers: what is read here does not depend on a session."""
@@ -183,6 +219,8 @@ class ZooKeeperStore(CoordinationStore):
             except NoNodeError:
                 raise
             except _LOST_REPLY as error:
+                if self._client.client_state == KeeperState.AUTH_FAILED:
+                    raise self._named(AuthFailedError(), node) from error
                 if self._client.state == KazooState.LOST and self._client._stopped.is_set():
                     raise RetryableError(f"the connection to ZooKeeper at {self._hosts} is closed") from error
                 if not warned:
@@ -193,6 +231,11 @@ class ZooKeeperStore(CoordinationStore):
                 raise self._named(error, node) from error
 
     def _named(self, error: KazooException, node: str) -> Exception:
+        if isinstance(error, (AuthFailedError, SessionClosedRequireSaslError)):
+            return ConfigError(
+                f"ZooKeeper at {self._hosts} refused the credentials: check transactional.zookeeper.sasl.username and "
+                ".sasl.password, or .auth"
+            )
         if isinstance(error, NoAuthError):
             return ConfigError(f"ZooKeeper denies access to {node}: check the ACLs there and the credentials given")
         return RetryableError(f"ZooKeeper at {self._hosts}, {node}: {type(error).__name__} {error}")
@@ -268,6 +311,22 @@ class ZooKeeperStore(CoordinationStore):
             except KazooException as error:
                 raise self._named(error, node) from error
             return epoch + 1, stat.version
+
+
+def _note_granted_timeout(client: Any) -> Callable[[], float | None]:
+    """What the servers granted, in seconds: kazoo reads it, acts on it, and does not tell."""
+    connection = client._connection
+    invoke = connection._invoke
+    granted: list[float] = []
+
+    def noting(timeout: float, request: Any, xid: int | None = None) -> Any:
+        result = invoke(timeout, request, xid)
+        if isinstance(request, Connect):
+            granted[:] = [result[0].time_out / 1000]
+        return result
+
+    connection._invoke = noting
+    return lambda: granted[0] if granted else None
 
 
 class _ZooKeeperLeadership(FencedLeadership):

@@ -10,6 +10,7 @@ from kazoo.client import KazooClient
 
 from framework.errors import ConfigError, CorruptStateError, LeadershipLostError, RetryableError, StaleWriterError
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
+from framework.transactions.zookeeper_security import ZooKeeperSecurity
 from integration import EmbeddedServers
 from integration.server import free_port
 
@@ -166,8 +167,7 @@ def test_zookeeper_that_does_not_answer_is_named() -> None:
 def test_zookeeper_acl_that_denies_is_named_and_credentials_protect_every_znode(
     servers: EmbeddedServers, name: str
 ) -> None:
-    mine = [("digest", "ratchet:canary")]
-    store = ZooKeeperStore(servers.zookeeper, f"/{name}", auth_data=mine, default_acl=ZooKeeperStore.creator_only())
+    store = ZooKeeperStore(servers.zookeeper, f"/{name}", security=ZooKeeperSecurity(digest="ratchet:canary"))
     leadership = elected(store, "topology")
     leadership.apply([Put("topology/coordinator/currtx", b"1")])
     for path in ("", "/topology", "/topology/epoch", "/topology/coordinator", "/topology/coordinator/currtx"):

@@ -1,0 +1,99 @@
+"""Code for executors that this process did not start: one archive of Ratchet and of the user's modules, added to the run.
+
+What is shipped: Ratchet's own packages, wherever they are, and every module that this process has imported from outside of
+its installed packages, with the package it is part of, whole. What is not: installed packages; they must be installed where the
+executors run, in the Python that ``PYSPARK_PYTHON`` names there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from framework.errors import ConfigError
+
+#: Shipped even where they are installed: executors must run what the driver runs.
+OWN_PACKAGES = ("framework", "spouts", "sinks")
+#: A package larger than this has data in it that does not belong on every executor.
+SHIPPED_BYTES_MAX = 256 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the archive's bytes depend on what is in it and on nothing else
+
+
+def ship_code(context: Any) -> None:
+    """Make the modules that this process has imported importable on the executors of a ``SparkContext``.
+
+    Raises ``ConfigError`` for a module that cannot be read, or that is too large.
+    """
+    context.addPyFile(str(make_archive(Path(tempfile.mkdtemp(prefix="ratchet-code-")))))
+
+
+def make_archive(folder: Path) -> Path:
+    """Write the archive into ``folder``; its name says what it holds, so that another one has another name."""
+    files = dict(sorted(_files().items()))
+    size = sum(file.stat().st_size for file in files.values())
+    if size > SHIPPED_BYTES_MAX:
+        largest = max(files, key=lambda name: files[name].stat().st_size)
+        raise ConfigError(
+            f"the modules to send to Spark's executors have {size >> 20} MB, more than {SHIPPED_BYTES_MAX >> 20}: keep data "
+            f"out of packages that are imported ({largest} is the largest file), or install them there"
+        )
+    digest = hashlib.sha256()
+    target = folder / "code.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in files.items():
+            try:
+                data = file.read_bytes()
+            except OSError as error:
+                raise ConfigError(f"{file} cannot be sent to Spark's executors: {error.strerror or error}") from error
+            digest.update(f"{name} {len(data)} ".encode() + data)
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return target.rename(folder / f"ratchet-code-{digest.hexdigest()[:16]}.zip")
+
+
+def _files() -> dict[str, Path]:
+    """Name in the archive -> file, of all that is shipped."""
+    found: dict[str, Path] = {}
+    for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
+        module = sys.modules.get(name)
+        for place in _places(module):
+            if name not in OWN_PACKAGES and _is_installed(place):
+                continue
+            if place.is_dir():
+                found |= {str(file.relative_to(place.parent)): file for file in _inside(place)}
+            else:
+                found[place.name] = place
+    return found
+
+
+def _places(module: ModuleType | None) -> list[Path]:
+    """The folders of a package, or the file of a module; nothing for what is built in, or was run as a program."""
+    if module is None or module.__name__ == "__main__":
+        return []
+    paths = getattr(module, "__path__", None)
+    if paths is not None:
+        return [Path(path) for path in paths if Path(path).is_dir()]
+    file = getattr(module, "__file__", None)
+    return [Path(file)] if file is not None and file.endswith(".py") and Path(file).is_file() else []
+
+
+def _inside(package: Path) -> list[Path]:
+    return [
+        file
+        for file in package.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".pyc"
+    ]
+
+
+def _is_installed(place: Path) -> bool:
+    """Part of Python, or of a package that was installed."""
+    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    whole = place.resolve()
+    return (
+        "site-packages" in whole.parts or "dist-packages" in whole.parts or any(root in whole.parents for root in roots)
+    )

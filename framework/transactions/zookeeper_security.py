@@ -1,0 +1,123 @@
+"""How a driver shows ZooKeeper who it is: TLS, SASL, digest; and why a server that is there does not let it in."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kazoo.security import CREATOR_ALL_ACL
+
+from framework.config import Config, revealed
+from framework.errors import ConfigError
+
+_PREFIX = "transactional.zookeeper"
+_PROBE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperSecurity:
+    """``ca``: PEM file of whom servers' certificates must be signed by; its presence, or ``tls``, turns TLS on.
+    ``certificate`` and ``key``: PEM files of this client's own, ``key_password`` the key's. ``username``, ``password``: of SASL
+    (DIGEST-MD5). ``digest``: ``user:password`` for ZooKeeper's own digest scheme.
+
+    With any credentials, every znode is created for their bearer alone.
+    """
+
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    digest: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, config: Config) -> ZooKeeperSecurity:
+        """From ``transactional.zookeeper.{auth,tls.*,sasl.*}``. Raises ``ConfigError`` for files that are not there and
+        for halves of pairs."""
+        found = cls(
+            config.zookeeper_tls_enabled,
+            config.zookeeper_tls_ca,
+            config.zookeeper_tls_certificate,
+            config.zookeeper_tls_key,
+            revealed(config.zookeeper_tls_password),
+            config.zookeeper_sasl_username,
+            revealed(config.zookeeper_sasl_password),
+            _digest(revealed(config.zookeeper_auth)),
+        )
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raises ``ConfigError``."""
+        for name, file in (("ca", self.ca), ("certificate", self.certificate), ("key", self.key)):
+            if file is None:
+                continue
+            if not self.tls:
+                raise ConfigError(f"{_PREFIX}.tls.{name} is given, and {_PREFIX}.tls.enabled is not true: set it")
+            if not Path(file).is_file():
+                raise ConfigError(f"{_PREFIX}.tls.{name}: there is no file {file}")
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError(f"{_PREFIX}.tls.certificate and {_PREFIX}.tls.key go together: give both or none")
+        if (self.username is None) != (self.password is None):
+            raise ConfigError(f"{_PREFIX}.sasl.username and {_PREFIX}.sasl.password go together: give both or none")
+
+    def client_options(self) -> dict[str, Any]:
+        """What kazoo's client takes."""
+        options: dict[str, Any] = {}
+        if self.digest is not None:
+            options["auth_data"] = [("digest", self.digest)]
+        if self.username is not None:
+            options["sasl_options"] = {
+                "mechanism": "DIGEST-MD5",
+                "username": self.username,
+                "password": self.password,
+            }
+        if options:
+            options["default_acl"] = list(CREATOR_ALL_ACL)
+        if self.tls:
+            options |= {
+                "use_ssl": True,
+                "ca": self.ca,
+                "certfile": self.certificate,
+                "keyfile": self.key,
+                "keyfile_password": self.key_password,
+                "verify_certs": True,
+                "check_hostname": True,
+            }
+        return options
+
+    def explain(self, hosts: Sequence[tuple[str, int]]) -> str | None:
+        """Why none of the servers let this client in, where a TLS handshake tells; None where it does not."""
+        for host, port in hosts:
+            try:
+                with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
+                    if not self.tls:
+                        continue
+                    context = ssl.create_default_context(cafile=self.ca)
+                    if self.certificate is not None:
+                        context.load_cert_chain(self.certificate, self.key, self.key_password or "")
+                    with context.wrap_socket(connection, server_hostname=host) as secure:
+                        secure.settimeout(1.0)
+                        secure.recv(1)  # TLS 1.3: a server refuses a certificate after the handshake
+            except ssl.SSLCertVerificationError as error:
+                return f"{host}:{port}: its certificate is not accepted: {error.verify_message}; check {_PREFIX}.tls.ca"
+            except TimeoutError:
+                continue
+            except ssl.SSLError as error:
+                what = error.reason or str(error)
+                hint = f"check {_PREFIX}.tls.certificate, .key and .password, and that this port is the one for TLS"
+                return f"{host}:{port}: TLS fails: {what}; {hint}"
+            except OSError:
+                continue
+        return None
+
+
+def _digest(auth: str | None) -> str | None:
+    """``digest:user:password`` without its scheme."""
+    return auth.partition(":")[2] if auth is not None else None
