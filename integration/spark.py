@@ -29,7 +29,7 @@ class _SparkProcess(Server):
         """Without this process's import path: what executors can import must be what they are given."""
         home = spark_jars().parent
         options = (
-            f"-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
+            f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
         )
         environment = [
             "env",
@@ -37,6 +37,7 @@ class _SparkProcess(Server):
             "PYTHONPATH",
             f"SPARK_HOME={home}",
             "SPARK_LOCAL_IP=127.0.0.1",
+            "SPARK_DAEMON_MEMORY=256m",
             f"SPARK_DAEMON_JAVA_OPTS={options}",
             f"JAVA_HOME={Path(self.host.java()).resolve().parent.parent}",
         ]

@@ -440,7 +440,8 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
     with runs.start({"metrics.prometheus.port": port}) as run:
         run.wait_until_caught_up(TIMEOUT_S)
         topics.send_in_kafka_txn(name, [b"z"], end=lambda producer: producer.abort_transaction(30))
-        wait_for(lambda: run.status().lag == 0 and run.status().partitions[f"{name}/0"].end_offset == 12, "the marker")
+        wait_for(lambda: run.status().partitions[f"{name}/0"].committed_offset == 12, "the marker")
+        wait_for(lambda: run.status().lag == 0, "the lag")
         progress = run.status().partitions
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert {each: (it.end_offset, it.committed_offset, it.lag, it.in_flight) for each, it in progress.items()} == {

@@ -172,7 +172,7 @@ def test_a_server_that_meets_a_full_disk_says_so(tmp_path: Path, monkeypatch: py
         echo 'ERROR java.io.IOException: No space left on device'; exit 1"""
     monkeypatch.setenv("JAVA_HOME", script(tmp_path / "java", text))
     with pytest.raises(ServerError, match=r"zookeeper ended while starting: .*No space left on device; its log is"):
-        ZooKeeperServer(tmp_path / "zookeeper").start()
+        ZooKeeperServer(tmp_path / "zookeeper", where="embedded").start()
 
 
 @pytest.mark.integration
@@ -231,7 +231,7 @@ def test_a_second_run_right_after_a_kill_waits_for_the_first_ones_servers(tmp_pa
 
 @pytest.mark.integration
 def test_no_orphan_when_the_guardian_is_killed(tmp_path: Path) -> None:
-    server = ZooKeeperServer(tmp_path)
+    server = ZooKeeperServer(tmp_path, where="embedded")
     server.start()
     pid = server.pid
     assert pid is not None and isinstance(server._running, ChildProcess)

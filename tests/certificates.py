@@ -1,4 +1,4 @@
-"""Certificates for a broker of the tests, made on the spot."""
+"""Certificates for the servers of the tests, made on the spot."""
 
 from __future__ import annotations
 

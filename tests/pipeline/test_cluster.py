@@ -1,0 +1,167 @@
+"""A standalone Spark cluster whose executors know neither Ratchet nor the user's modules: both are sent to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from framework.errors import ConfigError
+from framework.execution import shipping
+from integration import EmbeddedServers, PostgresServer, SparkCluster
+from tests.conftest import Topics
+
+ROOT = Path(__file__).parent.parent.parent
+
+PIPELINE = """
+from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
+from sinks import Count, OpaqueMapState, PostgresBackend, StateCommitter
+from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+from words.tools import louder
+
+
+class Louder(BaseBasicBolt):
+    def execute(self, tup, collector):
+        collector.emit([louder(tup["value"])])
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(Fields(value=str))
+
+
+def topology(app):
+    spout = OpaqueKafkaTransactionalSpout([app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec())
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
+    builder.set_bolt("louder", Louder(), 2).shuffle_grouping("spout")
+    state = OpaqueMapState(PostgresBackend(app["app.database"], app["app.table"]))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()}), 2).fields_grouping("louder", Fields("value"))
+    return builder.build()
+"""
+TOOLS = """
+import importlib.resources
+
+
+def louder(text):
+    return text.upper() + (importlib.resources.files("words") / "mark.txt").read_text().strip()
+"""
+#: Makes an interpreter forget where this repository is installed from.
+FORGETFUL = f"""
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in getattr(each, "__module__", "")]
+sys.path[:] = [each for each in sys.path if each != {str(ROOT)!r}]
+"""
+
+
+def users_folder(folder: Path) -> Path:
+    """A module, and a package with a file beside its code."""
+    (folder / "words").mkdir(parents=True)
+    (folder / "pipeline.py").write_text(PIPELINE)
+    (folder / "words" / "__init__.py").write_text("")
+    (folder / "words" / "tools.py").write_text(TOOLS)
+    (folder / "words" / "mark.txt").write_text("!\n")
+    return folder
+
+
+def forgetful_python(folder: Path) -> Path:
+    """An interpreter with everything that is installed here, Ratchet apart."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(FORGETFUL)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.integration
+@pytest.mark.kills
+def test_the_framework_and_the_users_modules_reach_executors_that_have_neither(
+    servers: EmbeddedServers, postgres: PostgresServer, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    topics.create(name, 2)
+    for partition in (0, 1):
+        topics.send(name, [f"w{number % 10}".encode() for number in range(100)], partition)
+    python = forgetful_python(tmp_path / "python")
+    known = subprocess.run([python, "-c", "import framework"], cwd="/", capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError" in known.stderr  # or this would show nothing
+    table = name.replace("-", "_")
+    with SparkCluster(tmp_path / "spark", 2) as cluster:
+        settings = {
+            "spark.master": cluster.address,
+            "spark.executor.memory": "512m",
+            "transactional.zookeeper.servers": servers.zookeeper,
+            "topology.collapse.records.max": 0,
+            "app.kafka": servers.bootstrap_servers,
+            "app.database": postgres.dsn,
+            "app.topic": name,
+            "app.table": table,
+        }
+        command = [sys.executable, "-m", "framework.run", "pipeline:topology", "--until-caught-up"]
+        command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(
+            command,
+            cwd=users_folder(tmp_path / "user"),
+            env={**environment, "PYSPARK_PYTHON": str(python)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    with psycopg.connect(postgres.dsn) as connection:
+        rows = dict(connection.execute(f"SELECT value, n FROM {table}").fetchall())
+    assert rows == {f"W{digit}!": 20 for digit in range(10)}
+
+
+def test_the_archive_holds_ratchet_and_the_users_packages_whole_and_nothing_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(users_folder(tmp_path / "user"))
+    for module in ("words", "spouts", "sinks"):
+        importlib.import_module(module)
+    (tmp_path / "out").mkdir()
+    try:
+        names = set(zipfile.ZipFile(shipping.make_archive(tmp_path / "out")).namelist())
+    finally:
+        sys.modules.pop("words")
+    assert {"framework/run.py", "framework/topology/bolts.py", "spouts/kafka_reader.py", "sinks/sql.py"} <= names
+    assert {"words/__init__.py", "words/tools.py", "words/mark.txt"} <= names
+    assert not [each for each in names if each.startswith(("pyarrow", "pyspark", "json", "pytest"))]
+    assert not [each for each in names if each.endswith(".pyc")]
+
+
+def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    first, second = (shipping.make_archive(tmp_path / folder) for folder in ("a", "b"))
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    monkeypatch.setattr(shipping, "SHIPPED_BYTES_MAX", 1000)
+    with pytest.raises(ConfigError, match="modules to send to Spark's executors .* is the largest file"):
+        shipping.make_archive(tmp_path)
+
+
+def test_a_master_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    """In a process of its own: one that failed leaves Spark in a bad state."""
+    code = textwrap.dedent("""
+        from framework.execution.spark_session import start_context
+        from framework.errors import ConfigError
+        try:
+            start_context("x", {"spark.master": "spork://127.0.0.1:1"})
+        except ConfigError as error:
+            print(str(error).splitlines()[0])
+        """)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "Spark does not start with spark.master='spork://127.0.0.1:1': " in done.stdout
+    assert "check that Java 17 or newer is on the PATH and that the master can be reached" in done.stdout

@@ -1,0 +1,96 @@
+"""Three brokers, three ZooKeeper servers, a Spark cluster: any one server may die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+from kazoo.client import KazooClient
+
+from integration import KafkaCluster, ZooKeeperEnsemble
+from integration.server import port_taken
+from tests.conftest import Topics
+
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = pytest.mark.integration
+
+
+def read_all(bootstrap_servers: str, topic: str, count: int) -> list[int]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "x",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([topic])
+    found: list[int] = []
+    while len(found) < count:
+        message = consumer.poll(30)
+        assert message is not None, f"only {len(found)} of {count} arrived"
+        if message.error() is None:
+            found.append(int(message.value()))
+    consumer.close()
+    return found
+
+
+def test_of_three_brokers_any_may_die(tmp_path: Path) -> None:
+    with KafkaCluster(tmp_path, 3) as cluster:
+        topics = Topics(cluster.bootstrap_servers)
+        topics.create("t", replication=3, min_insync_replicas="2")
+        producer = topics.producer(acks="all")
+        sent = 0
+        for broker in cluster.brokers:
+            broker.kill()
+            for _ in range(20):
+                producer.produce("t", str(sent))
+                sent += 1
+            assert producer.flush(60) == 0
+            broker.start()
+        assert read_all(cluster.bootstrap_servers, "t", sent) == list(range(sent))
+
+
+def test_of_three_zookeeper_servers_any_may_die(tmp_path: Path) -> None:
+    with ZooKeeperEnsemble(tmp_path, 3) as ensemble:
+        client = KazooClient(
+            ensemble.address, timeout=10, connection_retry={"max_tries": -1}, command_retry={"max_tries": -1}
+        )
+        client.start(30)
+        for number, server in enumerate(ensemble.servers):
+            server.kill()
+            client.retry(client.create, f"/x-{number}")
+            server.start()
+        assert sorted(client.get_children("/")) == ["x-0", "x-1", "x-2", "zookeeper"]
+        client.stop()
+        client.close()
+
+
+def test_up_makes_clusters_and_down_ends_them(tmp_path: Path) -> None:
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "integration", *words, "--dir", str(tmp_path / "w")]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300)
+
+    up = call("up", "--brokers", "3", "--zookeepers", "3", "--spark-workers", "2", "--json")
+    assert up.returncode == 0, up.stderr
+    try:
+        state = json.loads(up.stdout)
+        addresses = [
+            *state["kafka"].split(","),
+            *state["zookeeper"].split(","),
+            state["spark"].removeprefix("spark://"),
+        ]
+        ports = [int(address.rpartition(":")[2]) for address in addresses]
+        assert len(ports) == 7
+        assert all(port_taken(port) for port in ports)
+        assert len(state["pids"]) == 9
+        assert json.loads(call("status", "--json").stdout) == state
+    finally:
+        assert call("down").stdout.strip() == "stopped"
+    assert not any(port_taken(port) for port in ports)
+    assert call("status").returncode == 1
