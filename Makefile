@@ -6,19 +6,27 @@ STAMP := $(VENV)/.installed
 
 SCHEDULES ?= 100000
 
-.PHONY: run test test-unit test-integration lint bench simulate lock clean
+.PHONY: run test test-unit test-integration test-containers faults soak lint bench simulate lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
 
+# Two processes side by side, each with servers of its own: these tests wait more than they compute.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+	$(MAKE) --no-print-directory test-containers
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest -m "not integration"
+	$(PYTEST) -m "not integration"
 
 test-integration: $(STAMP)
-	$(BIN)/python -m pytest -m integration
+	$(PYTEST) -m integration
+
+# The integration tests again, their servers in containers; without those that are about Spark, or kill processes for minutes.
+test-containers: $(STAMP)
+	$(PYTEST) -m "integration and not spark and not kills" --servers=containers
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

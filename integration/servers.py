@@ -184,6 +184,8 @@ def is_ours(pid: int, folder: Path) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except (OSError, IndexError):
         return False
-    return str(folder).encode() in command and state != "Z"
+    # A JVM's first thread may be gone while others still hold its ports; its command line is gone then, too.
+    return threads > 1 if state == "Z" else str(folder).encode() in command

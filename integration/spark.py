@@ -28,9 +28,7 @@ class _SparkProcess(Server):
     def command(self, *arguments: str) -> list[str]:
         """Without this process's import path: what executors can import must be what they are given."""
         home = spark_jars().parent
-        options = (
-            f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
-        )
+        options = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
         environment = [
             "env",
             "-u",

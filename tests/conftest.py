@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import tempfile
 import uuid
@@ -17,9 +18,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import HealthCheck, settings
 
-from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer
+from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
 from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
-from integration.hosts import CHOICES, EXTERNAL, VARIABLE, chosen
+from integration.hosts import CHOICES, CONTAINERS, EXTERNAL, VARIABLE, chosen
 
 # A shared machine may be slow at any moment; what is slow is not wrong.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +38,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = config.getoption("--servers")  # for the processes that tests start, too
+    if chosen() == CONTAINERS and not hasattr(config, "workerinput"):
+        _make_containers_possible()
+
+
+def _make_containers_possible() -> None:
+    """Once, by the process that outlives all others: an engine, and an image of every kind."""
+    try:
+        from integration.images import IMAGES, find_image
+
+        for kind in IMAGES:
+            find_image(kind, lambda line: print(line, file=sys.stderr, flush=True))
+    except ServerError as error:
+        raise pytest.UsageError(f"the container suite cannot run: {error}") from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -107,6 +121,14 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of whatever the test leaves to chance; a failure shows it."""
+    chosen_seed = int(os.environ.get("RATCHET_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"seed {chosen_seed} (repeat with RATCHET_SEED={chosen_seed})")
+    return chosen_seed
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def topology(app: Mapping[str, Any]) -> Topology:
     builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, PARTITIONS)
     aggregates = {"count": Count(), "total": Sum("n"), "most": Max("n")}
     words = StateCommitter(state_kind(backend(app, "words")), ["word"], aggregates)
-    builder.set_bolt("words", words, 2).fields_grouping("spout", Fields("word"))
+    builder.set_bolt("words", words, int(app.get("app.parallelism", 2))).fields_grouping("spout", Fields("word"))
     numbers = StateCommitter(state_kind(backend(app, "numbers")), ["n"], {"count": Count()})
     builder.set_bolt("numbers", numbers).global_grouping("spout")
     files = DeltaLakeTable(app["app.folder"]) if opaque else ParquetTable(app["app.folder"])

@@ -10,73 +10,19 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from framework.topology import Topology
-from framework.transactions import ZooKeeperStore, committed_txid
-from framework.verify import verify
 from integration import EmbeddedServers, ZooKeeperServer
 from integration.server import Server
 from tests.conftest import Topics
+from tests.pipeline.jobs import Job
 from tests.pipeline.processes import RunProcess
-from tests.pipeline.stores import PARTITIONS, STORES, Feed, expected, found, server_of, topology, wait_for
+from tests.pipeline.stores import STORES, Feed, server_of, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 #: Kills per store and kind of values; more by RATCHET_SINK_KILLS.
 KILLS = int(os.environ.get("RATCHET_SINK_KILLS", "4"))
-SESSION_S = 2
-
-
-class Job:
-    """The topology on one store, with a ZooKeeper and a store of its own, as processes."""
-
-    def __init__(
-        self, topics: Topics, name: str, store: str, values: str, folder: Path, zookeeper: ZooKeeperServer, address: str
-    ) -> None:
-        topics.create(name, PARTITIONS)
-        self.topics, self.name, self.folder = topics, name, folder
-        self.zookeeper = zookeeper
-        self.settings: dict[str, Any] = {
-            "app.topic": name,
-            "app.kafka": topics.bootstrap_servers,
-            "app.store": store,
-            "app.address": address,
-            "app.values": values,
-            "app.folder": str(folder / "files"),
-            "transactional.zookeeper.servers": zookeeper.address,
-            "transactional.zookeeper.session.timeout.secs": SESSION_S,
-            "topology.max.spout.pending": 3,
-            "topology.max.attempts": 1_000,
-        }
-        self.topology: Topology = topology(self.settings)
-        self.runs: list[RunProcess] = []
-
-    def process(self) -> RunProcess:
-        log = self.folder / f"run-{len(self.runs)}.log"
-        made = RunProcess(log, "tests.pipeline.stores:topology", self.settings, module="tests.pipeline.local_run")
-        self.runs.append(made)
-        return made
-
-    def committed(self) -> int:
-        store = ZooKeeperStore(self.zookeeper.address, "/ratchet")
-        try:
-            return committed_txid(store, self.name)
-        finally:
-            store.close()
-
-    def check(self) -> None:
-        """The oracle, which shares nothing with the framework, and ``verify``."""
-        words, numbers, rows = expected(self.topics.bootstrap_servers, self.name)
-        assert found(self.topology) == (words, numbers, rows)
-        store = ZooKeeperStore(self.zookeeper.address, "/ratchet")
-        try:
-            report = verify(self.topology, store, {})
-        finally:
-            store.close()
-        assert report.right, report.lines()
-        assert report.states[2].compared == rows.total()
 
 
 @pytest.fixture(params=STORES)
@@ -109,12 +55,9 @@ def job(
     zookeeper: ZooKeeperServer,
     tmp_path: Path,
 ) -> Iterator[Job]:
-    made = Job(topics, name, store, request.param, tmp_path, zookeeper, sink[0])
+    made = Job(topics, name, store, request.param, tmp_path, zookeeper.address, sink[0])
     yield made
-    for each in made.runs:
-        each.end()
-    for state in made.topology.states:
-        state.close()
+    made.close()
 
 
 def pause(run: RunProcess, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""``framework.run`` without Spark: for tests that start a driver hundreds of times."""
+"""``framework.run`` without Spark: for tests that start a driver hundreds of times, and soaks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""Fixtures of the fault tests: a topology as processes, on servers that may be hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration import EmbeddedServers, ZooKeeperServer
+from tests.conftest import Topics
+from tests.pipeline.jobs import Job
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperServer]:
+    """A server of the test's own, to be hurt."""
+    with ZooKeeperServer(tmp_path / "zookeeper") as server:
+        yield server
+
+
+@pytest.fixture
+def make_job(servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Makes the job: opaque on SQLite and the shared servers, unless told otherwise."""
+    made: list[Job] = []
+
+    def make(
+        store: str = "sqlite",
+        values: str = "opaque",
+        *,
+        zookeeper: str | None = None,
+        address: str | None = None,
+        of_topics: Topics | None = None,
+        **settings: Any,
+    ) -> Job:
+        where = zookeeper or servers.zookeeper
+        job = Job(
+            of_topics or topics, name, store, values, tmp_path, where, address or str(tmp_path / "x.db"), **settings
+        )
+        made.append(job)
+        return job
+
+    yield make
+    for job in made:
+        job.close()

@@ -1,0 +1,102 @@
+"""A topology on real servers as processes, and what tests do with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from framework.topology import Topology
+from framework.transactions import ZooKeeperStore, committed_txid
+from framework.verify import verify
+from tests.conftest import Topics
+from tests.pipeline.processes import RunProcess
+from tests.pipeline.stores import PARTITIONS, expected, found, topology
+
+SESSION_S = 2
+
+
+class Job:
+    """The topology of ``tests.pipeline.stores`` on one store, as processes.
+
+    ``zookeeper`` and ``address``: where the drivers find ZooKeeper and the store; it may be by a proxy. ``watched``: where the test
+    itself asks ZooKeeper; by default there too.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        name: str,
+        store: str,
+        values: str,
+        folder: Path,
+        zookeeper: str,
+        address: str,
+        *,
+        watched: str | None = None,
+        replication: int = 1,
+        **settings: Any,
+    ) -> None:
+        topics.create(name, PARTITIONS, replication=replication)
+        self.topics, self.name, self.folder = topics, name, folder
+        self._watched = watched or zookeeper
+        self._coordination: ZooKeeperStore | None = None
+        self.settings: dict[str, Any] = {
+            "app.topic": name,
+            "app.kafka": topics.bootstrap_servers,
+            "app.store": store,
+            "app.address": address,
+            "app.values": values,
+            "app.folder": str(folder / "files"),
+            "transactional.zookeeper.servers": zookeeper,
+            "transactional.zookeeper.session.timeout.secs": SESSION_S,
+            "topology.max.spout.pending": 3,
+            "topology.max.attempts": 1_000,
+            **settings,
+        }
+        self.topology: Topology = topology(self.settings)
+        self.runs: list[RunProcess] = []
+
+    def process(self, module: str = "benchmarks.local_run", **settings: Any) -> RunProcess:
+        """Another driver of it, not started. Without Spark, unless ``module`` is ``framework.run``."""
+        log = self.folder / f"run-{len(self.runs)}.log"
+        made = RunProcess(log, "tests.pipeline.stores:topology", {**self.settings, **settings}, module=module)
+        self.runs.append(made)
+        return made
+
+    @property
+    def coordination(self) -> ZooKeeperStore:
+        """ZooKeeper, as the test itself asks it; it waits while no server is there."""
+        if self._coordination is None:
+            self._coordination = ZooKeeperStore(self._watched, "/ratchet")
+        return self._coordination
+
+    def committed(self) -> int:
+        """The last committed txid."""
+        return committed_txid(self.coordination, self.name)
+
+    def check(self) -> None:
+        """The oracle, which shares nothing with the framework, and ``verify``."""
+        words, numbers, rows = expected(self.topics.bootstrap_servers, self.name)
+        assert found(self.topology) == (words, numbers, rows)
+        report = verify(self.topology, self.coordination, {})
+        assert report.right, report.lines()
+        assert report.states[2].compared == rows.total()
+
+    def finish(self, run: RunProcess | None = None) -> None:
+        """Whatever runs ends in order; another run catches up; all figures are exact."""
+        for each in self.runs:
+            if each.process is not None and each.process.poll() is None:
+                each.kill()
+        last = run or self.process()
+        last.start("--until-caught-up")
+        assert last.finish() == 0, last.tail()
+        self.check()
+
+    def close(self) -> None:
+        """End what is left of it."""
+        for each in self.runs:
+            each.end()
+        for state in self.topology.states:
+            state.close()
+        if self._coordination is not None:
+            self._coordination.close()
