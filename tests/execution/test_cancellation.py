@@ -99,6 +99,7 @@ def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, 
         assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.fault(6)
 def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:
     """Fault 6."""
     if runner[0] == "local":
@@ -117,6 +118,7 @@ def kill_executor() -> None:
     hang()
 
 
+@pytest.mark.fault(5)
 def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Path) -> None:
     """Fault 5, and 1.8: what it held is lost with it; the other one, or its successor, does the batch again."""
     config = {"topology.message.timeout.secs": 60, "topology.collapse.records.max": 0}

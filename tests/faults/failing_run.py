@@ -1,5 +1,7 @@
-"""A driver without Spark that dies, by ``os._exit``, where it is told: ``app.die.at=N``, at the N-th boundary between two steps that
-others can see, counted from its first commit on; or ``app.die.in.commit.task=N``, in the N-th task of a state's commit, once."""
+"""A driver without Spark that dies, by ``os._exit``, where it is told.
+
+``app.die.at=N``: at the N-th boundary between two steps that others can see, counted from its first write to ZooKeeper on;
+``app.die.in.commit.task=N``: in the N-th task of a state's commit, once."""
 
 from __future__ import annotations
 
@@ -68,6 +70,7 @@ def fail_in_commit_task(number: int, folder: Path) -> None:
     """Tasks 0 to N-1 have written; task N has not."""
     prepare, finish_batch = StateCommitter.prepare, StateCommitter.finish_batch
     marker = folder / "died"
+
     def prepared(self: StateCommitter, conf: Any, context: Any, *others: Any) -> None:
         self._task_of_this = context.task_index  # type: ignore[attr-defined] - it travels between the phases
         prepare(self, conf, context, *others)

@@ -1,7 +1,7 @@
 """``--faults=all`` runs the slow faults too; ``--fault-repeat N`` each test N times; ``--fault-report FILE`` says what happened.
 
-A test of a fault carries ``@pytest.mark.fault(ROW, ...)``; ``slow=True`` leaves it to ``make faults``. What it injects, and how long
-the pipeline took to make progress again, it tells the ``faults`` fixture.
+A test of a fault carries ``@pytest.mark.fault(ROW, ...)``; ``slow=True`` leaves it to ``make faults``. What it injects, and how
+long the pipeline took to make progress again, it tells the ``faults`` fixture.
 """
 
 from __future__ import annotations
@@ -137,7 +137,11 @@ class _Report:
         minutes = (time.monotonic() - self._started) / 60
         found = [
             f"{self._total} faults injected in {minutes:.0f} minutes; rows with a failure: {failed}; records lost or doubled: "
-            + ("none: every test that passes compares all figures with an oracle." if not failed else "see the failures."),
+            + (
+                "none: every test that passes compares all figures with an oracle."
+                if not failed
+                else "see the failures."
+            ),
             "",
             "| # | fault | expected | tests | faults injected | outcome |",
             "|---|---|---|---|---|---|",

@@ -78,9 +78,7 @@ def test_the_driver_is_killed_now_and_then(make_job: Callable[..., Job], faults:
 
 @pytest.mark.fault(2, slow=True)
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
-def test_the_driver_is_killed_fifty_times(
-    make_job: Callable[..., Job], faults: Faults, seed: int, values: str
-) -> None:
+def test_the_driver_is_killed_fifty_times(make_job: Callable[..., Job], faults: Faults, seed: int, values: str) -> None:
     kill_often(make_job(values=values), faults, 50, random.Random(seed))
 
 

@@ -58,6 +58,7 @@ def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
 
 
 @pytest.mark.behaviour("2.1", "2.2")
+@pytest.mark.fault(20)
 def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginning(
     runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_limit_of_bytes_is_learned_after_a_small_first_batch(runs: KafkaRuns) 
 
 
 @pytest.mark.behaviour("2.6")
+@pytest.mark.fault(18)
 def test_offsets_that_retention_removed_stop_the_topology_or_are_skipped_and_counted(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"read"] * 10)
@@ -182,6 +184,7 @@ def test_offsets_that_retention_removed_stop_the_topology_or_are_skipped_and_cou
 
 
 @pytest.mark.behaviour("2.6")
+@pytest.mark.fault(19)
 def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
@@ -197,6 +200,7 @@ def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> 
 
 
 @pytest.mark.behaviour("2.6")
+@pytest.mark.fault(19)
 def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
@@ -365,6 +369,7 @@ def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
 
 
 @pytest.mark.behaviour("2.5")
+@pytest.mark.fault(17)
 def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp_path: Path) -> None:
     cleaning.create(name, 1, cleanup_policy="compact", segment_ms="200", min_cleanable_dirty_ratio="0.01")
     producer = cleaning.producer()
@@ -384,6 +389,7 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
 
 
 @pytest.mark.behaviour("2.6")
+@pytest.mark.fault(18)
 def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
     cleaning: Topics, name: str, tmp_path: Path
 ) -> None:
@@ -412,6 +418,7 @@ def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
 
 
 @pytest.mark.behaviour("2.5")
+@pytest.mark.fault(16)
 def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"plain"] * 3)

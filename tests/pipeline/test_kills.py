@@ -30,6 +30,7 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
 
 
 @pytest.mark.parametrize("spout", ["opaque", "transactional"])
+@pytest.mark.fault(2)
 def test_driver_killed_20_times_ends_exact(flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int) -> None:
     chance = random.Random(seed)
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
@@ -66,6 +67,7 @@ def _pause(run: FlightsRun, seconds: float) -> None:
 
 @pytest.mark.parametrize("server", ["kafka", "zookeeper"])
 @pytest.mark.parametrize("spout", ["opaque", "transactional"])
+@pytest.mark.fault(9, 15)
 def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
     flights: EmbeddedServers, tmp_path: Path, server: str, spout: str
 ) -> None:

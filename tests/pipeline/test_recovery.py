@@ -212,6 +212,7 @@ def refused(setup: Setup, kind: type[Exception], message: str, topology: Topolog
         ("coordinator/currtx", b'{"format":9,"value":5}', "currtx: format version 9"),
     ],
 )
+@pytest.mark.fault(28)
 def test_corrupt_state_stops_the_start_and_is_named(setup: Setup, path: str, value: Any, message: str) -> None:
     setup.run_all()
     setup.put(path, value)

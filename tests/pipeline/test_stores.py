@@ -78,6 +78,7 @@ def pause(run: RunProcess, job: Job) -> None:
 
 @pytest.mark.behaviour("3.3")
 @pytest.mark.parametrize("job", ["opaque"], indirect=True)
+@pytest.mark.fault(3)
 def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:
     """SIGSTOP beyond its session, in mid-run; a standby driver takes over; then SIGCONT."""
     first, second = job.process(), job.process()
@@ -106,6 +107,7 @@ def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> Non
 
 
 @pytest.mark.behaviour("3.1", "3.2")
+@pytest.mark.fault(2, 9, 21)
 def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
     job: Job, sink: tuple[str, Server | None], zookeeper: ZooKeeperServer
 ) -> None:

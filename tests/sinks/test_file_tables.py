@@ -210,6 +210,7 @@ def test_another_owner_other_columns_and_foreign_files_are_refused(kind: type[Fi
         foreign.prepare("topology")
 
 
+@pytest.mark.fault(28)
 def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table")
     table.bind(FIELDS)

@@ -196,6 +196,7 @@ def test_a_writer_that_stops_in_the_middle_of_what_it_sends_is_ended(
     backend.close()
 
 
+@pytest.mark.fault(21)
 def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
     postgres: PostgresServer, admin: Any, table: str
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
     assert backend.read_header() == header
 
 
+@pytest.mark.fault(22)
 def test_rivals_are_retried_not_fatal(
     postgres: PostgresServer, admin: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

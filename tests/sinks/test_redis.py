@@ -71,6 +71,7 @@ def test_rows_are_documents_that_any_client_reads(redis_server: RedisServer, cli
     assert json.loads(client.hget(f"{{{name}}}", "dog")) == {"s": [2, 0, 1], "w": "standalone", "v": [5], "p": [2]}
 
 
+@pytest.mark.fault(24)
 def test_a_server_that_may_evict_is_refused_at_start(own: Callable[..., RedisServer], name: str) -> None:
     """Row 24 of the fault table."""
     server = own(maxmemory="100mb", maxmemory_policy="allkeys-lru")
@@ -193,6 +194,7 @@ def test_a_server_that_is_away_is_retried(name: str) -> None:
         RedisBackend("redis://127.0.0.1:1/0", name, KEY, VALUE).prepare("topology")
 
 
+@pytest.mark.fault(23)
 def test_a_server_restored_to_an_older_snapshot_stops_the_topology(
     own: Callable[..., RedisServer], tmp_path: Path, name: str
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         SqliteBackend(tmp_path / "file" / "rows.db", "rows", KEY, VALUE).prepare("topology")
 
 
+@pytest.mark.fault(22)
 def test_a_locked_database_is_retried_not_fatal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_module, "BUSY_TIMEOUT_MS", 50)
     backend = SqliteBackend(path, "rows", KEY, VALUE)

@@ -99,6 +99,7 @@ class TestZooKeeperStore(StoreContract):
         for each in store._client.get_children(f"/stores/{name}/leader"):
             store._client.delete(f"/stores/{name}/leader/{each}")
 
+    @pytest.mark.fault(12)
     def test_a_lost_reply_is_resolved_by_reading(
         self, stores: list[CoordinationStore], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -125,6 +126,7 @@ class TestZooKeeperStore(StoreContract):
         leadership.apply([Put(f"{name}/x", b"2")])
         assert store.get(f"{name}/x") == b"2"
 
+    @pytest.mark.fault(11)
     def test_a_lost_session_ends_the_leadership(
         self, stores: list[CoordinationStore], name: str, servers: EmbeddedServers
     ) -> None:

@@ -1,0 +1,90 @@
+"""Faults of brokers: rows 14 and 15, and 29 for their links."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from integration import KafkaBroker, KafkaCluster
+from tests.conftest import Topics
+from tests.faults.plugin import Faults
+from tests.pipeline.jobs import Job
+from tests.pipeline.stores import PARTITIONS, Feed, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    with KafkaCluster(tmp_path_factory.mktemp("three"), 3) as cluster:
+        yield cluster
+
+
+def leader_of(cluster: KafkaCluster, topic: str, partition: int) -> KafkaBroker:
+    metadata = Topics(cluster.bootstrap_servers).admin.list_topics(topic, timeout=30)
+    return cluster.brokers[metadata.topics[topic].partitions[partition].leader - 1]
+
+
+@pytest.mark.fault(14, slow=True)
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
+def test_the_leader_of_a_partition_is_killed(
+    make_job: Callable[..., Job], three: KafkaCluster, faults: Faults, values: str, seed: int
+) -> None:
+    job = make_job(values=values, of_topics=Topics(three.bootstrap_servers), replication=3)
+    chance = random.Random(seed)
+    run = job.process()
+    with Feed(three.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        for _ in range(5):
+            victim = leader_of(three, job.name, chance.randrange(PARTITIONS))
+            faults.recovery("leader broker of three killed", job.committed, victim.kill)
+            victim.start()
+            before = job.committed()
+            wait_for(lambda before=before: job.committed() > before)  # type: ignore[misc]
+    job.finish(run)
+
+
+@pytest.mark.fault(15, slow=True)
+def test_all_brokers_are_bounced(make_job: Callable[..., Job], three: KafkaCluster, faults: Faults) -> None:
+    """TERM, all at once, and up again."""
+    job = make_job(of_topics=Topics(three.bootstrap_servers), replication=3)
+    run = job.process()
+
+    def bounce() -> None:
+        three.stop()
+        three.start()
+
+    with Feed(three.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        for _ in range(2):
+            faults.recovery("all brokers bounced", job.committed, bounce)
+    job.finish(run)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path_factory.mktemp("one")) as broker:
+        yield broker
+
+
+@pytest.mark.fault(15)
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
+def test_a_broker_is_paused(make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str) -> None:
+    job = make_job(values=values, of_topics=Topics(one.address))
+    run = job.process()
+
+    def pause() -> None:
+        one.pause()
+        time.sleep(3.0)
+        one.resume()
+
+    with Feed(one.address, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        faults.recovery("broker paused for 3 s", job.committed, pause)
+    job.finish(run)

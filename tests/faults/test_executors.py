@@ -1,0 +1,265 @@
+"""Faults of Spark's processes, on a standalone cluster: rows 5 to 8 and 27; and the flights on three of everything."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from examples import flights_data
+from examples.flights import TOPIC
+from integration import EmbeddedServers, PostgresServer, Shape, SparkCluster
+from integration.spark import descendants
+from tests.conftest import Topics
+from tests.faults.plugin import Faults
+from tests.pipeline.jobs import Job
+from tests.pipeline.processes import RunProcess
+from tests.pipeline.stores import Feed, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("spark"), 2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def on_cluster(make_job: Callable[..., Job], postgres: PostgresServer, spark_cluster: SparkCluster) -> Callable[..., Job]:
+    """Makes the job for the cluster: figures in PostgreSQL, since SQLite is of one host."""
+
+    def make(**settings: Any) -> Job:
+        return make_job(
+            "postgres",
+            address=postgres.dsn,
+            **{
+                "spark.master": spark_cluster.address,
+                "spark.executor.memory": "512m",
+                "spark.local.dir": "/tmp",
+                "topology.message.timeout.secs": 15,
+                "app.files": "none",
+                **settings,
+            },
+        )
+
+    return make
+
+
+def started(job: Job) -> RunProcess:
+    run = job.process("framework.run")
+    run.start()
+    run.wait_for(lambda: job.committed() >= 3, 120)
+    return run
+
+
+@pytest.mark.fault(5, slow=True)
+@pytest.mark.parametrize("collapse", [0, 20_000])
+def test_an_executor_is_killed(
+    on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int, collapse: int
+) -> None:
+    chance = random.Random(seed)
+    job = on_cluster(**{"topology.collapse.records.max": collapse})
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run = started(job)
+        for _ in range(5):
+            victim = chance.choice(spark_cluster.await_executors(2))
+            time.sleep(chance.uniform(0, 0.5))
+            faults.recovery("executor killed", job.committed, lambda victim=victim: os.kill(victim, signal.SIGKILL))  # type: ignore[misc]
+        run.kill()
+    finish(job, spark_cluster)
+
+
+@pytest.mark.fault(6, slow=True)
+def test_a_python_worker_is_killed(
+    on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
+) -> None:
+    chance = random.Random(seed)
+    job = on_cluster(**{"topology.collapse.records.max": 0})
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run = started(job)
+        for _ in range(5):
+            wait_for(lambda: bool(spark_cluster.python_workers()))
+            victim = chance.choice(spark_cluster.python_workers())
+
+            def kill(victim: int = victim) -> None:
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                except ProcessLookupError:
+                    os.kill(spark_cluster.python_workers()[0], signal.SIGKILL)
+
+            faults.recovery("Python worker killed", job.committed, kill)
+        run.kill()
+    finish(job, spark_cluster)
+
+
+@pytest.mark.fault(6, slow=True)
+def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_topology(
+    topics: Topics, name: str, spark_cluster: SparkCluster, servers: EmbeddedServers, tmp_path: Path, faults: Faults
+) -> None:
+    """RLIMIT_AS, by spark.executor.pyspark.memory; the bolt asks for more with every try."""
+    topics.send(topics.create(name), [b"x"] * 10)
+    settings = {
+        "app.topic": name,
+        "app.kafka": servers.bootstrap_servers,
+        "spark.master": spark_cluster.address,
+        "spark.executor.memory": "512m",
+        "spark.executor.pyspark.memory": "2g",
+        "topology.max.attempts": 3,
+        "transactional.zookeeper.servers": servers.zookeeper,
+    }
+    run = RunProcess(tmp_path / "run.log", "tests.faults.greedy:topology", settings)
+    run.start()
+    faults.injected(3)
+    try:
+        assert run.finish() == 1, run.tail()
+        assert "MemoryError" in run.tail()
+        assert run.log.read_text().count("batch.failed") >= 3
+    finally:
+        run.end()
+
+
+@pytest.mark.fault(7, slow=True)
+def test_an_executor_that_comes_back_from_the_dead_writes_nothing(
+    on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
+) -> None:
+    """SIGSTOP for longer than Spark and the batch wait; others do its work; then it goes on where it was."""
+    chance = random.Random(seed)
+    job = on_cluster(
+        **{
+            "topology.collapse.records.max": 0,
+            "topology.message.timeout.secs": 12,
+            "spark.network.timeout": "8s",
+            "spark.network.timeoutInterval": "2s",
+            "spark.executor.heartbeatInterval": "1s",
+        }
+    )
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run = started(job)
+        for _ in range(2):
+            victim = chance.choice(spark_cluster.await_executors(2))
+            frozen = [victim, *descendants(victim)]
+            before = job.committed()
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                wait_for(lambda before=before: job.committed() >= before + 6, 120)  # type: ignore[misc]
+            finally:
+                for pid in frozen:
+                    with_signal(pid, signal.SIGCONT)
+            faults.injected()
+            held = job.committed()
+            wait_for(lambda held=held: job.committed() >= held + 4, 120)  # type: ignore[misc]
+        run.kill()
+    finish(job, spark_cluster)
+
+
+def with_signal(pid: int, which: signal.Signals) -> None:
+    try:
+        os.kill(pid, which)
+    except ProcessLookupError:
+        pass
+
+
+@pytest.mark.fault(8, slow=True)
+def test_shuffle_files_and_blocks_are_deleted_under_a_run(
+    on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults
+) -> None:
+    job = on_cluster(**{"topology.collapse.records.max": 0})
+
+    def delete() -> None:
+        """For 2 s, whatever appears in the executors' folders."""
+        until = time.monotonic() + 2.0
+        deleted = 0
+        while time.monotonic() < until:
+            for worker in spark_cluster.workers:
+                for file in worker.folder.rglob("*"):
+                    if file.suffix in (".data", ".index") or file.name.startswith("rdd_"):
+                        file.unlink(missing_ok=True)
+                        deleted += 1
+            for file in Path("/tmp").glob("spark-*/executor-*/blockmgr-*/*/*"):
+                file.unlink(missing_ok=True)
+                deleted += 1
+        assert deleted
+
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run = started(job)
+        for _ in range(3):
+            faults.recovery("shuffle files deleted for 2 s", job.committed, delete)
+        run.kill()
+    finish(job, spark_cluster)
+
+
+def finish(job: Job, spark_cluster: SparkCluster) -> None:
+    """Caught up without the cluster: what the figures are does not depend on who computed them."""
+    wait_for(lambda: not spark_cluster.executors(), 60)
+    job.finish(job.process())
+
+
+@pytest.mark.fault(5, 9, 14, slow=True)
+def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_of_each_killed(
+    tmp_path: Path, postgres: PostgresServer, faults: Faults, seed: int
+) -> None:
+    """The demo's topology and its figures, with an executor, a broker and a ZooKeeper server killed under way."""
+    chance = random.Random(seed)
+    with psycopg.connect(postgres.dsn, autocommit=True) as database:
+        database.execute("DROP TABLE IF EXISTS carriers, routes")
+        if database.execute("SELECT to_regclass('_ratchet_headers')").fetchone() != (None,):
+            database.execute("DELETE FROM _ratchet_headers WHERE state IN ('carriers', 'routes')")
+    with (
+        EmbeddedServers(tmp_path / "servers", shape=Shape(3, 3)) as servers,
+        SparkCluster(tmp_path / "spark", 2) as spark,
+    ):
+        flights_data.load(servers.bootstrap_servers, TOPIC)
+        settings = {
+            "app.kafka": servers.bootstrap_servers,
+            "app.database": postgres.dsn,
+            "app.batch": 4_000,
+            "spark.master": spark.address,
+            "spark.executor.memory": "512m",
+            "topology.max.spout.pending": 2,
+            "transactional.zookeeper.servers": servers.zookeeper,
+            "transactional.zookeeper.session.timeout.secs": 4,
+        }
+        run = RunProcess(tmp_path / "run.log", "examples.flights:topology", settings)
+
+        def committed() -> int:
+            with psycopg.connect(postgres.dsn) as database:
+                try:
+                    row = database.execute(
+                        "SELECT min(done) FROM _ratchet_headers WHERE state IN ('carriers', 'routes')"
+                    ).fetchone()
+                except psycopg.errors.UndefinedTable:
+                    return 0
+            return int(row[0] or 0) if row is not None else 0
+
+        try:
+            run.start("--until-caught-up")
+            run.wait_for(lambda: committed() >= 5, 180)
+            executor = chance.choice(spark.await_executors(2))
+            os.kill(executor, signal.SIGKILL)
+            run.wait_for(lambda: committed() >= 20, 180)
+            chance.choice(servers.brokers).kill()
+            run.wait_for(lambda: committed() >= 35, 180)
+            chance.choice(servers.zookeepers).kill()
+            faults.injected(3)
+            assert run.finish(300) == 0, run.tail()
+        finally:
+            run.end()
+    with psycopg.connect(postgres.dsn) as database:
+        carriers = database.execute(
+            "SELECT carrier, flights, total_arr_delay, max_arr_delay, cancelled FROM carriers"
+        ).fetchall()
+        routes = database.execute("SELECT route, flights FROM routes").fetchall()
+    wanted_carriers, wanted_routes = flights_data.expected()
+    assert {carrier: tuple(figures) for carrier, *figures in carriers} == wanted_carriers
+    assert dict(routes) == wanted_routes
+    shutil.rmtree(tmp_path / "servers", ignore_errors=True)

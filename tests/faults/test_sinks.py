@@ -1,0 +1,256 @@
+"""Faults of sinks and of the links to them: rows 21, 22, 25, 27 to 29."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.submission import TopologyFailed
+from framework.transactions import MemoryStore
+from integration import PostgresServer, TcpProxy, ZooKeeperServer
+from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.conftest import open_folder
+from tests.faults.plugin import Faults
+from tests.pipeline.jobs import Job
+from tests.pipeline.stores import Feed, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    with open_folder() as folder, PostgresServer(folder / "postgres") as server:
+        yield server
+
+
+def proxied(server: PostgresServer, link: TcpProxy) -> str:
+    return server.dsn.replace(server.address, link.address)
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
+def test_postgres_is_killed_while_it_is_written_to(
+    make_job: Callable[..., Job], own_postgres: PostgresServer, faults: Faults, values: str, seed: int
+) -> None:
+    job = make_job("postgres", values, address=own_postgres.dsn)
+    chance = random.Random(seed)
+    run = job.process()
+
+    def bounce() -> None:
+        own_postgres.kill()
+        own_postgres.start()
+
+    with Feed(job.topics.bootstrap_servers, job.name, pause_s=0.01):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        for _ in range(5):
+            time.sleep(chance.uniform(0, 0.5))
+            faults.recovery("PostgreSQL killed and restarted", job.committed, bounce)
+    job.finish(run)
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
+def test_an_acknowledgement_of_postgres_is_lost(
+    make_job: Callable[..., Job], own_postgres: PostgresServer, faults: Faults, values: str
+) -> None:
+    with TcpProxy(own_postgres.address) as link:
+        job = make_job("postgres", values, address=proxied(own_postgres, link))
+        run = job.process()
+
+        def lose() -> None:
+            dropped = link.dropped
+            link.lose_replies()
+            wait_for(lambda: link.dropped > dropped)
+            link.heal()
+
+        with Feed(job.topics.bootstrap_servers, job.name, pause_s=0.01):
+            run.start()
+            wait_for(lambda: job.committed() >= 3)
+            for _ in range(8):
+                faults.recovery("PostgreSQL's answer lost", job.committed, lose)
+        job.finish(run)
+
+
+@pytest.mark.fault(22)
+def test_a_rival_that_locks_the_sqlite_file_is_waited_for(make_job: Callable[..., Job], faults: Faults) -> None:
+    job = make_job()
+    run = job.process()
+
+    def lock() -> None:
+        rival = sqlite3.connect(job.settings["app.address"], isolation_level=None, timeout=30)
+        rival.execute("BEGIN EXCLUSIVE")
+        time.sleep(1.0)
+        rival.execute("ROLLBACK")
+        rival.close()
+
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        for _ in range(3):
+            faults.recovery("SQLite locked for 1 s", job.committed, lock)
+    job.finish(run)
+
+
+WORDS = [f"w{number % 7}" for number in range(700)]
+
+
+class Struck(PostgresBackend):
+    """Its server goes down when a commit task is about to write to it."""
+
+    strike: Callable[[], None] | None = None
+
+    def apply(self, *arguments: Any, **options: Any) -> Any:
+        strike, Struck.strike = Struck.strike, None
+        if strike is not None:
+            strike()
+        return super().apply(*arguments, **options)
+
+
+@pytest.mark.fault(25)
+def test_one_sink_has_committed_and_the_other_is_down(
+    own_postgres: PostgresServer, tmp_path: Path, name: str, faults: Faults
+) -> None:
+    """A is SQLite, B PostgreSQL, which goes down between the two: every further try leaves A's rows as they are."""
+    path, table = tmp_path / "a.db", name.replace("-", "_")
+    spout = OpaqueMemoryTransactionalSpout({0: [[word] for word in WORDS]}, Fields(word=str), 5)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    for id, backend in (("a", SqliteBackend(path, "a")), ("b", Struck(own_postgres.dsn, table))):
+        builder.set_bolt(id, StateCommitter(OpaqueMapState(backend), ["word"], {"n": Count()})).global_grouping("spout")
+    built = builder.build()
+
+    def rows() -> list[object]:
+        with sqlite3.connect(path) as connection:
+            return connection.execute("SELECT word, n, _txid FROM a ORDER BY word").fetchall()
+
+    store = MemoryStore()
+    with submit(built, {"topology.max.attempts": 1000}, store, "local") as run:
+        run.wait_for_commit(4, 30)
+        Struck.strike = own_postgres.kill
+        wait_for(lambda: run.status().attempts_failed >= 3)
+        held, seen = run.status().committed_txid, rows()
+        wait_for(lambda: run.status().attempts_failed >= 6)
+        assert rows() == seen
+        assert max(txid for _, _, txid in seen) == held + 1  # type: ignore[misc] - A has it, B does not
+        own_postgres.start()
+        faults.injected()
+        run.wait_until_caught_up(60)
+    with sqlite3.connect(path) as connection:
+        in_a = dict(connection.execute("SELECT word, n FROM a").fetchall())
+    with psycopg.connect(own_postgres.dsn) as database:
+        in_b = dict(database.execute(f"SELECT word, n FROM {table}").fetchall())
+    assert in_a == in_b == dict(Counter(WORDS))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "ratchet", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"this fault needs a small file system, which root can mount: {done.stderr}"
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.fault(27, slow=True)
+def test_the_disk_of_the_sqlite_file_is_full(make_job: Callable[..., Job], small_disk: Path, faults: Faults) -> None:
+    job = make_job(address=str(small_disk / "x.db"))
+    run = job.process()
+    ballast = small_disk / "ballast"
+
+    def fill() -> None:
+        with open(ballast, "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+        before = job.committed()
+        time.sleep(1.0)
+        assert job.committed() <= before + 1  # what was written already may be closed yet
+        ballast.unlink()
+
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        for _ in range(3):
+            faults.recovery("SQLite's disk full for 1 s", job.committed, fill)
+    job.finish(run)
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("UPDATE words SET _txid = NULL", "the row has no stamp"),
+        ("UPDATE words SET _txid = _txid + (1 << 20)", "stamp"),
+    ],
+)
+def test_a_damaged_row_stops_the_topology_and_is_named(tmp_path: Path, faults: Faults, damage: str, words: str) -> None:
+    path = tmp_path / "x.db"
+    spout = OpaqueMemoryTransactionalSpout({0: [[word] for word in WORDS]}, Fields(word=str), 50)
+    builder = TransactionalTopologyBuilder("damaged", "spout", spout)
+    count = StateCommitter(OpaqueMapState(SqliteBackend(path, "words")), ["word"], {"n": Count()})
+    builder.set_bolt("count", count).global_grouping("spout")
+    store = MemoryStore()
+    spout.set_take(10)
+    with submit(builder.build(), {}, store, "local") as run:
+        run.wait_for_commit(2, 30)
+    with sqlite3.connect(path) as connection:  # as a file that was damaged: its constraints do not hold any more
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'words'")
+    with sqlite3.connect(path) as connection:
+        connection.execute(damage)
+    faults.injected()
+    with pytest.raises(Exception, match=words) as stopped:
+        run = submit(builder.build(), {"topology.max.attempts": 3}, store, "local")
+        try:
+            run.wait_until_caught_up(60)
+        finally:
+            run.stop()
+    assert str(path) in str(stopped.value) or "words" in str(stopped.value)
+    assert isinstance(stopped.value, TopologyFailed) or "Corrupt" in type(stopped.value).__name__
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("how", ["slow", "sliced", "reset"])
+def test_bad_links_to_zookeeper_and_sink(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, own_postgres: PostgresServer, faults: Faults, how: str
+) -> None:
+    with TcpProxy(zookeeper.address) as to_zookeeper, TcpProxy(own_postgres.address) as to_sink:
+        links = (to_zookeeper, to_sink)
+        address = proxied(own_postgres, to_sink)
+        job = make_job("postgres", zookeeper=to_zookeeper.address, watched=zookeeper.address, address=address)
+        run = job.process()
+
+        def hurt() -> None:
+            for link in links:
+                if how == "slow":
+                    link.delay(0.05)
+                elif how == "sliced":
+                    link.slice(13)
+                else:
+                    link.reset()
+
+        with Feed(job.topics.bootstrap_servers, job.name):
+            run.start()
+            wait_for(lambda: job.committed() >= 3)
+            for _ in range(1 if how != "reset" else 4):
+                faults.recovery(f"links {how}", job.committed, hurt)
+            for link in links:
+                link.heal()
+        job.finish(run)

@@ -1,0 +1,172 @@
+"""Faults of ZooKeeper: rows 9 to 13, and 28 for its documents."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable
+
+import pytest
+from kazoo.client import KazooClient
+
+from framework import submit
+from framework.transactions import ZooKeeperStore
+from integration import TcpProxy, ZooKeeperServer
+from tests.faults.plugin import Faults
+from tests.pipeline.jobs import Job
+from tests.pipeline.stores import Feed, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+
+
+@pytest.mark.fault(9)
+def test_zookeeper_is_killed_around_commits(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, seed: int
+) -> None:
+    job = make_job(zookeeper=zookeeper.address)
+    chance = random.Random(seed)
+    run = job.process()
+
+    def bounce() -> None:
+        zookeeper.kill()
+        zookeeper.start()
+
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 2)
+        for _ in range(3):
+            time.sleep(chance.uniform(0, 0.3))
+            faults.recovery("ZooKeeper killed and restarted", job.committed, bounce)
+    job.finish(run)
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("silent_s", [1.0, pytest.param(8.0, marks=pytest.mark.fault(10, slow=True))])
+def test_nothing_is_committed_while_zookeeper_says_nothing(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, silent_s: float
+) -> None:
+    """Shorter and longer than the session, which lasts 2 s."""
+    with TcpProxy(zookeeper.address) as link:
+        job = make_job(zookeeper=link.address, watched=zookeeper.address)
+        run = job.process()
+        with Feed(job.topics.bootstrap_servers, job.name):
+            run.start()
+            wait_for(lambda: job.committed() >= 5)
+
+            def fall_silent() -> None:
+                link.black_hole()
+                time.sleep(0.1)  # what was under way when it began
+                before = job.committed()
+                time.sleep(silent_s)
+                assert job.committed() == before
+                link.heal()
+
+            faults.recovery(f"ZooKeeper silent for {silent_s:g} s", job.committed, fall_silent)
+            assert run.process is not None and run.process.poll() is None
+        job.finish(run)
+
+
+@pytest.mark.fault(11)
+def test_a_session_that_expires_ends_a_term_and_another_begins(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults
+) -> None:
+    """The same session is opened on another connection and closed there: ZooKeeper ends it for both."""
+    job = make_job(zookeeper=zookeeper.address)
+    store = ZooKeeperStore(zookeeper.address, "/ratchet", session_timeout_s=4)
+    with Feed(job.topics.bootstrap_servers, job.name), submit(job.topology, {}, store, "local") as run:
+        wait_for(lambda: run.status().committed_txid >= 3)
+
+        def expire() -> None:
+            thief = KazooClient(zookeeper.address, client_id=store._client.client_id, timeout=4)
+            thief.start(15)
+            thief.stop()
+            thief.close()
+
+        for expired in (1, 2, 3):
+            faults.recovery("ZooKeeper session expired", lambda: run.status().committed_txid, expire)
+            assert run.status().epoch == expired + 1
+    store.close()
+    job.finish()
+
+
+@pytest.mark.fault(12)
+def test_a_write_whose_reply_is_lost_is_recognised_as_its_own(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults
+) -> None:
+    with TcpProxy(zookeeper.address) as link:
+        job = make_job(zookeeper=link.address, watched=zookeeper.address)
+        run = job.process()
+
+        def lose() -> None:
+            dropped = link.dropped
+            link.lose_replies()
+            wait_for(lambda: link.dropped > dropped)
+            link.heal()
+
+        with Feed(job.topics.bootstrap_servers, job.name):
+            run.start()
+            wait_for(lambda: job.committed() >= 5)
+            for _ in range(5):
+                faults.recovery("ZooKeeper's reply lost", job.committed, lose)
+            assert run.said("zookeeper.reply_lost")
+            assert not run.said("driver.stepped_down")
+        job.finish(run)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("how", ["wiped", "rolled back"])
+def test_a_zookeeper_that_went_back_under_a_live_driver_stops_it(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, how: str
+) -> None:
+    """Its servers refuse a client that has seen newer data; the driver gives its session up, looks anew, and stops."""
+    job = make_job(zookeeper=zookeeper.address)
+    run = job.process()
+    data, kept = zookeeper.folder / "data", zookeeper.folder / "kept"
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 5)
+        if how == "rolled back":
+            zookeeper.stop()
+            shutil.copytree(data, kept)
+            zookeeper.start()
+            wait_for(lambda: job.committed() >= 15)
+        before = job.committed()
+        zookeeper.kill()
+        shutil.rmtree(data)
+        if how == "rolled back":
+            kept.rename(data)
+        zookeeper.start()
+        faults.injected()
+        assert run.finish(90) != 0, run.tail()
+    assert re.search("the state was removed|nodes appeared or vanished|the sink is ahead of the topology", run.tail())
+    for state in job.topology.states[:2]:
+        header = state.read_header()
+        assert header.done >= before, "a sink went back to a transaction of the past"
+
+
+@pytest.mark.fault(28)
+def test_a_flipped_bit_in_a_plan_stops_the_next_start_and_is_named(
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, seed: int
+) -> None:
+    job = make_job(zookeeper=zookeeper.address)
+    run = job.process()
+    with Feed(job.topics.bootstrap_servers, job.name):
+        run.start()
+        wait_for(lambda: job.committed() >= 3)
+        run.kill()
+    client = KazooClient(zookeeper.address)
+    client.start(15)
+    base = f"/ratchet/{job.name}/user/spout"
+    plan = f"{base}/{max(client.get_children(base), key=int)}"
+    data = bytearray(client.get(plan)[0])
+    bit = random.Random(seed).randrange(len(data) * 8)
+    data[bit // 8] ^= 1 << bit % 8
+    client.set(plan, bytes(data))
+    client.stop()
+    client.close()
+    faults.injected()
+    run.start("--until-caught-up")
+    assert run.finish() != 0, f"bit {bit} of {plan}"
+    assert f"{job.name}/user/spout/{plan.rpartition('/')[2]}" in run.tail()
