@@ -28,6 +28,17 @@ test-integration: $(STAMP)
 test-containers: $(STAMP)
 	$(PYTEST) -m "integration and not spark and not kills" --servers=containers
 
+# Every row of the fault table, slow ones too; each test REPEAT times. Minutes to an hour; the report is for docs/faults.md.
+REPEAT ?= 1
+REPORT ?= fault-report.md
+faults: $(STAMP)
+	$(PYTEST) -m fault --faults=all --fault-repeat=$(REPEAT) --fault-report=$(REPORT)
+
+# One topology for MINUTES, and a plot of what its processes hold: docs/soak.svg.
+MINUTES ?= 10
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework import BaseBasicBolt, Fields, OutputFieldsDeclarer, Topology, TransactionalTopologyBuilder
-from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from sinks import Count, OpaqueMapState, PostgresBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 
 
@@ -22,6 +22,6 @@ def topology(app: Mapping[str, Any]) -> Topology:
     spout = OpaqueKafkaTransactionalSpout([app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec())
     builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout)
     builder.set_bolt("greedy", Greedy()).shuffle_grouping("spout")
-    count = StateCommitter(OpaqueMapState(MemoryBackend()), ["size"], {"n": Count()})
+    count = StateCommitter(OpaqueMapState(PostgresBackend(app["app.database"], "greedy")), ["size"], {"n": Count()})
     builder.set_bolt("count", count).global_grouping("greedy")
     return builder.build()

@@ -62,7 +62,8 @@ def topology(app: Mapping[str, Any]) -> Topology:
     builder.set_bolt("words", words, int(app.get("app.parallelism", 2))).fields_grouping("spout", Fields("word"))
     numbers = StateCommitter(state_kind(backend(app, "numbers")), ["n"], {"count": Count()})
     builder.set_bolt("numbers", numbers).global_grouping("spout")
-    files = DeltaLakeTable(app["app.folder"]) if opaque else ParquetTable(app["app.folder"])
+    kind = DeltaLakeTable if opaque else ParquetTable
+    files = kind(app["app.folder"], shared=bool(app.get("app.shared", False)))
     builder.set_bolt("files", AppendCommitter(files), 2).shuffle_grouping("spout")
     return builder.build()
 

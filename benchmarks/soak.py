@@ -1,0 +1,243 @@
+"""``python -m benchmarks.soak --minutes N``: one topology, as many transactions as fit, and what its processes hold meanwhile.
+
+A driver with small batches over a Kafka topic that is filled all the time, its figures in SQLite. Sampled: resident
+memory of the driver and all it started, threads, open descriptors, znodes, files in its temporary folder. At the end the
+figures are compared with the topic, and each series is judged: its last quarter must not lie above its second one by more
+than a tenth. The first quarter is left out: ZooKeeper keeps records of the last thousand transactions, and caches fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
+
+from framework import Fields, Topology, TransactionalTopologyBuilder
+from integration import EmbeddedServers
+from integration.spark import descendants
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+
+TOPIC, PARTITIONS, WORDS = "soak", 2, 1_000
+BATCH_RECORDS = 40
+SAMPLE_S = 2.0
+#: Growth that is allowed from the second quarter to the last: a share, and so much in any case.
+GROWTH_MAX = 0.10
+SERIES = {
+    "memory": ("MB", 8.0),
+    "threads": ("", 3.0),
+    "descriptors": ("", 8.0),
+    "znodes": ("", 20.0),
+    "files": ("", 8.0),
+}
+
+
+def topology(app: Mapping[str, Any]) -> Topology:
+    """Counts words; small batches, so that there are many."""
+    spout = OpaqueKafkaTransactionalSpout(
+        [TOPIC], bootstrap_servers=app["app.kafka"], codec=TextCodec(), batch_records_max=BATCH_RECORDS
+    )
+    builder = TransactionalTopologyBuilder("soak", "spout", spout, PARTITIONS)
+    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()}), 2).fields_grouping(
+        "spout", Fields("value")
+    )
+    return builder.build()
+
+
+@dataclass
+class Soak:
+    """What a run showed. ``samples``: one mapping per sample, with ``seconds`` and ``txid`` beside the series."""
+
+    minutes: float
+    samples: list[dict[str, float]] = field(default_factory=list)
+    transactions: int = 0
+    records: int = 0
+    exact: bool = False
+
+    def growth(self, series: str) -> tuple[float, float]:
+        """Medians of the second and of the last quarter."""
+        values = [sample[series] for sample in self.samples]
+        quarter = max(len(values) // 4, 1)
+        return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+
+    def problems(self) -> list[str]:
+        """What was not flat, or not right; a line each."""
+        found = [] if self.exact else ["the figures differ from the topic"]
+        for series, (unit, least) in SERIES.items():
+            early, late = self.growth(series)
+            if late > early * (1 + GROWTH_MAX) + least:
+                found.append(f"{series} grew from {early:.0f} to {late:.0f} {unit}".rstrip())
+        return found
+
+
+def run(minutes: float, folder: Path, *, spark: bool = False) -> Soak:
+    """Run it. Raises ``RuntimeError`` when the driver ends by itself."""
+    soak = Soak(minutes)
+    sent: Counter[str] = Counter()
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True)
+    with EmbeddedServers(folder / "servers") as servers, open(folder / "run.log", "wb") as log:
+        admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+        zookeeper = KazooClient(servers.zookeeper)
+        zookeeper.start(15)
+        stop = threading.Event()
+        feeder = threading.Thread(target=_feed, args=(servers.bootstrap_servers, sent, stop))
+        command = _command(servers, folder, spark)
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        feeder.start()
+        try:
+            start = time.monotonic()
+            while time.monotonic() < start + minutes * 60:
+                time.sleep(SAMPLE_S)
+                if process.poll() is not None:
+                    raise RuntimeError(f"the driver ended by itself: see {folder / 'run.log'}")
+                soak.samples.append(
+                    {"seconds": time.monotonic() - start, **_sample(process.pid, temporary, zookeeper, folder)}
+                )
+        finally:
+            stop.set()
+            feeder.join()
+            process.terminate()
+            process.wait(60)
+            zookeeper.stop()
+            zookeeper.close()
+        last = subprocess.run(
+            [*command, "--until-caught-up"], stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+        )
+        soak.transactions, counts = _figures(folder)
+        soak.records = sum(sent.values())
+        soak.exact = last.returncode == 0 and counts == dict(sent)
+    return soak
+
+
+def _command(servers: EmbeddedServers, folder: Path, spark: bool) -> list[str]:
+    settings = {
+        "app.kafka": servers.bootstrap_servers,
+        "app.database": folder / "figures.db",
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "topology.max.spout.pending": 2,
+        "spark.master": "local[2]",
+    }
+    module = "framework.run" if spark else "benchmarks.local_run"
+    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", module, "benchmarks.soak:topology", *options]
+
+
+def _feed(bootstrap_servers: str, sent: Counter[str], stop: threading.Event) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
+    number = 0
+    while not stop.wait(0.01):
+        for _ in range(20):
+            number += 1
+            word = f"w{number * 7 % WORDS}"
+            sent[word] += 1
+            producer.produce(TOPIC, word, partition=number % PARTITIONS)
+        producer.poll(0)
+    producer.flush(30)
+
+
+def _sample(pid: int, temporary: Path, zookeeper: KazooClient, folder: Path) -> dict[str, float]:
+    processes = [pid, *descendants(pid)]
+    return {
+        "memory": sum(_status(each, "VmRSS") for each in processes) / 1024,
+        "threads": sum(_status(each, "Threads") for each in processes),
+        "descriptors": sum(_count(Path(f"/proc/{each}/fd")) for each in processes),
+        "znodes": _znodes(zookeeper),
+        "files": sum(len(files) for _, _, files in os.walk(temporary)),
+        "txid": _figures(folder)[0],
+    }
+
+
+def _status(pid: int, name: str) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    except OSError:
+        pass  # it has ended since it was listed
+    return 0
+
+
+def _count(folder: Path) -> int:
+    try:
+        return len(list(folder.iterdir()))
+    except OSError:
+        return 0
+
+
+def _znodes(zookeeper: KazooClient) -> int:
+    """As the server counts them, all of them."""
+    answer = str(zookeeper.command(b"srvr"))
+    return int(next(line for line in answer.splitlines() if line.startswith("Node count:")).split()[-1])
+
+
+def _figures(folder: Path) -> tuple[int, dict[str, int]]:
+    """The last transaction, and the words' counts."""
+    try:
+        with sqlite3.connect(f"file:{folder / 'figures.db'}?mode=ro", uri=True) as connection:
+            done = connection.execute("SELECT max(done) FROM _ratchet_headers").fetchone()[0] or 0
+            return done, dict(connection.execute("SELECT value, n FROM words WHERE _deleted = 0"))
+    except sqlite3.OperationalError:
+        return 0, {}  # before the first batch
+
+
+def plot(soak: Soak, file: Path) -> None:
+    """One panel per series, over the run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "ratchet"
+    from matplotlib import pyplot
+
+    seconds = [sample["seconds"] / 60 for sample in soak.samples]
+    figure, panels = pyplot.subplots(len(SERIES) + 1, 1, sharex=True, figsize=(8, 10), layout="constrained")
+    for panel, (series, unit) in zip(
+        panels, [*((name, unit) for name, (unit, _) in SERIES.items()), ("txid", "")], strict=True
+    ):
+        panel.plot(seconds, [sample[series] for sample in soak.samples], linewidth=1)
+        panel.set_ylim(bottom=0)
+        panel.set_ylabel(f"{series} ({unit})" if unit else series)
+        panel.grid(alpha=0.3)
+    panels[0].set_title(f"{soak.transactions:,} transactions, {soak.records:,} records in {soak.minutes:g} minutes")
+    panels[-1].set_xlabel("minutes")
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--spark", action="store_true", help="on Spark, local[2], instead of in the driver itself")
+    parser.add_argument("--plot", type=Path, default=Path("docs/soak.svg"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ratchet-soak-") as folder:
+        soak = run(arguments.minutes, Path(folder), spark=arguments.spark)
+    plot(soak, arguments.plot)
+    growth = {series: [round(value, 1) for value in soak.growth(series)] for series in SERIES}
+    print(json.dumps({"transactions": soak.transactions, "records": soak.records, "exact": soak.exact, **growth}))
+    for problem in soak.problems():
+        print(f"not flat: {problem}", file=sys.stderr)
+    return 1 if soak.problems() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

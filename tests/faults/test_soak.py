@@ -1,0 +1,42 @@
+"""Row 31: many transactions, and what the processes hold meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import SERIES, Soak, plot, run
+from tests.faults.plugin import Faults
+
+
+@pytest.mark.integration
+@pytest.mark.kills
+@pytest.mark.fault(31, slow=True)
+def test_a_long_run_stays_as_large_as_it_was(tmp_path: Path, faults: Faults) -> None:
+    """Long enough for the ring of a thousand records in ZooKeeper to be full by its first quarter."""
+    soak = run(4.0, tmp_path)
+    print(f"{soak.transactions} transactions, {soak.records} records")
+    assert soak.transactions > 4_000
+    assert soak.problems() == []
+
+
+def sampled(**last: float) -> Soak:
+    flat = {"memory": 100.0, "threads": 20.0, "descriptors": 50.0, "znodes": 1000.0, "files": 5.0}
+    samples = [{"seconds": float(number), "txid": float(number), **flat} for number in range(80)]
+    for sample in samples[60:]:
+        sample.update(last)
+    return Soak(1.0, samples, 80, 80, exact=True)
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_what_grows_is_named_and_what_is_flat_is_not(series: str) -> None:
+    assert sampled().problems() == []
+    assert [problem.split()[0] for problem in sampled(**{series: 2_000.0}).problems()] == [series]
+    assert Soak(1.0, sampled().samples, 80, 80, exact=False).problems() == ["the figures differ from the topic"]
+
+
+def test_the_plot_shows_every_series(tmp_path: Path) -> None:
+    plot(sampled(), tmp_path / "soak.svg")
+    text = (tmp_path / "soak.svg").read_text()
+    assert all(f"<!-- {series}" in text for series in (*SERIES, "txid"))

@@ -1,0 +1,158 @@
+"""Secrets planted everywhere, and looked for wherever they could come out."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from kazoo.client import KazooClient
+
+from integration import KafkaBroker, PostgresServer, SecureListener, SecurePort, ZooKeeperServer
+from integration.server import free_port
+from integration.spark import descendants
+from tests.certificates import Certificates, make_certificates
+from tests.conftest import Topics
+from tests.pipeline.processes import RunProcess
+from tests.pipeline.stores import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.kills]
+
+KAFKA, ZOOKEEPER, POSTGRES = (f"canary-{each}-5eed" for each in ("kafka", "zookeeper", "postgres"))
+CANARIES = (KAFKA, ZOOKEEPER, POSTGRES)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path)
+
+
+@pytest.fixture
+def broker(certificates: Certificates, tmp_path: Path) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path / "kafka", secure=SecureListener(certificates.broker, {"alice": KAFKA})) as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper(certificates: Certificates, tmp_path: Path) -> Iterator[ZooKeeperServer]:
+    secure = SecurePort(certificates.broker, certificates.authority, {"alice": ZOOKEEPER})
+    with ZooKeeperServer(tmp_path / "zookeeper", secure=secure) as server:
+        yield server
+
+
+def test_no_secret_comes_out_anywhere(
+    certificates: Certificates,
+    broker: KafkaBroker,
+    zookeeper: ZooKeeperServer,
+    postgres: PostgresServer,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Logs (also of a failure), ps, Spark's environment page, metrics, znodes, tables."""
+    topics = Topics(broker.address)
+    topics.send(topics.create(name), [f"w{number % 5}".encode() for number in range(50)])
+    table = name.replace("-", "_")
+    page, metrics = free_port(), free_port()
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f"""
+        [kafka]
+        bootstrap.servers = "{broker.secure_address}"
+        security.protocol = "SASL_SSL"
+        sasl.mechanism = "SCRAM-SHA-256"
+        sasl.username = "alice"
+        ssl.ca.location = "{certificates.authority}"
+        [transactional.zookeeper]
+        servers = "{zookeeper.secure_address}"
+        root = "/{name}"
+        tls.enabled = true
+        tls.ca = "{certificates.authority}"
+        tls.certificate = "{certificates.broker}"
+        tls.key = "{certificates.broker}"
+        sasl.username = "alice"
+        sasl.password = "${{MY_ZOOKEEPER}}"
+        [metrics.prometheus]
+        port = {metrics}
+        [spark]
+        master = "local[2]"
+        ui.enabled = "true"
+        ui.port = "{page}"
+        [app]
+        topic = "{name}"
+        table = "{table}"
+        database = "{postgres.dsn.replace("ratchet@", "ratchet:${MY_POSTGRES}@")}"
+        """
+    )
+    monkeypatch.setenv("RATCHET_KAFKA_SASL_PASSWORD", KAFKA)
+    monkeypatch.setenv("MY_ZOOKEEPER", ZOOKEEPER)
+    monkeypatch.setenv("MY_POSTGRES", POSTGRES)
+    run = RunProcess(tmp_path / "run.log", "tests.faults.guarded:topology", {})
+    shown: dict[str, str] = {}
+    try:
+        run.start("--config", str(config), "--verbose")
+
+        def counted() -> int:
+            with psycopg.connect(postgres.dsn) as database:
+                if database.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
+                    return 0
+                row = database.execute(f"SELECT sum(n) FROM {table}").fetchone()
+            return int(row[0] or 0) if row is not None else 0
+
+        assert run.wait_for(lambda: counted() == 50, 120), run.tail()
+        assert run.process is not None
+        processes = [run.process.pid, *descendants(run.process.pid)]
+        assert len(processes) >= 3  # the driver, its JVM, Python workers
+        shown["ps"] = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes if alive(pid))
+        for what, port, path in (("environment page", page, "environment/"), ("metrics", metrics, "metrics")):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
+                shown[what] = answer.read().decode()
+        # A record that nobody can count: the topology fails, and says why at length.
+        topics.send(name, [b"poison"])
+        assert run.finish() != 0
+        shown["log"] = run.log.read_text()
+    finally:
+        run.end()
+    shown["znodes"] = "\n".join(documents(zookeeper, certificates, f"/{name}"))
+    with psycopg.connect(postgres.dsn) as database:
+        shown["table"] = repr(database.execute(f"SELECT * FROM {table}").fetchall())
+        shown["headers"] = repr(database.execute("SELECT * FROM _ratchet_headers").fetchall())
+    assert "spark.master" in shown["environment page"]
+    assert "poison" in shown["log"] and "Traceback" in shown["log"]
+    assert "currtx" in shown["znodes"]
+    for what, text in shown.items():
+        for canary in CANARIES:
+            assert canary not in text, f"{canary} is in {what}: {re.findall(f'.*{canary}.*', text)[0][:300]}"
+    assert all(os.environ.get(variable) for variable in ("MY_ZOOKEEPER", "MY_POSTGRES"))
+    wait_for(lambda: not alive(processes[0]))
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").exists()
+
+
+def documents(zookeeper: ZooKeeperServer, certificates: Certificates, root: str) -> list[str]:
+    client = KazooClient(
+        zookeeper.secure_address,
+        use_ssl=True,
+        ca=str(certificates.authority),
+        certfile=str(certificates.broker),
+        keyfile=str(certificates.broker),
+        sasl_options={"mechanism": "DIGEST-MD5", "username": "alice", "password": ZOOKEEPER},
+    )
+    client.start(15)
+    found: list[str] = []
+
+    def walk(path: str) -> None:
+        found.append(f"{path} {client.get(path)[0]!r}")
+        for child in client.get_children(path):
+            walk(f"{path}/{child}")
+
+    walk(root)
+    client.stop()
+    client.close()
+    return found
