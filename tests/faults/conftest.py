@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from integration import EmbeddedServers, ZooKeeperServer
-from tests.conftest import Topics
+from integration import EmbeddedServers, PostgresServer, ZooKeeperServer
+from tests.conftest import Topics, open_folder
 from tests.pipeline.jobs import Job
 
 
@@ -17,6 +17,13 @@ from tests.pipeline.jobs import Job
 def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     """A server of the test's own, to be hurt."""
     with ZooKeeperServer(tmp_path / "zookeeper") as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A database of the test's own."""
+    with open_folder() as folder, PostgresServer(folder / "postgres") as server:
         yield server
 
 

@@ -12,7 +12,7 @@ import pytest
 from framework.transactions import ZooKeeperStore
 from tests.faults.plugin import Faults
 from tests.pipeline.jobs import Job
-from tests.pipeline.stores import Feed, wait_for
+from tests.pipeline.stores import Feed, server_of, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -44,15 +44,15 @@ def test_the_driver_dies_at_step_boundaries(make_job: Callable[..., Job], faults
 @pytest.mark.fault(1, slow=True)
 @pytest.mark.parametrize("store", ["postgres", "redis"])
 def test_the_driver_dies_at_every_step_boundary(
-    make_job: Callable[..., Job], faults: Faults, store: str, request: pytest.FixtureRequest
+    make_job: Callable[..., Job], faults: Faults, store: str, tmp_path: Path
 ) -> None:
-    server = request.getfixturevalue("postgres" if store == "postgres" else "redis_server")
-    job = make_job(store, address=server.dsn if store == "postgres" else server.url)
-    died = die_at_each(job, faults, range(1, 41))
-    assert {"before ZooKeeper", "after ZooKeeper", "before the sink", "after the sink"} <= {
-        " ".join(each.split()[:-1]) for each in died
-    }
-    job.finish()
+    with server_of(store, tmp_path) as (address, _):
+        job = make_job(store, address=address)
+        died = die_at_each(job, faults, range(1, 41))
+        assert {"before ZooKeeper", "after ZooKeeper", "before the sink", "after the sink"} <= {
+            " ".join(each.split()[:-1]) for each in died
+        }
+        job.finish()
 
 
 def kill_often(job: Job, faults: Faults, times: int, chance: random.Random) -> None:

@@ -36,14 +36,14 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
 
 @pytest.fixture
 def on_cluster(
-    make_job: Callable[..., Job], postgres: PostgresServer, spark_cluster: SparkCluster
+    make_job: Callable[..., Job], own_postgres: PostgresServer, spark_cluster: SparkCluster
 ) -> Callable[..., Job]:
     """Makes the job for the cluster: figures in PostgreSQL, since SQLite is of one host."""
 
     def make(**settings: Any) -> Job:
         return make_job(
             "postgres",
-            address=postgres.dsn,
+            address=own_postgres.dsn,
             **{
                 "spark.master": spark_cluster.address,
                 "spark.executor.memory": "512m",
@@ -59,7 +59,7 @@ def on_cluster(
 def started(job: Job) -> RunProcess:
     run = job.process("framework.run")
     run.start()
-    run.wait_for(lambda: job.committed() >= 3, 120)
+    assert run.wait_for(lambda: job.committed() >= 3, 120), run.tail()
     return run
 
 
@@ -109,7 +109,7 @@ def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_t
     name: str,
     spark_cluster: SparkCluster,
     servers: EmbeddedServers,
-    postgres: PostgresServer,
+    own_postgres: PostgresServer,
     tmp_path: Path,
     faults: Faults,
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_t
     settings = {
         "app.topic": name,
         "app.kafka": servers.bootstrap_servers,
-        "app.database": postgres.dsn,
+        "app.database": own_postgres.dsn,
         "spark.master": spark_cluster.address,
         "spark.executor.memory": "512m",
         "spark.executor.pyspark.memory": "2g",
@@ -208,14 +208,10 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
 
 @pytest.mark.fault(5, 9, 14, slow=True)
 def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_of_each_killed(
-    tmp_path: Path, postgres: PostgresServer, faults: Faults, seed: int
+    tmp_path: Path, own_postgres: PostgresServer, faults: Faults, seed: int
 ) -> None:
     """The demo's topology and its figures, with an executor, a broker and a ZooKeeper server killed under way."""
     chance = random.Random(seed)
-    with psycopg.connect(postgres.dsn, autocommit=True) as database:
-        database.execute("DROP TABLE IF EXISTS carriers, routes")
-        if database.execute("SELECT to_regclass('_ratchet_headers')").fetchone() != (None,):
-            database.execute("DELETE FROM _ratchet_headers WHERE state IN ('carriers', 'routes')")
     with (
         EmbeddedServers(tmp_path / "servers", shape=Shape(3, 3)) as servers,
         SparkCluster(tmp_path / "spark", 2) as spark,
@@ -223,7 +219,7 @@ def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_
         flights_data.load(servers.bootstrap_servers, TOPIC)
         settings = {
             "app.kafka": servers.bootstrap_servers,
-            "app.database": postgres.dsn,
+            "app.database": own_postgres.dsn,
             "app.batch": 4_000,
             "spark.master": spark.address,
             "spark.executor.memory": "512m",
@@ -234,7 +230,7 @@ def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_
         run = RunProcess(tmp_path / "run.log", "examples.flights:topology", settings)
 
         def committed() -> int:
-            with psycopg.connect(postgres.dsn) as database:
+            with psycopg.connect(own_postgres.dsn) as database:
                 try:
                     row = database.execute(
                         "SELECT min(done) FROM _ratchet_headers WHERE state IN ('carriers', 'routes')"
@@ -256,7 +252,7 @@ def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_
             assert run.finish(300) == 0, run.tail()
         finally:
             run.end()
-    with psycopg.connect(postgres.dsn) as database:
+    with psycopg.connect(own_postgres.dsn) as database:
         carriers = database.execute(
             "SELECT carrier, flights, total_arr_delay, max_arr_delay, cancelled FROM carriers"
         ).fetchall()

@@ -20,18 +20,11 @@ from framework.transactions import MemoryStore
 from integration import PostgresServer, TcpProxy, ZooKeeperServer
 from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.conftest import open_folder
 from tests.faults.plugin import Faults
 from tests.pipeline.jobs import Job
 from tests.pipeline.stores import Feed, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    with open_folder() as folder, PostgresServer(folder / "postgres") as server:
-        yield server
 
 
 def proxied(server: PostgresServer, link: TcpProxy) -> str:
