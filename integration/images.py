@@ -77,8 +77,10 @@ def find_image(kind: str, progress: Progress | None = None) -> str:
         with contextlib.suppress(ImageNotFound):
             client.images.get(name)
             return name
-    if _pull(image.usual, say):
+    problem = _pull(image.usual)
+    if problem is None:
         return image.usual
+    say(f"{image.usual} cannot be pulled ({problem}): building an equivalent here")
     with _one_at_a_time():
         with contextlib.suppress(ImageNotFound):
             client.images.get(local)  # another process may have built it just now
@@ -88,14 +90,13 @@ def find_image(kind: str, progress: Progress | None = None) -> str:
 
 
 @cache
-def _pull(name: str, say: Progress) -> bool:
-    """Whether a registry of images gave it; asked once per process."""
+def _pull(name: str) -> str | None:
+    """Why no registry of images gave it, or None; asked once per process."""
     try:
         engine().images.pull(name)
-        return True
+        return None
     except DockerException as error:
-        say(f"{name} cannot be pulled ({str(error).splitlines()[0][:120]}): building an equivalent here")
-        return False
+        return str(error).splitlines()[0][:120]
 
 
 # --- building ----------------------------------------------------------------------------------------------------

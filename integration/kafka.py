@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from integration.errors import ServerError
 from integration.jars import Progress
-from integration.server import Server, free_port, start_together, stop_all
+from integration.server import Server, free_port, port_taken, start_together, stop_all
 
 HEAP = "-Xmx512m"
 #: From this many brokers on, the first three are controllers: any one of all may die.
@@ -49,7 +49,11 @@ class Quorum:
     """The id of a cluster, and where its controllers listen: node id -> port."""
 
     cluster_id: str
-    controllers: Mapping[int, int]
+    controllers: dict[int, int]
+
+    def renew_ports(self) -> None:
+        """Other ports for those that somebody took before the cluster started."""
+        self.controllers.update({node: free_port() for node, port in self.controllers.items() if port_taken(port)})
 
     @classmethod
     def of(cls, controllers: int, cluster_id: str | None = None) -> Quorum:
@@ -82,6 +86,7 @@ class KafkaBroker(Server):
         self._secure = secure
         self._secure_port = (secure.port or free_port()) if secure is not None else 0
         self.quorum = quorum or Quorum.of(1)
+        self._alone = quorum is None
         self._node_id = node_id
 
     @property
@@ -93,6 +98,8 @@ class KafkaBroker(Server):
         java, logging = self.host.java(), self.java_logging()
         classpath = self.host.classpath(self._progress)
         data = self.folder / "data"
+        if list(self.quorum.controllers) == [self._node_id] and self._alone:
+            self.quorum.renew_ports()
         controllers = {node: f"127.0.0.1:{port}" for node, port in self.quorum.controllers.items()}
         own = controllers.get(self._node_id)
         properties = {
@@ -211,6 +218,7 @@ class KafkaCluster:
 
     def start(self) -> None:
         """Start all and wait until each serves: a controller of several answers once a majority is there."""
+        self.brokers[0].quorum.renew_ports()
         start_together(self.brokers)
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration.server import Server, exchange, free_port, start_together, stop_all
+from integration.server import Server, exchange, free_port, port_taken, start_together, stop_all
 
 #: Sessions of 1 to 60 s: short ones let a test, or a restarted driver, go on quickly.
 TICK_MS = 500
@@ -60,7 +60,7 @@ class Place:
     """A server's place in an ensemble: its number, and the two ports of each member (for data, for elections)."""
 
     number: int
-    members: Mapping[int, tuple[int, int]]
+    members: dict[int, tuple[int, int]]
 
     def properties(self) -> dict[str, str]:
         return {
@@ -150,7 +150,7 @@ class ZooKeeperEnsemble:
         guarded: bool = True,
         where: str | None = None,
     ) -> None:
-        members = {number: (free_port(), free_port()) for number in range(1, servers + 1)}
+        members = self._members = {number: (free_port(), free_port()) for number in range(1, servers + 1)}
         self.servers: Sequence[ZooKeeperServer] = [
             ZooKeeperServer(
                 folder / f"zookeeper-{number}",
@@ -168,6 +168,9 @@ class ZooKeeperEnsemble:
 
     def start(self) -> None:
         """Start all and wait until each serves."""
+        for number, ports in self._members.items():
+            if any(map(port_taken, ports)):  # somebody took it before the ensemble started
+                self._members[number] = (free_port(), free_port())
         start_together(self.servers)
 
     def stop(self) -> None:
