@@ -1,0 +1,131 @@
+"""The ledger of tuple trees: one number per tree. Sources: *Acking framework implementation*; *Guaranteed message processing*.
+
+Every edge of a tree (a tuple on its way to one task) has a random 64-bit id. It is XORed into the tree's number when it comes
+into being and again when it is acked, so that the number is 0 when everything that came into being has been acked. XOR does not
+care about order: what is told first, or last, makes no difference.
+
+Invariants:
+
+1. A tree completes only once its spout task is known and its number is 0; it fails only once its spout task is known. Either
+   happens once: the record is gone before anybody is told.
+2. Every message about a tree makes it young again. A tree about which nothing is heard for ``buckets`` ticks fails.
+3. What is told about a tree that is no longer known opens a record without a spout task. It tells nobody anything, and dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar, cast
+
+from framework.acking.rotating_map import RotatingMap
+
+R = TypeVar("R", bound=Hashable)
+T = TypeVar("T")
+
+
+class _Tree(Generic[T]):
+    """What is known of one tree; of fixed size, however many tuples it has."""
+
+    __slots__ = ("failed", "known", "spout_task", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.known = False
+        self.spout_task: T | None = None
+        self.failed = False
+
+
+class Acker(Generic[R, T]):
+    """Tracks the trees of the roots that it is told of. ``on_complete(root_id, spout_task)`` and
+    ``on_fail(root_id, spout_task)`` are called from within the call that decides it. ``buckets``: a tree fails at the
+    ``buckets``-th ``tick`` after it was last heard of.
+
+    >>> told = []
+    >>> acker = Acker(on_complete=lambda root, task: told.append(("done", root, task)), on_fail=lambda root, task: None)
+    >>> acker.init("root", "spout 1", 0b1010)
+    >>> acker.ack("root", 0b1010 ^ 0b1100)     # a bolt acks its input and has emitted one tuple
+    >>> acker.ack("root", 0b1100)
+    >>> told
+    [('done', 'root', 'spout 1')]
+    """
+
+    def __init__(
+        self,
+        on_complete: Callable[[R, T], object],
+        on_fail: Callable[[R, T], object],
+        buckets: int = 3,
+    ) -> None:
+        self._on_complete = on_complete
+        self._on_fail = on_fail
+        self._pending: RotatingMap[R, _Tree[T]] = RotatingMap(buckets, self._expire)
+        self._expired = 0
+        self._unknown = 0
+
+    def init(self, root_id: R, spout_task: T, value: int) -> None:
+        """A spout task has emitted a root: ``value`` is the XOR of the ids of the edges that it went out on."""
+        tree = self._tree(root_id)
+        tree.value ^= value
+        tree.spout_task = spout_task
+        tree.known = True
+        self._settle(root_id, tree)
+
+    def ack(self, root_id: R, value: int) -> None:
+        """``value``: the XOR of edges that were acked and of edges that were emitted meanwhile, of one tuple or of many."""
+        tree = self._tree(root_id)
+        tree.value ^= value
+        self._settle(root_id, tree)
+
+    def fail(self, root_id: R) -> None:
+        """A task has failed a tuple of the tree. Before its ``init``, the tree fails as soon as that comes."""
+        tree = self._tree(root_id)
+        tree.failed = True
+        self._settle(root_id, tree)
+
+    def reset_timeout(self, root_id: R) -> None:
+        """Make the tree young again; nothing when it is not known."""
+        tree = self._pending.get(root_id)
+        if tree is not None:
+            self._pending.put(root_id, tree)
+
+    def tick(self) -> None:
+        """Time goes on by a ``buckets``-th of the timeout: fail the trees that have not been heard of for all of it."""
+        self._pending.rotate()
+
+    def value(self, root_id: R) -> int | None:
+        """The number of a tree now; None when it is not known."""
+        tree = self._pending.get(root_id)
+        return tree.value if tree is not None else None
+
+    @property
+    def pending(self) -> int:
+        """Trees that are neither complete nor failed, and late messages about such."""
+        return len(self._pending)
+
+    @property
+    def expired(self) -> int:
+        """Trees that have failed since nothing was heard of them."""
+        return self._expired
+
+    @property
+    def unknown(self) -> int:
+        """Records that have died without ever having had a spout task: late or doubled messages."""
+        return self._unknown
+
+    def _tree(self, root_id: R) -> _Tree[T]:
+        tree = self._pending.get(root_id)
+        return tree if tree is not None else _Tree()
+
+    def _settle(self, root_id: R, tree: _Tree[T]) -> None:
+        if not tree.known or (tree.value and not tree.failed):
+            self._pending.put(root_id, tree)
+            return
+        self._pending.remove(root_id)
+        tell = self._on_fail if tree.failed else self._on_complete
+        tell(root_id, cast(T, tree.spout_task))
+
+    def _expire(self, root_id: R, tree: _Tree[T]) -> None:
+        if not tree.known:
+            self._unknown += 1
+            return
+        self._expired += 1
+        self._on_fail(root_id, cast(T, tree.spout_task))
