@@ -31,7 +31,7 @@ def test_defaults_are_storms() -> None:
         ({"transactional.zookeeper.port": 70_000}, r"transactional.zookeeper.port: "),
         ({"transactional.zookeeper.root": "relative"}, r"transactional.zookeeper.root: must be an absolute path"),
         ({"transactional.zookeeper.root": "/a/../b"}, r"transactional.zookeeper.root: "),
-        ({"transactional.zookeeper.auth": "canary"}, r"zookeeper.auth: must be scheme:user:password, such as [a-z:]+$"),
+        ({"transactional.zookeeper.auth": "canary"}, r"zookeeper.auth: must be digest:user:password; [^']+$"),
         ({"spark.task.maxFailures": 4}, r"spark.task.maxFailures cannot be set: Spark must repeat nothing"),
         ({"spark.speculation": True}, r"spark.speculation cannot be set"),
         ({"spark.master": "local[2,4]"}, r"local\[N,F\] repeats failed tasks; use local\[2\]"),

@@ -65,7 +65,12 @@ class FencedLeadership(Leadership):
         epoch, sequence = self._read_fence_surely()
         if epoch != self.epoch:
             raise self._stale(epoch)
-        if sequence not in (self._sequence, self._sequence + 1):
+        if sequence < self._sequence:
+            raise CorruptStateError(
+                f"{self._base}/epoch: sequence {sequence}, and {self._sequence} was acknowledged to this leader: the state went "
+                "back, as by a backup that was restored under a running topology; restore what is newer, and start again"
+            )
+        if sequence > self._sequence + 1:
             raise InvariantViolation(f"{self._base}/epoch: sequence {sequence}, this leader is at {self._sequence}")
         return sequence == self._sequence + 1
 

@@ -84,7 +84,7 @@ def test_frames_in_the_processing_phase_joined_and_replayed(runner: Any, tmp_pat
     letters = StateCommitter(OpaqueMapState(SqliteBackend(path, "letters")), ["word"], {"letters": Sum("letters")})
     builder.set_bolt("all-letters", letters, 2).fields_grouping("letters", Fields("word"))
     with start(builder.build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(90)
+        run.wait_until_caught_up(240)
         assert run.status().attempts_failed == 1
         records = run.transactions()
     words = [row[0] for rows in DATA.values() for row in rows]
@@ -109,7 +109,7 @@ def test_a_frame_below_a_committer_runs_in_the_commit_phase(runner: Any, tmp_pat
     sizes = StateCommitter(OpaqueMapState(SqliteBackend(path, "sizes")), ["even"], {"times": Sum("times")})
     builder.set_bolt("sizes", sizes).global_grouping("parity")
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(90)
+        run.wait_until_caught_up(240)
     words = [row[0] for rows in DATA.values() for row in rows]
     assert table(path, "counts", "word", "n") == {word: words.count(word) for word in set(words)}
     expected = {0: 0, 1: 0}
@@ -163,7 +163,7 @@ def test_what_goes_wrong_in_a_query_is_named(runner: Any, tmp_path: Path, what: 
     builder.set_bolt("counts", counts).global_grouping("odd")
     run = start(builder.build(), runner, MemoryStore(), **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match=message):
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
 
 
 def test_untyped_input_and_types_that_sql_does_not_have_are_refused(spark: str) -> None:
@@ -201,7 +201,7 @@ def test_values_come_back_as_they_went_in(runner: Any, tmp_path: Path) -> None:
     builder.set_bolt("same", Same(fields)).shuffle_grouping("spout")
     builder.set_bolt("look", Look(str(seen))).shuffle_grouping("same")
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
     assert seen.read_text(encoding="utf-8") == repr(tuple(row))
 
 

@@ -78,7 +78,7 @@ def calls(folder: Path) -> list[tuple[str, str, int, int, int, float]]:
 @pytest.mark.behaviour("1.7", "1.6")
 def test_abcd_finishes_in_one_commit_phase_in_the_order_of_the_graph(runner: Any, tmp_path: Path) -> None:
     with start(abcd(tmp_path).build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
         at = {(event.kind, event.txid): event.at_s for event in run.events()}
     seen = calls(tmp_path)
     for txid in (1, 2):
@@ -105,7 +105,7 @@ def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction
 ) -> None:
     topology = abcd(tmp_path, fails=(f"{where} 1:1", f"{where} 1:2")).build()
     with start(topology, runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
         records = run.transactions()
     assert [each.outcome for each in records[0].attempts] == ["failed", "failed", "committed"]
     seen = calls(tmp_path)
@@ -132,7 +132,7 @@ def test_the_seeds_example_of_a_batch_that_comes_back_shorter(runner: Any, tmp_p
         (tmp_path / "fail").touch()
         run.wait_for_commit(1, 60)
         spout.set_take(50)
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
         records = run.transactions()
     first, second = records[0], records[1]
     assert first.plan == {"0": {"first": 0, "next": 40}}
@@ -178,7 +178,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
 
     monkeypatch.setattr(collapsed, "run_level", lossy)
     with start(abcd(tmp_path).build(), ("local", {})) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
         reasons = [attempt.reason for each in run.transactions() for attempt in each.attempts if attempt.reason]
     assert lost
     assert len(reasons) == 1

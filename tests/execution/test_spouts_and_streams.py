@@ -103,12 +103,12 @@ def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: A
         return builder.build()
 
     with start(build(30), runner, store, **{"topology.max.spout.pending": 3}) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
         assert run.status().committed_txid == 5
         assert run.status().attempts_failed >= 1
         assert sum(each.attempts[-1].source_rows for each in run.transactions()) == 45
     with start(build(40), runner, store) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
         assert run.status().committed_txid == 7
     made = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert made == [[txid, 7 * txid - 7, min(7 * txid, 30)] for txid in range(1, 6)] + [[6, 30, 37], [7, 37, 40]]
@@ -182,7 +182,7 @@ def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
     """1.10"""
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))
     with start(routed(state, tasks=tasks).build(), runner) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
     words = Counter(row[0] for rows in DATA.values() for row in rows)
     expected = {f"{word}@{len(word) % tasks}": times for word, times in words.items()}
     assert counts(state, list(expected)) == expected
@@ -200,7 +200,7 @@ def test_direct_streams_used_the_wrong_way_are_named(runner: Any, tmp_path: Path
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))
     run = start(routed(state, wrong).build(), runner, **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match=message):
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
 
 
 def test_groupings_and_direct_declarations_must_agree(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_an_opaque_spout_goes_on_without_a_partition_that_is_away(runner: Any, t
         run.wait_for_commit(3, 60)
         assert counts(state, "ab") == {"a": 6, "b": None}
         spout.make_available(1)
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
     assert counts(state, "ab") == {"a": 6, "b": 6}
 
 
@@ -247,7 +247,7 @@ def test_a_transactional_spout_waits_for_a_partition_that_is_away(runner: Any, t
         with pytest.raises(TimeoutError, match="waiting for memory partition 1 is unavailable"):
             run.wait_for_commit(1, 1)
         spout.make_available(1)
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(240)
     assert counts(state, "ab") == {"a": 6, "b": 6}
 
 
@@ -261,9 +261,9 @@ def test_lost_rows_stop_the_run_or_are_skipped_and_counted(runner: Any, tmp_path
         run = start(topology, runner)
         if on_data_loss == "fail":
             with pytest.raises(TopologyFailed, match="memory partition 0 has forgotten offsets 0 to 3 unread"):
-                run.wait_until_caught_up(60)
+                run.wait_until_caught_up(240)
         else:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(240)
             assert [each.plan["0"] for each in run.transactions()] == [
                 {"first": 3, "next": 5, "skipped": 3},
                 {"first": 5, "next": 6},

@@ -11,6 +11,7 @@ import pytest
 from integration import KafkaBroker, KafkaCluster
 from tests.conftest import Topics
 from tests.faults.plugin import Faults
+from tests.faults.striking import strike
 from tests.pipeline.jobs import Job
 from tests.pipeline.stores import PARTITIONS, Feed, wait_for
 
@@ -51,19 +52,13 @@ def test_the_leader_of_a_partition_is_killed(
 @pytest.mark.fault(15, slow=True)
 def test_all_brokers_are_bounced(make_job: Callable[..., Job], three: KafkaCluster, faults: Faults) -> None:
     """TERM, all at once, and up again."""
-    job = make_job(of_topics=Topics(three.bootstrap_servers), replication=3)
-    run = job.process()
 
     def bounce() -> None:
         three.stop()
         three.start()
 
-    with Feed(three.bootstrap_servers, job.name):
-        run.start()
-        wait_for(lambda: job.committed() >= 3)
-        for _ in range(2):
-            faults.recovery("all brokers bounced", job.committed, bounce)
-    job.finish(run)
+    job = make_job(of_topics=Topics(three.bootstrap_servers), replication=3)
+    strike(job, faults, "all brokers bounced", bounce, times=2)
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +70,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 @pytest.mark.fault(15)
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_a_broker_is_paused(make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str) -> None:
-    job = make_job(values=values, of_topics=Topics(one.address))
-    run = job.process()
-
     def pause() -> None:
         one.pause()
         time.sleep(3.0)
         one.resume()
 
-    with Feed(one.address, job.name):
-        run.start()
-        wait_for(lambda: job.committed() >= 3)
-        faults.recovery("broker paused for 3 s", job.committed, pause)
-    job.finish(run)
+    job = make_job(values=values, of_topics=Topics(one.address))
+    strike(job, faults, "broker paused for 3 s", pause)

@@ -21,8 +21,9 @@ from integration import PostgresServer, TcpProxy, ZooKeeperServer
 from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.faults.plugin import Faults
+from tests.faults.striking import lose_a_reply, strike
 from tests.pipeline.jobs import Job
-from tests.pipeline.stores import Feed, wait_for
+from tests.pipeline.stores import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -36,21 +37,13 @@ def proxied(server: PostgresServer, link: TcpProxy) -> str:
 def test_postgres_is_killed_while_it_is_written_to(
     make_job: Callable[..., Job], own_postgres: PostgresServer, faults: Faults, values: str, seed: int
 ) -> None:
-    job = make_job("postgres", values, address=own_postgres.dsn)
-    chance = random.Random(seed)
-    run = job.process()
-
     def bounce() -> None:
         own_postgres.kill()
         own_postgres.start()
 
-    with Feed(job.topics.bootstrap_servers, job.name, pause_s=0.01):
-        run.start()
-        wait_for(lambda: job.committed() >= 3)
-        for _ in range(5):
-            time.sleep(chance.uniform(0, 0.5))
-            faults.recovery("PostgreSQL killed and restarted", job.committed, bounce)
-    job.finish(run)
+    job = make_job("postgres", values, address=own_postgres.dsn)
+    kind = "PostgreSQL killed and restarted"
+    strike(job, faults, kind, bounce, times=5, chance=random.Random(seed), pause_s=0.01)
 
 
 @pytest.mark.fault(21)
@@ -60,26 +53,12 @@ def test_an_acknowledgement_of_postgres_is_lost(
 ) -> None:
     with TcpProxy(own_postgres.address) as link:
         job = make_job("postgres", values, address=proxied(own_postgres, link))
-        run = job.process()
-
-        def lose() -> None:
-            dropped = link.dropped
-            link.lose_replies()
-            wait_for(lambda: link.dropped > dropped)
-            link.heal()
-
-        with Feed(job.topics.bootstrap_servers, job.name, pause_s=0.01):
-            run.start()
-            wait_for(lambda: job.committed() >= 3)
-            for _ in range(8):
-                faults.recovery("PostgreSQL's answer lost", job.committed, lose)
-        job.finish(run)
+        strike(job, faults, "PostgreSQL's answer lost", lose_a_reply(link), times=8, pause_s=0.01)
 
 
 @pytest.mark.fault(22)
 def test_a_rival_that_locks_the_sqlite_file_is_waited_for(make_job: Callable[..., Job], faults: Faults) -> None:
     job = make_job()
-    run = job.process()
 
     def lock() -> None:
         rival = sqlite3.connect(job.settings["app.address"], isolation_level=None, timeout=30)
@@ -88,12 +67,7 @@ def test_a_rival_that_locks_the_sqlite_file_is_waited_for(make_job: Callable[...
         rival.execute("ROLLBACK")
         rival.close()
 
-    with Feed(job.topics.bootstrap_servers, job.name):
-        run.start()
-        wait_for(lambda: job.committed() >= 3)
-        for _ in range(3):
-            faults.recovery("SQLite locked for 1 s", job.committed, lock)
-    job.finish(run)
+    strike(job, faults, "SQLite locked for 1 s", lock, times=3)
 
 
 WORDS = [f"w{number % 7}" for number in range(700)]
@@ -162,7 +136,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.fault(27, slow=True)
 def test_the_disk_of_the_sqlite_file_is_full(make_job: Callable[..., Job], small_disk: Path, faults: Faults) -> None:
     job = make_job(address=str(small_disk / "x.db"))
-    run = job.process()
     ballast = small_disk / "ballast"
 
     def fill() -> None:
@@ -177,12 +150,7 @@ def test_the_disk_of_the_sqlite_file_is_full(make_job: Callable[..., Job], small
         assert job.committed() <= before + 1  # what was written already may be closed yet
         ballast.unlink()
 
-    with Feed(job.topics.bootstrap_servers, job.name):
-        run.start()
-        wait_for(lambda: job.committed() >= 3)
-        for _ in range(3):
-            faults.recovery("SQLite's disk full for 1 s", job.committed, fill)
-    job.finish(run)
+    strike(job, faults, "SQLite's disk full for 1 s", fill, times=3)
 
 
 @pytest.mark.fault(28)
@@ -228,7 +196,6 @@ def test_bad_links_to_zookeeper_and_sink(
         links = (to_zookeeper, to_sink)
         address = proxied(own_postgres, to_sink)
         job = make_job("postgres", zookeeper=to_zookeeper.address, watched=zookeeper.address, address=address)
-        run = job.process()
 
         def hurt() -> None:
             for link in links:
@@ -239,11 +206,4 @@ def test_bad_links_to_zookeeper_and_sink(
                 else:
                     link.reset()
 
-        with Feed(job.topics.bootstrap_servers, job.name):
-            run.start()
-            wait_for(lambda: job.committed() >= 3)
-            for _ in range(1 if how != "reset" else 4):
-                faults.recovery(f"links {how}", job.committed, hurt)
-            for link in links:
-                link.heal()
-        job.finish(run)
+        strike(job, faults, f"links {how}", hurt, times=4 if how == "reset" else 1)
