@@ -195,7 +195,7 @@ def is_secret(key: str) -> bool:
 
 def _hides(key: str) -> bool:
     """Whether a key of ZooKeeper's or Ratchet's own holds a secret."""
-    return key.endswith(".auth") or "zookeeper.auth" in key or is_secret(key)
+    return "zookeeper.auth" in key or is_secret(key)
 
 
 def revealed(value: Any) -> Any:

@@ -91,7 +91,7 @@ class ZooKeeperStore(CoordinationStore):
         self._lost_sessions = 0
         self._give_up_after_s = max(_GIVE_UP_SESSIONS * session_timeout_s, _GIVE_UP_MIN_S)
         self._giving_up: threading.Timer | None = None
-        self._granted_s = _note_granted_timeout(self._client)
+        granted_s = _note_granted_timeout(self._client)
         self._client.add_listener(self._on_state)
         try:
             self._client.start(timeout=connect_timeout_s)
@@ -111,7 +111,7 @@ class ZooKeeperStore(CoordinationStore):
         except BaseException:
             self.close()
             raise
-        granted = self._granted_s()
+        granted = granted_s()
         if granted is not None and abs(granted - session_timeout_s) > 0.01:
             _log.warning(
                 "zookeeper.session_timeout",

@@ -44,11 +44,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        rows, slow = _of(item)
+        rows, _ = _of(item)
         if rows:
             item.user_properties.append(("fault-rows", rows))
-        if slow and config.getoption("--faults") != "all":
-            item.add_marker(pytest.mark.skip(reason="a slow fault: make faults"))
     if config.getoption("--faults") != "all":
         slow_ones = [item for item in items if _of(item)[1]]
         config.hook.pytest_deselected(items=slow_ones)
