@@ -143,7 +143,7 @@ def _command(servers: EmbeddedServers, folder: Path, spark: bool) -> list[str]:
 
 
 def _feed(bootstrap_servers: str, sent: Counter[str], stop: threading.Event) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "enable.idempotence": True})
     number = 0
     while not stop.wait(0.01):
         for _ in range(20):

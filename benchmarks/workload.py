@@ -177,7 +177,7 @@ def _count(bootstrap_servers: str, topic: str, partitions: list[int], ready: Any
 
 def produce_steadily(bootstrap_servers: str, topic: str, per_second: int, seconds: int) -> None:
     """W2's producer, in a process of its own: each value carries its send time in ``ts``, in microseconds."""
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
     words = itertools.cycle(zipf_words(per_second * seconds).tolist())
     started = time.time()
     for number in range(per_second * seconds):

@@ -69,7 +69,7 @@ def send_lines(bootstrap_servers: str, topic: str, text: Path) -> None:
     """One record per line, over all partitions in turn."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
     for number, line in enumerate(text.read_text(encoding="utf-8").splitlines()):
         producer.produce(topic, line.encode(), partition=number % PARTITIONS)
     producer.flush(60)

@@ -204,9 +204,11 @@ class Topics:
         return topic
 
     def producer(self, **settings: Any) -> Producer:
+        """Idempotent, so that a request sent again neither doubles records nor changes their order."""
         return Producer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
+                "enable.idempotence": True,
                 **{key.replace("_", "."): each for key, each in settings.items()},
             }
         )

@@ -87,7 +87,7 @@ class Feed:
     """Sends messages until it is stopped, a few at a time."""
 
     def __init__(self, bootstrap_servers: str, topic: str, *, pause_s: float = 0.05, burst: int = 20) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers})
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
         self._topic, self._pause_s, self._burst = topic, pause_s, burst
         self._stopped = threading.Event()
         self.sent = 0
