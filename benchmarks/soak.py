@@ -37,6 +37,8 @@ from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 TOPIC, PARTITIONS, WORDS = "soak", 2, 1_000
 BATCH_RECORDS = 40
 SAMPLE_S = 2.0
+#: The topic is not filled further ahead than this: what a consumer fetches ahead of a driver that is behind is no leak.
+AHEAD_RECORDS_MAX = 4_000
 #: Growth that is allowed from the second quarter to the last: a share, and so much in any case.
 GROWTH_MAX = 0.10
 SERIES = {
@@ -99,7 +101,7 @@ def run(minutes: float, folder: Path, *, spark: bool = False) -> Soak:
         zookeeper = KazooClient(servers.zookeeper)
         zookeeper.start(15)
         stop = threading.Event()
-        feeder = threading.Thread(target=_feed, args=(servers.bootstrap_servers, sent, stop))
+        feeder = threading.Thread(target=_feed, args=(servers.bootstrap_servers, sent, stop, folder))
         command = _command(servers, folder, spark)
         environment = {**os.environ, "TMPDIR": str(temporary)}
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -142,10 +144,15 @@ def _command(servers: EmbeddedServers, folder: Path, spark: bool) -> list[str]:
     return [sys.executable, "-m", module, "benchmarks.soak:topology", *options]
 
 
-def _feed(bootstrap_servers: str, sent: Counter[str], stop: threading.Event) -> None:
+def _feed(bootstrap_servers: str, sent: Counter[str], stop: threading.Event, folder: Path) -> None:
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "enable.idempotence": True})
-    number = 0
+    number = room = 0
     while not stop.wait(0.01):
+        if number >= room:
+            room = sum(_figures(folder)[1].values()) + AHEAD_RECORDS_MAX
+            if number >= room:
+                stop.wait(0.1)
+                continue
         for _ in range(20):
             number += 1
             word = f"w{number * 7 % WORDS}"

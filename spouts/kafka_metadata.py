@@ -6,8 +6,10 @@ is late is left out, and is counted in again as soon as it has answered.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
@@ -172,6 +174,7 @@ class KafkaMetadata:
                 continue
             leaders = {partition_id(name, each.id): _leader(each) for each in topic.partitions}
             found[name] = str(topic.topic_id), leaders
+            _release_leaked_reference(topic)
         return found
 
     def _offsets(self, partitions: Iterable[str], spec: OffsetSpec, *, patient: bool) -> dict[str, Offset]:
@@ -244,6 +247,16 @@ class KafkaMetadata:
             except KafkaException as error:
                 problem = error
         return problem
+
+
+def _release_leaked_reference(topic: Any) -> None:
+    """confluent-kafka 2.16.1 keeps a reference too many to the id in every ``TopicDescription``, so that it is never freed:
+    130 bytes per question, one question per transaction, a hundred megabytes a day at ten transactions a second. Nobody
+    else can see the description yet, so what is counted beyond the three that belong here is what was leaked."""
+    topic_id = topic.topic_id
+    own = 3  # the description's attribute, this function's variable, and the argument of getrefcount
+    for _ in range(sys.getrefcount(topic_id) - own):
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(topic_id))
 
 
 def _leader(partition: Any) -> int | None:
