@@ -50,7 +50,7 @@ def _run(config: Config, servers: EmbeddedServers, folder: Path) -> bool:
         update={
             "zookeeper_servers": (servers.zookeeper,),
             "zookeeper_session_timeout_secs": min(config.zookeeper_session_timeout_secs, 6.0),
-            "max_spout_pending": max(config.max_spout_pending, 2),
+            "spout_pending": max(config.max_spout_pending, 2),
             "app": app,
         }
     )

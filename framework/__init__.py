@@ -1,6 +1,7 @@
 """Ratchet: exactly-once Kafka pipelines in Python, executed by Spark."""
 
 from framework.config import Config
+from framework.core_run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.poison import Poison, find_poison
 from framework.submission import Run, RunStatus, TopologyFailed, submit
@@ -8,10 +9,13 @@ from framework.topology import (
     ArrowBolt,
     BaseBasicBolt,
     BaseBatchBolt,
+    BaseRichBolt,
+    BaseRichSpout,
     BaseTransactionalBolt,
     Bolt,
     Combiner,
     Committer,
+    CoreTopology,
     DataFrameBolt,
     Fields,
     Grouping,
@@ -23,6 +27,7 @@ from framework.topology import (
     PartitionProgress,
     PartitionReader,
     Topology,
+    TopologyBuilder,
     TopologyContext,
     TransactionalSpout,
     TransactionalSpoutCoordinator,
@@ -36,11 +41,16 @@ __all__ = [
     "ArrowBolt",
     "BaseBasicBolt",
     "BaseBatchBolt",
+    "BaseRichBolt",
+    "BaseRichSpout",
     "BaseTransactionalBolt",
     "Bolt",
     "Combiner",
     "Committer",
     "Config",
+    "CoreRun",
+    "CoreTopology",
+    "CoreTopologyFailed",
     "DataFrameBolt",
     "FailedException",
     "Fields",
@@ -56,6 +66,7 @@ __all__ = [
     "Run",
     "RunStatus",
     "Topology",
+    "TopologyBuilder",
     "TopologyContext",
     "TopologyFailed",
     "TransactionAttempt",

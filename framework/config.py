@@ -21,6 +21,9 @@ from framework.errors import ConfigError
 
 #: Keys that go to Kafka clients as they are, under librdkafka's names.
 KAFKA_PREFIX = "kafka."
+#: Limits of ``topology.max.spout.pending``: the most transactions, and the tuples of a core topology when it is not set.
+TRANSACTIONS_PENDING_MAX = 1_000
+TUPLES_PENDING = 10_000
 #: Environment variables that set them: RATCHET_KAFKA_SASL_PASSWORD is kafka.sasl.password.
 KAFKA_ENVIRONMENT = "RATCHET_KAFKA_"
 #: Whatever could hold a secret has one of these in its name.
@@ -58,7 +61,8 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    max_spout_pending: Annotated[int, Field(ge=1, le=1_000)] = Field(1, alias="topology.max.spout.pending")
+    spout_pending: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(None, alias="topology.max.spout.pending")
+    acker_executors: Annotated[int, Field(ge=0, le=1_000)] = Field(1, alias="topology.acker.executors")
     message_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
         30.0, alias="topology.message.timeout.secs"
     )
@@ -164,6 +168,23 @@ class Config(BaseModel):
                 raise ConfigError(f"--set {override!r}: write KEY=VALUE")
             values[key.strip()] = _toml_value(text.strip())
         return cls.of({key: resolved(key, value) for key, value in values.items()})
+
+    @property
+    def max_spout_pending(self) -> int:
+        """Transactions that are processed at once: 1 unless it was set. Raises ``ConfigError`` for a number that can only have
+        been meant for tuples."""
+        pending = 1 if self.spout_pending is None else self.spout_pending
+        if pending > TRANSACTIONS_PENDING_MAX:
+            raise ConfigError(
+                f"topology.max.spout.pending is {pending}: of a transactional topology it counts whole transactions, and "
+                f"{TRANSACTIONS_PENDING_MAX} is the most"
+            )
+        return pending
+
+    @property
+    def max_tuples_pending(self) -> int:
+        """Tuples of each spout task of a core topology whose fate is open at once."""
+        return TUPLES_PENDING if self.spout_pending is None else self.spout_pending
 
     def zookeeper_hosts(self) -> str | None:
         """``host:port,...``, or None when no servers are configured. A server may carry a port of its own."""

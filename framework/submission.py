@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Union, overload
 
-import cloudpickle
 import structlog
 
 from framework.config import Config
+from framework.core_run import CoreRun, submit_core
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
+from framework.execution.plan import check_pickles
 from framework.observe import TransactionEvent, TransactionRecord
-from framework.topology import Bolt, PartitionProgress, Reach, Spout, Topology
+from framework.topology import Bolt, CoreTopology, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.reset import reset_positions
 from framework.transactions.term import DriverSettings
@@ -226,6 +227,7 @@ class Run:
             raise TopologyFailed.of(self._driver.failure)
 
 
+@overload
 def submit(
     topology: Topology,
     config: Mapping[str, Any] | Config | None = None,
@@ -235,7 +237,28 @@ def submit(
     accept_changed_topology: bool = False,
     fresh: bool = False,
     standby: bool = False,
-) -> Run:
+) -> Run: ...
+
+
+@overload
+def submit(
+    topology: CoreTopology,
+    config: Mapping[str, Any] | Config | None = None,
+    store: None = None,
+    executor: str | None = None,
+) -> CoreRun: ...
+
+
+def submit(
+    topology: Topology | CoreTopology,
+    config: Mapping[str, Any] | Config | None = None,
+    store: CoordinationStore | None = None,
+    executor: Executor = None,
+    *,
+    accept_changed_topology: bool = False,
+    fresh: bool = False,
+    standby: bool = False,
+) -> Run | CoreRun:
     """Start a topology and return its run.
 
     ``config``: dotted keys, see ``framework.config``. ``store``: where transactional state is kept; by default
@@ -247,14 +270,30 @@ def submit(
     that are read again count again. ``standby``: make everything ready, leave the lead to another driver, and take over when
     that one is gone; without it a driver leads when nobody else does.
 
+    A core topology, which ``TopologyBuilder`` builds, keeps no positions of its own: it takes ``config`` and ``executor`` alone,
+    and returns a ``CoreRun``.
+
     Raises ``ConfigError`` or ``TopologyError`` before anything has started.
     """
     checked = Config.of(config or {})
+    if isinstance(topology, CoreTopology):
+        if (
+            store is not None
+            or accept_changed_topology
+            or fresh
+            or standby
+            or not isinstance(executor, (str, type(None)))
+        ):
+            raise ConfigError(
+                f"topology {topology.id!r} is a core topology: it has no transactional state, so submit() takes its "
+                "configuration and 'spark' or 'local' as its executor, and nothing else"
+            )
+        return submit_core(topology, checked, executor)
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
     if executor is None or executor == "spark":
         _check_reach(topology, checked.spark.get("spark.master", "local[*]"))
-    _check_pickles(topology)
+    check_pickles(topology)
     spout = topology.spout.instance
     if isinstance(spout, Spout):
         spout.check(checked.for_components())
@@ -306,18 +345,6 @@ def store_of(config: Config) -> CoordinationStore:
         session_timeout_s=config.zookeeper_session_timeout_secs,
         security=ZooKeeperSecurity.of(config),
     )
-
-
-def _check_pickles(topology: Topology) -> None:
-    """Everything that travels to a task must survive the journey: find out now, by component."""
-    for component in topology.components:
-        try:
-            cloudpickle.loads(cloudpickle.dumps(component.factory or component.instance))
-        except Exception as error:
-            raise TopologyError(
-                f"component {component.id!r} cannot be sent to a task: {error}; keep connections, locks and open files "
-                "out of its attributes and open them in prepare(), or pass a factory instead of an instance"
-            ) from error
 
 
 def _check_reach(topology: Topology, master: str) -> None:

@@ -18,6 +18,57 @@ BUFFERED_ROWS_MAX = 8192
 Sink = Callable[[str, pa.RecordBatch, int | None], None]
 
 
+class Streams:
+    """The streams that a component declares, and what it emits checked against them."""
+
+    def __init__(
+        self, component_id: str, streams: Mapping[str, Fields], direct_streams: frozenset[str] = frozenset()
+    ) -> None:
+        self.component_id = component_id
+        self._streams = streams
+        self._direct_streams = direct_streams
+
+    def fields(self, stream: str, task: int | None) -> Fields:
+        """Of a stream that is emitted on, to one ``task`` or (None) by its groupings. Raises ``TopologyError``."""
+        fields = self._streams.get(stream)
+        if fields is None:
+            known = ", ".join(sorted(self._streams)) or "none"
+            raise TopologyError(
+                f"component {self.component_id!r} emitted on stream {stream!r}, which it does not declare (declared: {known})"
+            )
+        if (stream in self._direct_streams) != (task is not None):
+            raise TopologyError(
+                f"component {self.component_id!r}, stream {stream!r}: "
+                + ("it is direct, so use emit_direct(task, ...)" if task is None else "it is not declared direct")
+            )
+        return fields
+
+    def checked(self, values: Sequence[Any], stream: str, task: int | None) -> Sequence[Any]:
+        """As many values as the stream declares; raises ``TopologyError`` otherwise."""
+        fields = self.fields(stream, task)
+        if len(values) != len(fields):
+            raise TopologyError(
+                f"component {self.component_id!r} emitted {len(values)} values on stream {stream!r}, which declares "
+                f"{len(fields)}: {', '.join(fields.names)}"
+            )
+        return values
+
+    def batch(self, stream: str, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        """Rows as a record batch in the types that are declared. Raises ``TopologyError`` naming a field that does not fit."""
+        fields = self._streams[stream]
+        arrays = []
+        for name, values in zip(fields, zip(*rows, strict=True), strict=True):
+            try:
+                arrays.append(pa.array(values, type=fields.type_of(name)))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+                declared = fields.type_of(name) or "one type"
+                raise TopologyError(
+                    f"component {self.component_id!r}, stream {stream!r}: field {name!r} does not take every value "
+                    f"emitted as {declared}: {error}"
+                ) from error
+        return pa.RecordBatch.from_arrays(arrays, names=list(fields.names))
+
+
 class TaskCollector:
     """The ``OutputCollector`` of one component in one task.
 
@@ -29,8 +80,7 @@ class TaskCollector:
         self, component_id: str, streams: Mapping[str, Fields], direct_streams: frozenset[str] = frozenset()
     ) -> None:
         self._component_id = component_id
-        self._streams = streams
-        self._direct_streams = direct_streams
+        self._streams = Streams(component_id, streams, direct_streams)
         self._rows: dict[tuple[str, int | None], list[Sequence[Any]]] = {}
         self.sink: Sink | None = None
         self.subscribers: frozenset[str] = frozenset()
@@ -50,14 +100,8 @@ class TaskCollector:
         self._emit(values, stream, task)
 
     def _emit(self, values: Sequence[Any], stream: str, task: int | None) -> None:
-        fields = self._fields(stream, task)
-        if len(values) != len(fields):
-            raise TopologyError(
-                f"component {self._component_id!r} emitted {len(values)} values on stream {stream!r}, which declares "
-                f"{len(fields)}: {', '.join(fields.names)}"
-            )
         rows = self._rows.setdefault((stream, task), [])
-        rows.append(values)
+        rows.append(self._streams.checked(values, stream, task))
         if len(rows) >= BUFFERED_ROWS_MAX:
             self._flush(stream, task)
 
@@ -68,7 +112,7 @@ class TaskCollector:
         self._emit_arrow(batch, stream, task)
 
     def _emit_arrow(self, batch: pa.RecordBatch, stream: str, task: int | None) -> None:
-        fields = self._fields(stream, task)
+        fields = self._streams.fields(stream, task)
         if not isinstance(batch, pa.RecordBatch):
             raise TopologyError(
                 f"component {self._component_id!r} emitted a {type(batch).__name__} on stream {stream!r}: give a "
@@ -87,36 +131,10 @@ class TaskCollector:
         for stream, task in list(self._rows):
             self._flush(stream, task)
 
-    def _fields(self, stream: str, task: int | None) -> Fields:
-        fields = self._streams.get(stream)
-        if fields is None:
-            known = ", ".join(sorted(self._streams)) or "none"
-            raise TopologyError(
-                f"component {self._component_id!r} emitted on stream {stream!r}, which it does not declare (declared: {known})"
-            )
-        if (stream in self._direct_streams) != (task is not None):
-            raise TopologyError(
-                f"component {self._component_id!r}, stream {stream!r}: "
-                + ("it is direct, so use emit_direct(task, ...)" if task is None else "it is not declared direct")
-            )
-        return fields
-
     def _flush(self, stream: str, task: int | None) -> None:
         rows = self._rows.pop((stream, task), None)
-        if not rows:
-            return
-        fields = self._streams[stream]
-        arrays = []
-        for name, values in zip(fields, zip(*rows, strict=True), strict=True):
-            try:
-                arrays.append(pa.array(values, type=fields.type_of(name)))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
-                declared = fields.type_of(name) or "one type"
-                raise TopologyError(
-                    f"component {self._component_id!r}, stream {stream!r}: field {name!r} does not take every value "
-                    f"emitted as {declared}: {error}"
-                ) from error
-        self._deliver(stream, pa.RecordBatch.from_arrays(arrays, names=list(fields.names)), task)
+        if rows:
+            self._deliver(stream, self._streams.batch(stream, rows), task)
 
     def _typed(self, batch: pa.RecordBatch, fields: Fields, stream: str) -> pa.RecordBatch:
         """Cast, safely, the columns whose declared type is another."""

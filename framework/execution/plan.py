@@ -23,11 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import cloudpickle
+
+from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, DataFrameBolt, Input
-from framework.topology.builder import Component, Topology, upstream_of
 from framework.topology.fields import Fields
+from framework.topology.graph import AnySpout, Component, Graph, upstream_of
 from framework.topology.groupings import Grouping
-from framework.topology.spouts import Spout
 
 
 class Phase(Enum):
@@ -64,8 +66,8 @@ class TaskComponent:
 
     id: str
     parallelism: int
-    template: Spout | Bolt | None
-    factory: Callable[[], Bolt] | None
+    template: AnySpout | Bolt | None
+    factory: Callable[[], AnySpout | Bolt] | None
     streams: Mapping[str, Fields]
     inputs: tuple[Input, ...]
     committer: bool
@@ -137,6 +139,24 @@ class ExecutionPlan:
     def levels(self, phase: Phase) -> tuple[Level, ...]:
         return self.processing if phase is Phase.PROCESSING else self.commit
 
+    def onward(self, phase: Phase, level: int, partition: int) -> int:
+        """The partition of the next level that takes what only passes through a task."""
+        levels = self.levels(phase)
+        return partition % levels[level + 1].partitions if level + 1 < len(levels) else partition
+
+    def next_partition(
+        self, phase: Phase, level: int, partition: int, edge_index: int, target_task: int
+    ) -> tuple[int, bool]:
+        """Where rows of an edge go from a task, and whether that is where they are used: to their task when that is in
+        the next level, else one level further on."""
+        edge = self.edges[edge_index]
+        levels = self.levels(phase)
+        if edge.phase is phase and level + 1 < len(levels):
+            segment = self.segment_of[(phase, edge.target)]
+            if segment.level == level + 1:
+                return levels[segment.level].partition_of(segment, target_task), True
+        return self.onward(phase, level, partition), False
+
     def input_names(self, component_id: str) -> list[str]:
         return [edge.input_name for edge in self.edges if edge.target == component_id]
 
@@ -155,7 +175,19 @@ class ExecutionPlan:
         return sum(self.components[each].parallelism for each in self.commit_roots)
 
 
-def plan_execution(topology: Topology) -> ExecutionPlan:
+def check_pickles(topology: Graph) -> None:
+    """Everything that travels to a task must survive the journey: find out now. Raises ``TopologyError`` naming the component."""
+    for component in topology.components:
+        try:
+            cloudpickle.loads(cloudpickle.dumps(component.factory or component.instance))
+        except Exception as error:
+            raise TopologyError(
+                f"component {component.id!r} cannot be sent to a task: {error}; keep connections, locks and open files "
+                "out of its attributes and open them in prepare() or open(), or pass a factory instead of an instance"
+            ) from error
+
+
+def plan_execution(topology: Graph) -> ExecutionPlan:
     """Lay a topology out in phases, segments and levels."""
     below: set[str] = set()  # downstream of a committer
     for component in topology.components:
@@ -198,7 +230,7 @@ def plan_execution(topology: Topology) -> ExecutionPlan:
     )
 
 
-def _task_component(topology: Topology, component: Component) -> TaskComponent:
+def _task_component(topology: Graph, component: Component) -> TaskComponent:
     inputs = tuple(
         Input(sub.component_id, sub.stream, topology[sub.component_id].streams[sub.stream], sub.grouping)
         for sub in component.subscriptions
@@ -217,7 +249,7 @@ def _task_component(topology: Topology, component: Component) -> TaskComponent:
 
 
 def _fuse(
-    topology: Topology, phase: Phase, ids: Sequence[str], starts: frozenset[str]
+    topology: Graph, phase: Phase, ids: Sequence[str], starts: frozenset[str]
 ) -> tuple[dict[tuple[Phase, str], Segment], dict[tuple[Phase, str], Segment]]:
     """Segments of one phase, and those that emit for DataFrame bolts. ``starts`` begin a segment of their own whatever
     feeds them; nothing is fused with a DataFrame bolt, which has one level to gather its input and the next to emit."""

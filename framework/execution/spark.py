@@ -94,7 +94,7 @@ class _Payload:
         return found
 
 
-def _refuse_repetition() -> None:
+def refuse_repetition() -> None:
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
         raise InvariantViolation("Spark repeated a task inside an attempt (C10); the attempt fails and is replayed")
@@ -120,7 +120,7 @@ class _LevelFunction:
         self.header = header
 
     def __call__(self, partition: int, records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
-        _refuse_repetition()
+        refuse_repetition()
         mine: Reports = []
         yield from run_level(
             self.payload.topology(),
@@ -143,7 +143,7 @@ class _CollapsedFunction:
         self.payload = payload
 
     def __call__(self, jobs: Iterable[tuple[AttemptHeader | None, Sequence[Record]]]) -> Iterator[Any]:
-        _refuse_repetition()
+        refuse_repetition()
         for header, records in jobs:
             reports: list[TaskReport] = []
             topology = self.payload.topology()
@@ -440,7 +440,7 @@ class SparkExecutor:
                 return PhaseResult(DeadAttempts.failure(header, phase))
             if isinstance(error, FrameFailed):
                 return PhaseResult(error.failure)
-            lines = _python_part(error) or [type(error).__name__]
+            lines = python_part(error) or [type(error).__name__]
             return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
         return result
 
@@ -462,7 +462,7 @@ def _group(header: AttemptHeader, phase: Phase) -> str:
     return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
 
 
-def _python_part(error: BaseException) -> list[str]:
+def python_part(error: BaseException) -> list[str]:
     """The lines of an error from Spark up to the JVM's stack: what a Python programmer can use."""
     lines: list[str] = []
     for line in str(error).splitlines():

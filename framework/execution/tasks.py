@@ -53,9 +53,10 @@ class PlannedTopology:
     def instance(self, component: TaskComponent) -> Any:
         """A new copy of a component."""
         if component.factory is not None:
-            bolt = component.factory()
-            bolt.bind(component.id, component.inputs, component.parallelism)
-            return bolt
+            made = component.factory()
+            if isinstance(made, Bolt):
+                made.bind(component.id, component.inputs, component.parallelism)
+            return made
         pickled = self._pickled.get(component.id)
         if pickled is None:
             pickled = self._pickled[component.id] = cloudpickle.dumps(component.template)
@@ -303,19 +304,11 @@ class _LevelTask:
 
     def next_partition(self, piece: Piece) -> tuple[int, bool]:
         """Where a record goes next, and whether that is where it is used."""
-        plan = self.topology.plan
-        edge = plan.edges[piece.edge]
-        levels = plan.levels(self.phase)
-        if edge.phase is self.phase and self.level + 1 < len(levels):
-            segment = plan.segment_of[(self.phase, edge.target)]
-            if segment.level == self.level + 1:
-                return levels[segment.level].partition_of(segment, piece.target_task), True
-        return self.onward(), False
+        return self.topology.plan.next_partition(self.phase, self.level, self.partition, piece.edge, piece.target_task)
 
     def onward(self) -> int:
         """The partition of the next level that takes what only passes through."""
-        levels = self.topology.plan.levels(self.phase)
-        return self.partition % levels[self.level + 1].partitions if self.level + 1 < len(levels) else self.partition
+        return self.topology.plan.onward(self.phase, self.level, self.partition)
 
     def combiner_for(self, edge: Edge) -> Combiner | None:
         target = self.topology.plan.components[edge.target]

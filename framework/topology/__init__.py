@@ -15,10 +15,13 @@ from framework.topology.bolts import (
     OutputCollector,
     OutputFieldsDeclarer,
 )
-from framework.topology.builder import Component, Subscription, Topology, TransactionalTopologyBuilder
+from framework.topology.builder import Topology, TransactionalTopologyBuilder
 from framework.topology.context import TopologyContext
+from framework.topology.core import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
+from framework.topology.core_builder import CoreTopology, TopologyBuilder
 from framework.topology.fencing import CommitFence, Difference, FencedState, Header, OpenCommit, Reach, Stamp, ValueType
 from framework.topology.fields import Fields
+from framework.topology.graph import Component, Graph, Subscription
 from framework.topology.groupings import Grouping
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
@@ -45,16 +48,20 @@ __all__ = [
     "ArrowBolt",
     "BaseBasicBolt",
     "BaseBatchBolt",
+    "BaseRichBolt",
+    "BaseRichSpout",
     "BaseTransactionalBolt",
     "Bolt",
     "Combiner",
     "CommitFence",
     "Committer",
     "Component",
+    "CoreTopology",
     "DataFrameBolt",
     "Difference",
     "FencedState",
     "Fields",
+    "Graph",
     "Grouping",
     "Header",
     "Input",
@@ -70,10 +77,13 @@ __all__ = [
     "PartitionedTransactionalSpout",
     "Reach",
     "ReadCounts",
+    "RichOutputCollector",
     "Spout",
+    "SpoutOutputCollector",
     "Stamp",
     "Subscription",
     "Topology",
+    "TopologyBuilder",
     "TopologyContext",
     "TransactionAttempt",
     "TransactionalSpout",

@@ -12,48 +12,59 @@ from framework.topology.fields import Fields
 
 
 class Tuple:
-    """One tuple. By name or by position; position 0 is the transaction attempt, named ``id``.
+    """One tuple. By name or by position. In a transactional topology position 0 is the transaction attempt, named ``id``; in a
+    core topology there is none, and position 0 is the first value.
 
     ``values`` are the declared values, without the attempt. Tuples are made by the framework, in tasks.
     """
 
-    __slots__ = ("attempt", "fields", "source_component", "source_stream", "values")
+    __slots__ = ("_attempt", "fields", "source_component", "source_stream", "values")
 
     def __init__(
         self,
-        attempt: TransactionAttempt,
+        attempt: TransactionAttempt | None,
         fields: Fields,
         values: tuple[Any, ...],
         source_component: str,
         source_stream: str,
     ) -> None:
-        self.attempt = attempt
+        self._attempt = attempt
         self.fields = fields
         self.values = values
         self.source_component = source_component
         self.source_stream = source_stream
 
+    @property
+    def attempt(self) -> TransactionAttempt:
+        """The attempt that this tuple belongs to. Raises ``AttributeError`` in a core topology."""
+        if self._attempt is None:
+            raise AttributeError("tuples of a core topology belong to no transaction attempt")
+        return self._attempt
+
     def __getitem__(self, key: int | str) -> Any:
         if isinstance(key, str):
             if key in self.fields:
                 return self.values[self.fields.position(key)]
-            if key == "id":
-                return self.attempt
+            if key == "id" and self._attempt is not None:
+                return self._attempt
             raise KeyError(f"no field {key!r} in {self.fields} of {self.source_component!r}")
+        if self._attempt is None:
+            return self.values[key]
         if key == 0:
-            return self.attempt
+            return self._attempt
         return self.values[key - 1 if key > 0 else key]
 
     def __len__(self) -> int:
-        return len(self.values) + 1
+        return len(self.values) + (self._attempt is not None)
 
     def __iter__(self) -> Iterator[Any]:
-        yield self.attempt
+        if self._attempt is not None:
+            yield self._attempt
         yield from self.values
 
     def __repr__(self) -> str:
-        pairs = ", ".join(f"{name}={value!r}" for name, value in zip(self.fields, self.values, strict=True))
-        return f"Tuple({self.attempt}, {pairs})"
+        pairs = [f"{name}={value!r}" for name, value in zip(self.fields, self.values, strict=True)]
+        return f"Tuple({', '.join([str(self._attempt), *pairs] if self._attempt is not None else pairs)})"
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

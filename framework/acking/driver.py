@@ -1,0 +1,239 @@
+"""Drives a core topology: one round after the other, until it is told to stop.
+
+Invariants:
+
+1. What was decided about a tree is told to its spout task in every round until one has been run whole: a round that is lost
+   takes no decision with it. Spouts forget a tree when they are told, so that twice is as good as once.
+2. Nothing that a lost round did is believed: the trees concerned time out, and fail.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from framework.acking.home import CorePlan
+from framework.acking.living import TIMEOUT_TICKS
+from framework.acking.rounds import Counts, Decisions, News, Orders, Record, Round, RoundExecutor, Trouble, TroubleKind
+from framework.errors import RetryableError
+
+_log = structlog.get_logger()
+
+#: How long the spouts may wait in a round for something to give, at most, when there has been nothing for a while.
+PATIENCE_MAX_S = 0.5
+_PATIENCE_MIN_S = 0.005
+#: How long a driver waits before it tries again after a round was lost, at most.
+LOST_PAUSE_MAX_S = 5.0
+_STUCK_PAUSE_S = 0.025
+#: How long tuples that are under way have when a topology is stopped, as long as there is progress.
+DRAIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """A snapshot of a core topology. ``components``: what each did since the start, summed over its tasks; ``pending`` is as of
+    the last round. ``held``: tuples per bolt that it has received and neither acked nor failed. ``trees``: tracked by the ackers.
+    """
+
+    phase: str
+    rounds: int
+    rounds_lost: int
+    components: Mapping[str, Counts]
+    trees: int
+    last_error: str | None
+
+    @property
+    def pending(self) -> int:
+        """Spout tuples whose fate is open."""
+        return sum(each.pending for each in self.components.values())
+
+    @property
+    def held(self) -> dict[str, int]:
+        return {
+            name: each.executed - each.acked - each.failed
+            for name, each in self.components.items()
+            if each.executed > each.acked + each.failed
+        }
+
+
+class RoundDriver:
+    """``timeout_s``: of a tuple. ``attempts_max``: so often in a row a component may fail to start, or a spout die, before the
+    topology fails. Run it in a thread of its own; everything else may be called from any."""
+
+    def __init__(
+        self,
+        plan: CorePlan,
+        executor: RoundExecutor,
+        *,
+        timeout_s: float,
+        attempts_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan
+        self._executor = executor
+        self._tick_s = timeout_s / TIMEOUT_TICKS
+        self._attempts_max = attempts_max
+        self._clock = clock
+        self._spout_tasks = len(plan.spout_tasks())
+        self._orders: dict[int, Orders] = {}
+        self._totals: dict[tuple[str, int], Counts] = {}
+        self._stuck: dict[tuple[str, int], int] = {}  # how many rounds in a row a task could not work
+        self._trees: dict[int, int] = {}
+        self._ticked_at = clock()
+        self._number = 0
+        self._patience_s = 0.0
+        self._idle_since: int | None = None
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._status = CoreStatus("starting", 0, 0, {}, 0, None)
+        self.failure: Trouble | None = None
+        self.error: BaseException | None = None
+
+    # --- from any thread ---------------------------------------------------------------------------------------
+
+    def status(self) -> CoreStatus:
+        with self._changed:
+            return self._status
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+
+    def wait_until_idle(self, timeout_s: float | None) -> bool:
+        """Wait for a round, begun after this call, that found nothing to do, with nothing under way. False when the run
+        ended, or the time."""
+        with self._changed:
+            after = self._number + 1
+            self._changed.wait_for(
+                lambda: self._over() or (self._idle_since is not None and self._number > after), timeout_s
+            )
+            return not self._over() and self._idle_since is not None and self._number > after
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self._show(phase="running")
+            lost = 0
+            while not self._stopping.is_set() and self.failure is None:
+                lost = 0 if self.step() else lost + 1
+                if lost:
+                    self._stopping.wait(min(0.05 * 2**lost, LOST_PAUSE_MAX_S))
+            if self.failure is None:
+                self._drain()
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the run
+            self.error = error
+        finally:
+            failed = self.failure is not None or self.error is not None
+            self._show(phase="failed" if failed else "stopped")
+
+    def step(self, *, drain: bool = False) -> bool:
+        """One round. False when it was lost."""
+        now = self._clock()
+        ticks = int((now - self._ticked_at) / self._tick_s)
+        self._ticked_at += ticks * self._tick_s
+        self._number += 1
+        orders = dict(self._orders)
+        round_ = Round(self._number, ticks, orders, self._patience_s / self._spout_tasks, drain)
+        try:
+            records = self._executor.run(round_)
+        except RetryableError as error:
+            _log.warning("round.lost", round=self._number, error=str(error))
+            self._show(rounds=1, rounds_lost=1, last_error=str(error))
+            return False
+        self._orders.clear()
+        busy = self._take(records) or bool(orders)
+        pending = sum(each.pending for each in self._totals.values())
+        with self._changed:
+            self._idle_since = (self._idle_since or self._number) if not busy and not pending else None
+        if busy:
+            self._patience_s = 0.0
+        else:
+            self._patience_s = min(max(self._patience_s * 2, _PATIENCE_MIN_S), PATIENCE_MAX_S, self._tick_s)
+        self._show(rounds=1)
+        return True
+
+    def _drain(self) -> None:
+        """Let what is under way end, as long as it gets on."""
+        self._patience_s = 0.0
+        until = self._clock() + DRAIN_S
+        while self._clock() < until and self.step(drain=True) and self._idle_since is None and self._patience_s == 0.0:
+            pass
+
+    def _take(self, records: Sequence[Record]) -> bool:
+        """Learn what a round says. True when anything happened in it."""
+        busy = False
+        troubles: list[Trouble] = []
+        for record in records:
+            if isinstance(record, Decisions):
+                self._trees[record.acker] = record.trees
+                busy = self._decided(record) or busy
+            elif isinstance(record, News):
+                busy = self._heard(record) or busy
+                troubles += record.troubles
+        for trouble in troubles:
+            _log.error("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
+            self._show(last_error=str(trouble))
+        self._judge(troubles)
+        return busy or bool(troubles)
+
+    def _decided(self, decisions: Decisions) -> bool:
+        for kind in ("completed", "failed", "reset"):
+            for task, roots in getattr(decisions, kind).by_spout_task():
+                known = self._orders.get(task, Orders())
+                self._orders[task] = known._replace(**{kind: getattr(known, kind) + roots})
+        return bool(decisions.completed or decisions.failed or decisions.reset)
+
+    def _heard(self, news: News) -> bool:
+        busy = False
+        for key, counts in news.counts.items():
+            total = self._totals.setdefault(key, Counts())
+            total.pending = 0  # it is as of now
+            total.add(counts)
+            busy = busy or bool(counts.emitted or counts.executed or counts.completed or counts.failed)
+        return busy
+
+    def _judge(self, troubles: Sequence[Trouble]) -> None:
+        """A component that cannot start, or a spout that dies again and again, ends the topology."""
+        spouts = set(self._plan.spout_tasks())
+        stuck: dict[tuple[str, int], int] = {}
+        for trouble in troubles:
+            key = trouble.component_id, trouble.task
+            if trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in spouts):
+                stuck[key] = self._stuck.get(key, 0) + 1
+                if stuck[key] >= self._attempts_max:
+                    self.failure = trouble
+                    _log.error("topology.failed", error=str(trouble), trace=trouble.trace)
+        self._stuck = stuck
+        if stuck:
+            self._stopping.wait(min(_STUCK_PAUSE_S * 2 ** max(stuck.values()), LOST_PAUSE_MAX_S))
+
+    def _over(self) -> bool:
+        return self._status.phase in ("stopped", "failed")
+
+    def _show(
+        self,
+        *,
+        phase: str | None = None,
+        rounds: int = 0,
+        rounds_lost: int = 0,
+        last_error: str | None = None,
+    ) -> None:
+        components: dict[str, Counts] = {}
+        for (component_id, _), counts in self._totals.items():
+            components.setdefault(component_id, Counts()).add(counts)
+        with self._changed:
+            known = self._status
+            self._status = replace(
+                known,
+                phase=phase or known.phase,
+                rounds=known.rounds + rounds,
+                rounds_lost=known.rounds_lost + rounds_lost,
+                components=components,
+                trees=sum(self._trees.values()),
+                last_error=last_error or known.last_error,
+            )
+            self._changed.notify_all()

@@ -1,0 +1,245 @@
+"""A home: the place where tasks of a core topology live, and where their part of every round is run.
+
+A home holds whole tasks: a segment of fused components, or an acker. Which of them come to which home is not its business; one
+that it has not heard of starts when its first round comes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from framework.acking.acker import Acker
+from framework.acking.living import TIMEOUT_TICKS, Living, LivingBolt, LivingSpout
+from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
+from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble
+from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
+from framework.execution.records import Piece, decode_batch, encode_batch
+from framework.execution.tasks import PlannedTopology
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """A plan with what a core topology adds to it. ``pending_max``: tuples of unknown fate per spout task. ``ackers``: 0 for
+    none. ``conf``: what components see."""
+
+    plan: ExecutionPlan
+    conf: Mapping[str, Any]
+    ackers: int
+    pending_max: int
+
+    @property
+    def widths(self) -> list[int]:
+        """Tasks per level; the ackers are the last one."""
+        return [level.partitions for level in self.plan.processing] + ([self.ackers] if self.ackers else [])
+
+    def spout_tasks(self) -> list[tuple[str, int]]:
+        """Component id and task of every spout task; the place in the list is its number."""
+        return [
+            (each.id, task)
+            for each in self.plan.components.values()
+            if not each.inputs
+            for task in range(each.parallelism)
+        ]
+
+
+class Home:
+    """Where tasks live. ``encode``: rows leave the process between levels."""
+
+    def __init__(self, plan: CorePlan, *, encode: bool) -> None:
+        self._plan = plan
+        self._topology = PlannedTopology(plan.plan, plan.conf)
+        self._encode = encode
+        self._tasks: dict[tuple[int, int], SegmentTask | AckerTask] = {}
+        self._numbers = {each: number for number, each in enumerate(plan.spout_tasks())}
+
+    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+        """Run one task of one level for a round: ``RunTask``."""
+        task = self._tasks.get((level, partition))
+        if task is None:
+            task = self._tasks[(level, partition)] = self._begin(round_, level, partition)
+        return task.run(round_, records)
+
+    def close(self) -> None:
+        """Close spouts and clean bolts up."""
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.close()
+
+    def _begin(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
+        levels = self._plan.plan.processing
+        if level == len(levels):
+            return AckerTask(partition)
+        segment, task = levels[level].slot(partition)
+        return SegmentTask(
+            self._plan, self._topology, segment, task, level, partition, self._numbers, round_.number, self._encode
+        )
+
+
+class SegmentTask:
+    """The fused components of one task, alive."""
+
+    def __init__(
+        self,
+        plan: CorePlan,
+        topology: PlannedTopology,
+        segment: Segment,
+        task: int,
+        level: int,
+        partition: int,
+        numbers: Mapping[tuple[str, int], int],
+        first_round: int,
+        encode: bool,
+    ) -> None:
+        self._plan = plan
+        self._level = level
+        self._partition = partition
+        self._encode = encode
+        self._task = task
+        self._sequence = 0
+        self._troubles: list[Trouble] = []
+        self._exits: list[Addressed] = []
+        self._spouts: dict[int, LivingSpout] = {}
+        self._living: dict[str, Living] = {}
+        for component_id in segment.components:
+            component = plan.plan.components[component_id]
+            living: Living
+            if component.inputs:
+                living = LivingBolt(topology, component, task, self._troubles.append)
+            else:
+                number = numbers[(component_id, task)]
+                living = self._spouts[number] = LivingSpout(
+                    topology,
+                    component,
+                    task,
+                    self._troubles.append,
+                    number=number,
+                    first_round=first_round,
+                    pending_max=plan.pending_max,
+                    tracked=plan.ackers > 0,
+                )
+            living.out.deliver = self._deliver
+            self._living[component_id] = living
+
+    def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
+        pieces: list[Piece] = []
+        for record in records:
+            if isinstance(record, Piece) and self._is_mine(record):
+                pieces.append(record)
+            else:
+                self._pass_on(record)
+        by_target: dict[str, list[Piece]] = defaultdict(list)
+        for piece in sorted(pieces, key=lambda each: (each.edge, each.source_task, each.sequence)):
+            by_target[self._plan.plan.edges[piece.edge].target].append(piece)
+        for number, spout in self._spouts.items():
+            spout.tell(round_.orders.get(number, Orders()), round_.ticks)
+            if not round_.drain:
+                spout.give(round_.patience_s)
+        for component_id, living in self._living.items():  # in topological order: fused rows come before the flush
+            for piece in by_target[component_id]:
+                self._execute(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
+            try:
+                living.out.flush()
+            except Exception as error:  # noqa: BLE001 - what was emitted does not fit what was declared
+                living.died(error)
+        return self._leave()
+
+    def close(self) -> None:
+        for living in self._living.values():
+            living.close()
+
+    def _execute(self, edge: Edge, batch: pa.RecordBatch) -> None:
+        living = self._living[edge.target]
+        fields = self._plan.plan.components[edge.source].streams[edge.stream]
+        assert isinstance(living, LivingBolt)
+        living.execute(edge, fields, batch)
+
+    def _deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
+        if edge.fused:
+            self._execute(edge, batch)
+            return
+        payload = encode_batch(batch) if self._encode else batch
+        piece = Piece(edge.index, target, self._task, self._sequence, batch.num_rows, payload)
+        self._sequence += 1
+        self._pass_on(piece)
+
+    def _leave(self) -> Sequence[Addressed]:
+        ledger = Ledger()
+        counts: dict[tuple[str, int], Counts] = {}
+        for component_id, living in self._living.items():
+            its_ledger, counts[(component_id, self._task)] = living.take()
+            ledger.merge(its_ledger)
+        for part in ledger.parts(self._plan.ackers):
+            self._pass_on(part)
+        self._pass_on(News(counts, tuple(self._troubles)))
+        self._troubles.clear()
+        exits, self._exits = self._exits, []
+        return exits
+
+    def _is_mine(self, piece: Piece) -> bool:
+        plan = self._plan.plan
+        return plan.segment_of[(Phase.PROCESSING, plan.edges[piece.edge].target)].level == self._level
+
+    def _pass_on(self, record: Record) -> None:
+        plan = self._plan.plan
+        if isinstance(record, Piece):
+            partition, _ = plan.next_partition(
+                Phase.PROCESSING, self._level, self._partition, record.edge, record.target_task
+            )
+        elif self._level + 1 < len(plan.processing):
+            partition = plan.onward(Phase.PROCESSING, self._level, self._partition)
+        else:
+            partition = record.acker if isinstance(record, LedgerPart) else 0
+        self._exits.append((partition, record))
+
+
+class AckerTask:
+    """An acker, alive: it tells of trees in the round in which it decides about them."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._completed: list[int] = []
+        self._failed: list[int] = []
+        self._acker: Acker[int, int] = Acker(
+            on_complete=lambda root, task: self._completed.append(root),
+            on_fail=lambda root, task: self._failed.append(root),
+            buckets=TIMEOUT_TICKS + 1,
+        )
+
+    def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
+        passing: list[Addressed] = []
+        reset: set[int] = set()
+        for record in records:
+            if isinstance(record, LedgerPart):
+                reset.update(self._apply(record))
+            else:
+                passing.append((0, record))
+        for _ in range(round_.ticks):
+            self._acker.tick()
+        decisions = Decisions(
+            self._number, Roots.of(self._completed), Roots.of(self._failed), Roots.of(reset), self._acker.pending
+        )
+        self._completed.clear()
+        self._failed.clear()
+        return [*passing, (0, decisions)]
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _apply(self, part: LedgerPart) -> Iterable[int]:
+        """Take in what a task says; returns the trees that are given the whole timeout again."""
+        values = dict(zip(part.roots.tolist(), part.values.tolist(), strict=True))
+        for root in part.failed.tolist():  # before anything that could complete the tree
+            self._acker.fail(root)
+            values.pop(root, None)
+        for root in part.born.tolist():
+            self._acker.init(root, spout_task_of(root), values.pop(root, 0))
+        for root, value in values.items():
+            self._acker.ack(root, value)
+        for root in part.reset.tolist():
+            self._acker.reset_timeout(root)
+        return part.reset.tolist()  # type: ignore[no-any-return]

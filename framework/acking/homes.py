@@ -1,0 +1,316 @@
+"""Homes in processes of their own, next to Spark's executors, and the couriers that carry rounds to them.
+
+Spark gives a task to whichever worker process is free, and ends workers as it likes; a spout that holds a connection and pending
+tuples needs a place that stays. So each home is a process that a Spark task has started, on the executor's host; tasks of the
+rounds carry to it what is for it, and carry away what it gives. It ends when it is told to, when its executor is gone, and when
+it has not been heard of for too long.
+
+A home answers one message after the other per connection, and runs one round of a task at a time. Connections are made with the
+run's key: ``multiprocessing.connection`` lets nobody in without it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+import cloudpickle
+
+from framework.acking.home import CorePlan, Home
+from framework.acking.rounds import Addressed, Record, Round
+from framework.errors import InvariantViolation, RetryableError
+
+#: A home that its driver has not been heard of for so long closes its tasks and ends.
+LEASE_MIN_S = 60.0
+_WATCH_S = 1.0
+_START_S = 60.0
+
+Place = Union[str, tuple[str, int]]
+
+
+class Address(NamedTuple):
+    """Where a home is: a path on this host, or a host and a port."""
+
+    number: int
+    place: Place
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HomeSettings:
+    """What a home is started with. ``driver_host``: None when executors are on the driver's host; otherwise homes listen on the
+    interface from which that host is reached. ``plan``: pickled."""
+
+    plan: bytes
+    key: bytes
+    lease_s: float
+    driver_host: str | None
+
+    @classmethod
+    def of(cls, plan: CorePlan, lease_s: float, driver_host: str | None) -> HomeSettings:
+        return cls(cloudpickle.dumps(plan), secrets.token_bytes(32), max(lease_s, LEASE_MIN_S), driver_host)
+
+
+# --- where the tasks of a round run -----------------------------------------------------------------------------
+
+
+class HomeLostError(RetryableError):
+    """A home does not answer."""
+
+
+_connections: dict[Address, Connection] = {}
+
+
+def _connected(address: Address, key: bytes) -> Connection:
+    found = _connections.get(address)
+    if found is None:
+        found = _connections[address] = Client(address.place, authkey=key)
+    return found
+
+
+class Courier:
+    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its home."""
+
+    def __init__(self, addresses: Sequence[Address], key: bytes, placed: Mapping[tuple[int, int], int]) -> None:
+        self._addresses = {each.number: each for each in addresses}
+        self._key = key
+        self._placed = placed
+
+    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+        """One task of a level."""
+        number = self._placed[(level, partition)]
+        self._send(number, ("run", round_, level, [(partition, records)]))
+        return self._answer(number)  # type: ignore[no-any-return]
+
+    def walk(self, round_: Round, widths: Sequence[int]) -> list[Record]:
+        """All levels of a round; the homes work side by side in each."""
+        inboxes: dict[int, list[Record]] = {}
+        for level, width in enumerate(widths):
+            by_home: dict[int, list[tuple[int, Sequence[Record]]]] = {}
+            for partition in range(width):
+                by_home.setdefault(self._placed[(level, partition)], []).append((partition, inboxes.get(partition, [])))
+            for number, tasks in by_home.items():
+                self._send(number, ("run", round_, level, tasks))
+            inboxes = {}
+            for number in by_home:
+                for target, record in self._answer(number):
+                    inboxes.setdefault(target, []).append(record)
+        return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+
+    def ask(self, number: int, *message: Any) -> Any:
+        self._send(number, message)
+        return self._answer(number)
+
+    def _send(self, number: int, message: tuple[Any, ...]) -> None:
+        address = self._addresses[number]
+        try:
+            _connected(address, self._key).send(message)
+        except (OSError, EOFError) as error:
+            self._lost(address, error)
+
+    def _answer(self, number: int) -> Any:
+        address = self._addresses[number]
+        try:
+            outcome, result = _connected(address, self._key).recv()
+        except (OSError, EOFError) as error:
+            self._lost(address, error)
+        if outcome == "bug":
+            raise InvariantViolation(result)
+        return result
+
+    def _lost(self, address: Address, error: BaseException) -> None:
+        for each in list(_connections):  # answers that nobody waits for any more must not be taken for later ones
+            _connections.pop(each).close()
+        reason = str(error) or type(error).__name__
+        raise HomeLostError(f"home {address.number} (pid {address.pid}) is gone: {reason}") from error
+
+
+def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> Address:
+    """The home's address if it answers; otherwise that of a new one on this host. Called in a Spark task."""
+    if known is not None:
+        try:
+            Courier([known], settings.key, {}).ask(number, "ping")
+            return known
+        except (RetryableError, OSError):
+            pass
+    return start_home(settings, number)
+
+
+def start_home(settings: HomeSettings, number: int) -> Address:
+    """Start a process for a home. Raises ``RetryableError`` when it does not come up."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "framework.acking.homes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # what is sent to the worker's group is not for it
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        with process.stdin as out:
+            pickle.dump((settings, number, _executor_pid()), out)
+        with process.stdout as answer:
+            return pickle.load(answer)  # type: ignore[no-any-return]
+    except (OSError, EOFError) as error:
+        process.kill()
+        raise RetryableError(f"home {number} did not start: see the executor's stderr") from error
+
+
+def close_home(address: Address, key: bytes) -> None:
+    """Close a home's tasks and end it; nothing when it is gone."""
+    try:
+        Courier([address], key, {}).ask(address.number, "close")
+    except RetryableError:
+        pass
+    finally:
+        connection = _connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+
+def _executor_pid() -> int:
+    """The JVM above this worker; this process's parent where that cannot be told."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        name, fields = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
+        if name == "java":
+            return pid
+        pid = int(fields[1])
+    return os.getppid()
+
+
+# --- in the home's process ---------------------------------------------------------------------------------------
+
+
+class HomeServer:
+    """Serves one home. ``serve`` returns when it was told to end."""
+
+    def __init__(self, settings: HomeSettings, number: int, executor_pid: int) -> None:
+        self._home = Home(pickle.loads(settings.plan), encode=True)
+        self._settings = settings
+        self._executor_pid = executor_pid
+        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-home-")
+        place: Place = f"{self._folder.name}/home"
+        if settings.driver_host is not None:
+            place = (_own_host(settings.driver_host), 0)
+        self._listener = Listener(place, authkey=settings.key)
+        bound = self._listener.address
+        self.address = Address(number, bound if isinstance(bound, str) else (bound[0], bound[1]), os.getpid())
+        self._locks: dict[tuple[int, int], threading.Lock] = {}
+        self._working = 0
+        self._heard_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def serve(self) -> None:
+        """Answer until told to end, until the executor is gone, or until nobody has been heard for the lease."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        while not self._ended.wait(_WATCH_S):
+            with self._lock:
+                silent = not self._working and time.monotonic() - self._heard_at > self._settings.lease_s
+            if silent or not _alive(self._executor_pid):
+                self._home.close()
+                break
+        self._listener.close()
+        self._folder.cleanup()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                connection = self._listener.accept()
+            except Exception:  # noqa: BLE001 - somebody without the key, or a connection that broke; the next one may be right
+                if self._ended.is_set():
+                    return
+                continue
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        try:
+            while True:
+                message = connection.recv()
+                with self._lock:
+                    self._working += 1
+                try:
+                    outcome = "ok", self._do(*message)
+                except Exception:  # noqa: BLE001 - user code's errors stay inside; this is a bug
+                    outcome = "bug", traceback.format_exc()
+                finally:
+                    with self._lock:
+                        self._working -= 1
+                        self._heard_at = time.monotonic()
+                connection.send(outcome)
+                if message[0] == "close":
+                    self._ended.set()
+        except (OSError, EOFError):
+            connection.close()  # the worker is gone, or was told of another home
+
+    def _do(self, what: str, *arguments: Any) -> Any:
+        if what == "run":
+            return self._run(*arguments)
+        if what == "close":
+            self._home.close()
+        return None
+
+    def _run(self, round_: Round, level: int, tasks: Sequence[tuple[int, Sequence[Record]]]) -> list[Addressed]:
+        exits: list[Addressed] = []
+        for partition, records in tasks:
+            with self._lock:
+                lock = self._locks.setdefault((level, partition), threading.Lock())
+            with lock:  # a round that was lost may still be at work
+                exits += self._home.run_task(round_, level, partition, records)
+        return exits
+
+
+def _own_host(driver_host: str) -> str:
+    """The address of this host as the driver's host sees it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((driver_host, 9))  # nothing is sent: this only chooses the interface
+        return str(probe.getsockname()[0])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def main() -> None:
+    settings, number, executor_pid = pickle.load(sys.stdin.buffer)
+    server = HomeServer(settings, number, executor_pid)
+    pickle.dump(server.address, sys.stdout.buffer)
+    sys.stdout.flush()
+    os.dup2(2, 1)  # what components print goes where the executor's errors go
+    server.serve()
+    os._exit(0)  # threads of user code must not keep it
+
+
+if __name__ == "__main__":
+    # What is pickled here must be found by its real name there.
+    from framework.acking import homes
+
+    homes.main()

@@ -1,0 +1,168 @@
+"""The names of tuple trees, and what tasks say about them, folded.
+
+A *root* is the id of a tree: 12 bits for the spout task that emitted it, then 52 that rise with every tree of that task, so that
+the roots of one round are dense and many of them are told of as a few ranges. An *edge* is a tuple on its way to one task; its
+id is 64 random bits, so that the XOR of a tree's edges is 0 only when each has been told of twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SEQUENCE_BITS = 52
+#: A task that starts in round ``n`` begins at ``n`` times this: it can emit so many trees per round, on average, and still no
+#: root is ever used again.
+SEQUENCES_PER_ROUND = 1 << 20
+
+Ids = np.ndarray[Any, np.dtype[np.uint64]]
+NO_IDS: Ids = np.empty(0, np.uint64)
+
+
+def root_of(spout_task: int, sequence: int) -> int:
+    """The root of the tree number ``sequence`` of a spout task, which are numbered over all spouts of a topology."""
+    return spout_task << SEQUENCE_BITS | sequence
+
+
+def spout_task_of(root: int) -> int:
+    return root >> SEQUENCE_BITS
+
+
+class EdgeIds:
+    """Random 64-bit ids, never 0. Not for several threads."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def take(self, count: int) -> Ids:
+        return self._random.integers(1, 1 << 64, size=count, dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """A set of roots as ranges: ``first[i]`` to ``last[i]``, both included."""
+
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, roots: Iterable[int]) -> Roots:
+        """
+        >>> Roots.of([7, 3, 4, 5, 4])
+        Roots(first=(3, 7), last=(5, 7))
+        """
+        ordered = np.unique(np.fromiter(roots, np.uint64))
+        if not len(ordered):
+            return cls()
+        breaks = np.flatnonzero(np.diff(ordered) != 1)
+        first = ordered[np.concatenate(([0], breaks + 1))]
+        last = ordered[np.concatenate((breaks, [len(ordered) - 1]))]
+        return cls(tuple(first.tolist()), tuple(last.tolist()))
+
+    def ids(self) -> Iterator[int]:
+        for first, last in zip(self.first, self.last, strict=True):
+            yield from range(first, last + 1)
+
+    def by_spout_task(self) -> Iterator[tuple[int, Roots]]:
+        """The same, for each spout task that is concerned."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for first, last in zip(self.first, self.last, strict=True):
+            found.setdefault(spout_task_of(first), []).append((first, last))
+        for task, ranges in found.items():
+            yield task, Roots(tuple(first for first, _ in ranges), tuple(last for _, last in ranges))
+
+    def __add__(self, other: Roots) -> Roots:
+        return Roots(self.first + other.first, self.last + other.last)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in zip(self.first, self.last, strict=True))
+
+
+class LedgerPart(NamedTuple):
+    """What one task has to say to one acker. ``values``: the XOR of all edges of ``roots`` that were emitted and that were acked
+    here. ``born``: roots that a spout emitted here; theirs is among ``values`` where it is not 0."""
+
+    acker: int
+    roots: Ids
+    values: Ids
+    born: Ids
+    failed: Ids
+    reset: Ids
+
+
+class Ledger:
+    """What one task has to say in one round, folded to one number per root before it leaves."""
+
+    def __init__(self) -> None:
+        self._roots: list[Ids] = []
+        self._values: list[Ids] = []
+        self._acked_roots: list[int] = []
+        self._acked_edges: list[int] = []
+        self._born: list[int] = []
+        self._failed: set[int] = set()
+        self._reset: set[int] = set()
+
+    def born(self, root: int) -> None:
+        self._born.append(root)
+
+    def emitted(self, roots: Ids, edges: Ids) -> None:
+        """Edges that came into being; ``roots[i]`` is a tree of ``edges[i]``."""
+        self._roots.append(roots)
+        self._values.append(edges)
+
+    def acked(self, roots: Iterable[int], edge: int) -> None:
+        for root in roots:
+            self._acked_roots.append(root)
+            self._acked_edges.append(edge)
+
+    def failed(self, roots: Iterable[int]) -> None:
+        self._failed.update(roots)
+
+    def reset(self, roots: Iterable[int]) -> None:
+        self._reset.update(roots)
+
+    def merge(self, other: Ledger) -> None:
+        """Take in what another component of the same task has to say."""
+        self._roots += other._roots
+        self._values += other._values
+        self._acked_roots += other._acked_roots
+        self._acked_edges += other._acked_edges
+        self._born += other._born
+        self._failed |= other._failed
+        self._reset |= other._reset
+
+    def parts(self, ackers: int) -> list[LedgerPart]:
+        """For each acker that is concerned: the one that a root belongs to is the root modulo their number."""
+        roots, values = self._folded()
+        born, failed, reset = (_ids(each) for each in (self._born, self._failed, self._reset))
+        parts = []
+        for acker in range(ackers):
+            mine = roots % np.uint64(ackers) == acker
+            part = LedgerPart(
+                acker,
+                roots[mine],
+                values[mine],
+                *(each[each % np.uint64(ackers) == acker] for each in (born, failed, reset)),
+            )
+            if any(len(each) for each in part[1:]):
+                parts.append(part)
+        return parts
+
+    def _folded(self) -> tuple[Ids, Ids]:
+        roots = np.concatenate([*self._roots, _ids(self._acked_roots)])
+        values = np.concatenate([*self._values, _ids(self._acked_edges)])
+        if not len(roots):
+            return NO_IDS, NO_IDS
+        order = np.argsort(roots, kind="stable")
+        roots, values = roots[order], values[order]
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(roots)) + 1))
+        folded = np.bitwise_xor.reduceat(values, starts)
+        told = folded != 0  # what came into being and was acked here need not be told of
+        return roots[starts][told], folded[told]
+
+
+def _ids(values: Iterable[int]) -> Ids:
+    return np.fromiter(values, np.uint64)

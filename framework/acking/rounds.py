@@ -1,0 +1,126 @@
+"""What a round is, and what comes of it.
+
+A core topology runs as a sequence of rounds. In one, the spout tasks hear what became of their trees and give what they have;
+what they give goes through the bolts, level by level; and what the tasks have to say about trees goes to the ackers, as the last
+level. What returns to the driver is small: decisions about trees, and counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol, Union
+
+from framework.acking.roots import LedgerPart, Roots
+from framework.execution.records import Piece
+
+
+class Orders(NamedTuple):
+    """What a spout task is told at the start of a round."""
+
+    completed: Roots = Roots()
+    failed: Roots = Roots()
+    reset: Roots = Roots()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
+    what it is told. ``patience_s``: how long the spouts may wait, together, until one has something to give. ``drain``: spouts
+    give nothing, so that what is under way may end."""
+
+    number: int
+    ticks: int = 0
+    orders: Mapping[int, Orders] = field(default_factory=dict)
+    patience_s: float = 0.0
+    drain: bool = False
+
+
+class Decisions(NamedTuple):
+    """What one acker has decided in a round. ``trees``: how many it still tracks."""
+
+    acker: int
+    completed: Roots
+    failed: Roots
+    reset: Roots
+    trees: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one component did in one task. ``pending``: tuples of a spout whose fate is open, now. ``latency_s``: from emission
+    until a spout was told of completion, summed over ``completed``. ``died``: instances that an error of theirs ended."""
+
+    emitted: int = 0
+    executed: int = 0
+    acked: int = 0
+    failed: int = 0
+    completed: int = 0
+    timed_out: int = 0
+    latency_s: float = 0.0
+    died: int = 0
+    pending: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Sum everything up."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class TroubleKind(Enum):
+    """What an error in user code did."""
+
+    REPORTED = "reported"  # nothing: the component reported it and went on
+    DIED = "died"  # ended the instance; a new one takes its place
+    CANNOT_START = "cannot start"  # the new one could not be made, opened or prepared
+
+
+class Trouble(NamedTuple):
+    """An error in user code."""
+
+    kind: TroubleKind
+    component_id: str
+    task: int
+    message: str
+    trace: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.component_id}[{self.task}]: {self.message}"
+
+
+class News(NamedTuple):
+    """What a task tells the driver after a round."""
+
+    counts: Mapping[tuple[str, int], Counts]
+    troubles: Sequence[Trouble] = ()
+
+
+Record = Union[Piece, LedgerPart, News, Decisions]
+Addressed = tuple[int, Record]
+#: Runs one task of one level in the place where it lives: level, partition, what came for it; returns what goes on.
+RunTask = Callable[[Round, int, int, Sequence[Record]], Sequence[Addressed]]
+
+
+class RoundExecutor(Protocol):
+    """Runs rounds, one after the other."""
+
+    def start(self) -> None: ...
+
+    def run(self, round_: Round) -> Sequence[Record]:
+        """Raises ``RetryableError`` when the round, or a part of it, was lost: nothing is known of what it did."""
+
+    def close(self) -> None:
+        """Close every spout, clean every bolt up, and release what ``start`` made."""
+
+
+def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[Record]:
+    """All levels of a round, one task after the other."""
+    inboxes: dict[int, list[Record]] = {}
+    for level, width in enumerate(widths):
+        outboxes: dict[int, list[Record]] = {}
+        for partition in range(width):
+            for target, record in run_task(round_, level, partition, inboxes.get(partition, [])):
+                outboxes.setdefault(target, []).append(record)
+        inboxes = outboxes
+    return [record for partition in sorted(inboxes) for record in inboxes[partition]]

@@ -1,0 +1,112 @@
+"""``submit`` for core topologies: joins a topology and an executor into a run."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from framework.acking.driver import CoreStatus, RoundDriver
+from framework.acking.home import CorePlan
+from framework.acking.local import LocalRounds
+from framework.acking.rounds import RoundExecutor
+from framework.config import Config
+from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.execution.plan import check_pickles, plan_execution
+from framework.topology import BaseRichSpout, Bolt, CoreTopology
+
+
+class CoreTopologyFailed(RatchetError):
+    """A core topology ended because one of its components could not work; the message names it, and the trace is its own."""
+
+
+class CoreRun:
+    """A core topology that runs in a thread of this process. Made by ``submit``."""
+
+    def __init__(self, topology: CoreTopology, plan: CorePlan, executor: RoundExecutor, config: Config) -> None:
+        self._topology = topology
+        self._executor = executor
+        self._driver = RoundDriver(
+            plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
+        )
+        self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        try:
+            self._driver.run()
+        finally:
+            self._executor.close()
+
+    def status(self) -> CoreStatus:
+        """Where the run stands now."""
+        return self._driver.status()
+
+    def wait_until_idle(self, timeout_s: float | None = None) -> None:
+        """Wait until the spouts give nothing and every tuple that they gave has been acked or failed. Raises ``TimeoutError``, or
+        what the topology failed with."""
+        if self._driver.wait_until_idle(timeout_s):
+            return
+        self._raise_failure()
+        status = self.status()
+        if status.phase == "stopped":
+            raise TopologyError(f"topology {self._topology.id!r} was stopped while waiting for it to be idle")
+        raise TimeoutError(
+            f"waited {timeout_s:g} s for topology {self._topology.id!r} to be idle: {status.pending} tuples pending, held by "
+            f"bolts {status.held}, last error {status.last_error}"
+        )
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Take nothing more from the spouts, let what is under way end for a while, close every component. Safe to call twice."""
+        self._driver.request_stop()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"topology {self._topology.id!r} did not stop within {timeout_s:g} s")
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the run to end; True when it has. Raises what the topology failed with."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._raise_failure()
+        return True
+
+    def __enter__(self) -> CoreRun:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _raise_failure(self) -> None:
+        if self._driver.error is not None:
+            raise self._driver.error
+        trouble = self._driver.failure
+        if trouble is not None:
+            raise CoreTopologyFailed(f"{trouble}\n{trouble.trace}".rstrip())
+
+
+def submit_core(topology: CoreTopology, config: Config, executor: str | None) -> CoreRun:
+    """Start a core topology. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
+    check_pickles(topology)
+    conf = config.for_components()
+    for component in topology.components:
+        if isinstance(component.instance, (BaseRichSpout, Bolt)):
+            component.instance.check_before_start(conf)
+    plan = CorePlan(plan_execution(topology), conf, config.acker_executors, config.max_tuples_pending)
+    runner = _executor(executor, plan, config)
+    runner.start()
+    return CoreRun(topology, plan, runner, config)
+
+
+def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:
+    if executor == "local":
+        return LocalRounds(plan)
+    if executor is None or executor == "spark":
+        from framework.acking.spark import SparkRounds  # Spark is loaded only by runs that use it
+
+        return SparkRounds(
+            plan,
+            config.spark,
+            collapse_tuples_max=config.collapse_records_max,
+            lease_s=4 * config.message_timeout_secs,
+        )
+    raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")

@@ -1,0 +1,303 @@
+"""The parts of a topology's graph, whatever kind of topology it is: components, subscriptions, and the checks that every graph must
+pass before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Union
+
+from framework.errors import TopologyError
+from framework.topology.bolts import DEFAULT_STREAM, Bolt, Committer, Input, OutputFieldsDeclarer
+from framework.topology.core import BaseRichSpout
+from framework.topology.fencing import FencedState
+from framework.topology.fields import Fields
+from framework.topology.groupings import (
+    AllGrouping,
+    DirectGrouping,
+    FieldsGrouping,
+    GlobalGrouping,
+    Grouping,
+    PartialKeyGrouping,
+    ShuffleGrouping,
+)
+from framework.topology.spouts import Spout
+
+#: Above this a topology is a mistake of units, not a plan.
+PARALLELISM_MAX = 10_000
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
+
+AnySpout = Union[Spout, BaseRichSpout]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A bolt's subscription to one stream of one component."""
+
+    component_id: str
+    stream: str
+    grouping: Grouping
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A spout or a bolt with its place in the graph. ``instance`` is the driver's own, used for inspection;
+    ``factory`` is set when the user gave one, and then tasks call it instead of copying the instance."""
+
+    id: str
+    parallelism: int
+    instance: AnySpout | Bolt
+    streams: Mapping[str, Fields]
+    subscriptions: tuple[Subscription, ...] = ()
+    committer: bool = False
+    factory: Callable[[], AnySpout | Bolt] | None = None
+    direct_streams: frozenset[str] = frozenset()
+
+    @property
+    def states(self) -> tuple[FencedState, ...]:
+        return tuple(self.instance.states()) if isinstance(self.instance, Bolt) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Components that feed each other, in topological order."""
+
+    id: str
+    components: tuple[Component, ...]
+    _by_id: Mapping[str, Component] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", MappingProxyType({each.id: each for each in self.components}))
+
+    def __getitem__(self, component_id: str) -> Component:
+        return self._by_id[component_id]
+
+    def parallelisms(self) -> dict[str, int]:
+        """Component id -> number of tasks."""
+        return {each.id: each.parallelism for each in self.components}
+
+
+class BoltDeclarer:
+    """Takes the groupings of one bolt. Each method returns the declarer, so that calls chain.
+
+    Source: ``org.apache.storm.topology.InputDeclarer``.
+    """
+
+    def __init__(self, component_id: str, subscriptions: list[Subscription]) -> None:
+        self._component_id = component_id
+        self._subscriptions = subscriptions
+
+    def grouping(self, component_id: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        for known in self._subscriptions:
+            if (known.component_id, known.stream) == (component_id, stream):
+                raise TopologyError(
+                    f"bolt {self._component_id!r} subscribes to stream {stream!r} of {component_id!r} twice: every tuple "
+                    "would be processed twice; keep one of the groupings"
+                )
+        self._subscriptions.append(Subscription(component_id, stream, grouping))
+        return self
+
+    def shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Equal shares of each batch to every task."""
+        return self.grouping(component_id, ShuffleGrouping(), stream)
+
+    def local_or_shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """As shuffle; tuples stay in their task where both sides have as many."""
+        return self.grouping(component_id, ShuffleGrouping(), stream)
+
+    def none_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """You do not care: as shuffle."""
+        return self.grouping(component_id, ShuffleGrouping(), stream)
+
+    def fields_grouping(self, component_id: str, fields: Fields, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Equal values in ``fields``, same task."""
+        return self.grouping(component_id, FieldsGrouping(fields), stream)
+
+    def partial_key_grouping(self, component_id: str, fields: Fields, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Equal values in ``fields``, one of two tasks."""
+        return self.grouping(component_id, PartialKeyGrouping(fields), stream)
+
+    def global_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Everything to task 0."""
+        return self.grouping(component_id, GlobalGrouping(), stream)
+
+    def all_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Everything to every task."""
+        return self.grouping(component_id, AllGrouping(), stream)
+
+    def direct_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """The sender names the task: for streams declared with ``direct=True``."""
+        return self.grouping(component_id, DirectGrouping(), stream)
+
+    def custom_grouping(self, component_id: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Your own ``Grouping``."""
+        if not isinstance(grouping, Grouping):
+            raise TopologyError(f"bolt {self._component_id!r}: a custom grouping must be a Grouping, not {grouping!r}")
+        return self.grouping(component_id, grouping, stream)
+
+
+class Bolts:
+    """The bolts that a builder was given. ``taken``: ids of other components."""
+
+    def __init__(self, taken: Callable[[str], bool]) -> None:
+        self._taken = taken
+        self._added: dict[str, Component] = {}
+        self._subscriptions: dict[str, list[Subscription]] = {}
+
+    def __contains__(self, component_id: object) -> bool:
+        return component_id in self._added
+
+    def add(
+        self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int, *, committer: bool = False
+    ) -> BoltDeclarer:
+        """Raises ``TopologyError`` for an id that is taken, and for what is no bolt, or cannot commit and should."""
+        valid_id("bolt", bolt_id)
+        if self._taken(bolt_id) or bolt_id in self._added:
+            raise TopologyError(f"component id {bolt_id!r} is used twice: every spout and bolt needs an id of its own")
+        factory: Callable[[], Bolt] | None = None
+        instance = bolt
+        if not isinstance(bolt, Bolt) and callable(bolt):
+            factory = bolt
+            instance = bolt()
+        if not isinstance(instance, Bolt):
+            raise TopologyError(
+                f"bolt {bolt_id!r} is a {type(instance).__name__}: give a bolt or a function that makes one"
+            )
+        marked = committer or isinstance(instance, Committer)
+        if marked and not hasattr(instance, "finish_batch"):
+            raise TopologyError(
+                f"bolt {bolt_id!r} cannot commit: a committer needs finish_batch(), so make it a BaseBatchBolt, a "
+                "BaseTransactionalBolt or an ArrowBolt"
+            )
+        self._added[bolt_id] = Component(
+            bolt_id, checked_parallelism(bolt_id, parallelism), instance, {}, committer=marked, factory=factory
+        )
+        self._subscriptions[bolt_id] = []
+        return BoltDeclarer(bolt_id, self._subscriptions[bolt_id])
+
+    def components(self) -> Iterator[Component]:
+        """With the streams that they declare and what they subscribe to, unchecked."""
+        for bolt_id, component in self._added.items():
+            declarer = OutputFieldsDeclarer(bolt_id)
+            component.instance.declare_output_fields(declarer)
+            yield replace(
+                component,
+                streams=declarer.streams,
+                subscriptions=tuple(self._subscriptions[bolt_id]),
+                direct_streams=frozenset(declarer.direct),
+            )
+
+
+def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
+    """Spouts first, each bolt after what it subscribes to, with every input checked and bound. Raises ``TopologyError``
+    naming what is wrong."""
+    by_id = {each.id: each for each in components}
+    ordered: list[Component] = []
+    for component in _topological(by_id):
+        ordered.append(_bound(component, by_id))
+        by_id[component.id] = ordered[-1]
+    return tuple(ordered)
+
+
+def valid_id(kind: str, value: str) -> str:
+    """An id that is safe in a ZooKeeper path, a log line and a file name. Raises ``TopologyError``."""
+    if not isinstance(value, str) or not _ID.fullmatch(value) or ".." in value:
+        raise TopologyError(
+            f"{kind} id {value!r} is not usable: 1 to 128 letters, digits, '.', '_' and '-', starting with a letter or "
+            "a digit, without '..'"
+        )
+    return value
+
+
+def checked_parallelism(component_id: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PARALLELISM_MAX:
+        raise TopologyError(f"component {component_id!r}: parallelism must be 1 to {PARALLELISM_MAX}, not {value!r}")
+    return value
+
+
+def _topological(components: Mapping[str, Component]) -> list[Component]:
+    """Spouts first, each bolt after what it subscribes to."""
+    for component in components.values():
+        if isinstance(component.instance, Bolt) and not component.subscriptions:
+            raise TopologyError(
+                f"bolt {component.id!r} subscribes to nothing: add a grouping, such as shuffle_grouping(...)"
+            )
+        for sub in component.subscriptions:
+            if sub.component_id not in components:
+                known = ", ".join(sorted(components))
+                raise TopologyError(
+                    f"bolt {component.id!r} subscribes to {sub.component_id!r}, which does not exist (there are: {known})"
+                )
+    done: dict[str, Component] = {}
+    waiting = dict(components)
+    while waiting:
+        ready = [each for each in waiting.values() if all(sub.component_id in done for sub in each.subscriptions)]
+        if not ready:
+            raise TopologyError(
+                f"the topology has a cycle through {', '.join(sorted(waiting))}: batches would never end"
+            )
+        for each in ready:
+            done[each.id] = waiting.pop(each.id)
+    return list(done.values())
+
+
+def _bound(component: Component, components: Mapping[str, Component]) -> Component:
+    """Check a bolt's inputs and let it learn their types; declared streams are asked again, now that it knows them."""
+    bolt = component.instance
+    if not isinstance(bolt, Bolt):
+        return component
+    inputs: list[Input] = []
+    for sub in component.subscriptions:
+        streams = components[sub.component_id].streams
+        if sub.stream not in streams:
+            known = ", ".join(sorted(streams)) or "none"
+            raise TopologyError(
+                f"bolt {component.id!r} subscribes to stream {sub.stream!r} of {sub.component_id!r}, which does not "
+                f"declare it (declared: {known})"
+            )
+        direct = sub.stream in components[sub.component_id].direct_streams
+        if direct != isinstance(sub.grouping, DirectGrouping):
+            raise TopologyError(
+                f"bolt {component.id!r} and stream {sub.stream!r} of {sub.component_id!r} disagree: "
+                + (
+                    "the stream is declared direct, so subscribe with direct_grouping"
+                    if direct
+                    else "direct_grouping needs a stream declared with direct=True"
+                )
+            )
+        fields = streams[sub.stream]
+        grouped = sub.grouping.key_fields()
+        for name in grouped.names if grouped is not None else ():
+            if name not in fields:
+                raise TopologyError(
+                    f"bolt {component.id!r} groups {sub.component_id!r} by field {name!r}, which stream {sub.stream!r} "
+                    f"does not have (it has: {', '.join(fields.names)})"
+                )
+        inputs.append(Input(sub.component_id, sub.stream, fields, sub.grouping))
+    bolt.bind(component.id, inputs, component.parallelism)
+    declarer = OutputFieldsDeclarer(component.id)
+    bolt.declare_output_fields(declarer)
+    return Component(
+        component.id,
+        component.parallelism,
+        bolt,
+        MappingProxyType(declarer.streams),
+        component.subscriptions,
+        component.committer,
+        component.factory,
+        frozenset(declarer.direct),
+    )
+
+
+def upstream_of(topology: Graph, component_id: str) -> list[Component]:
+    """Every component that feeds this one, directly or not, in topological order."""
+    wanted: set[str] = set()
+    open_ids = [component_id]
+    while open_ids:
+        for sub in topology[open_ids.pop()].subscriptions:
+            if sub.component_id not in wanted:
+                wanted.add(sub.component_id)
+                open_ids.append(sub.component_id)
+    return [each for each in topology.components if each.id in wanted]

@@ -1,0 +1,162 @@
+"""Spouts and bolts for tests of core topologies. What they did is kept outside of them, in ``Seen``, by key: copies of them
+share it as long as they live in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework import (
+    BaseBasicBolt,
+    BaseRichBolt,
+    BaseRichSpout,
+    CoreTopology,
+    FailedException,
+    Fields,
+    Tuple,
+)
+from framework.acking.driver import RoundDriver
+from framework.acking.home import CorePlan
+from framework.acking.local import LocalRounds
+from framework.execution.plan import plan_execution
+
+
+@dataclass
+class Seen:
+    """What happened, in order."""
+
+    opened: int = 0
+    closed: int = 0
+    acked: list[Any] = field(default_factory=list)
+    failed: list[Any] = field(default_factory=list)
+    executed: list[Any] = field(default_factory=list)
+    held: list[tuple[Any, Tuple]] = field(default_factory=list)
+    cleaned: int = 0
+    objects: set[int] = field(default_factory=set)
+
+
+_seen: dict[str, Seen] = {}
+
+
+def seen(key: str) -> Seen:
+    return _seen.setdefault(key, Seen())
+
+
+class ListSpout(BaseRichSpout):
+    """Emits each of ``items`` once, as its own message id (``tracked``), and again when it has failed (``again``)."""
+
+    def __init__(self, key: str, items: list[Any], *, tracked: bool = True, again: bool = True) -> None:
+        self.key, self.items, self.tracked, self.again = key, items, tracked, again
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.collector = collector
+        self.waiting = self.items[context.task_index :: context.task_count]
+        seen(self.key).opened += 1
+
+    def next_tuple(self) -> None:
+        if self.waiting:
+            item = self.waiting.pop(0)
+            self.collector.emit([item], message_id=("id", item) if self.tracked else None)
+
+    def ack(self, message_id: Any) -> None:
+        seen(self.key).acked.append(message_id[1])
+        seen(self.key).objects.add(id(self))
+
+    def fail(self, message_id: Any) -> None:
+        seen(self.key).failed.append(message_id[1])
+        if self.again:
+            self.waiting.append(message_id[1])
+
+    def close(self) -> None:
+        seen(self.key).closed += 1
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(n=int))
+
+
+class Rich(BaseRichBolt):
+    """Does what ``act`` says with each tuple: called with the bolt, the tuple and the collector."""
+
+    def __init__(
+        self, key: str, act: Callable[[Any, Tuple, Any], None], fields: Fields | None = None, **streams: Fields
+    ) -> None:
+        self.key, self.act, self.fields, self.streams = key, act, fields, streams
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector, self.context = collector, context
+        self.kept: list[Any] = []
+        self.waiting: dict[Any, Tuple] = {}
+
+    def execute(self, tup: Tuple) -> None:
+        seen(self.key).executed.append(tup.values)
+        self.act(self, tup, self.collector)
+
+    def cleanup(self) -> None:
+        seen(self.key).cleaned += 1
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        if self.fields is not None:
+            declarer.declare(self.fields)
+        for name, fields in self.streams.items():
+            declarer.declare(fields, name)
+
+
+class Basic(BaseBasicBolt):
+    """Emits each value ``times`` times, and fails those in ``refused``."""
+
+    def __init__(self, key: str, times: int = 1, refused: tuple[int, ...] = ()) -> None:
+        self.key, self.times, self.refused = key, times, refused
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        seen(self.key).executed.append(tup[0])
+        for _ in range(self.times):
+            collector.emit([tup[0]])
+        if tup[0] in self.refused and seen(self.key).executed.count(tup[0]) == 1:
+            raise FailedException("not the first time")
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(n=int))
+
+
+def ack(bolt: Any, tup: Tuple, collector: Any) -> None:
+    collector.ack(tup)
+
+
+def nothing(bolt: Any, tup: Tuple, collector: Any) -> None:
+    """Neither acks nor fails."""
+
+
+def hold(bolt: Any, tup: Tuple, collector: Any) -> None:
+    """Leaves the tuple to the test, with the collector."""
+    seen(bolt.key).held.append((collector, tup))
+
+
+def fail(bolt: Any, tup: Tuple, collector: Any) -> None:
+    collector.fail(tup)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Stepped:
+    """A core topology in this process, round by round, by a clock of its own. The timeout is 30 s."""
+
+    def __init__(self, topology: CoreTopology, *, ackers: int = 1, pending: int = 1_000, attempts: int = 5) -> None:
+        self.clock = Clock()
+        self.plan = CorePlan(plan_execution(topology), {}, ackers, pending)
+        self.rounds = LocalRounds(self.plan)
+        self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
+
+    def step(self, times: int = 1, *, seconds: float = 0.0) -> Stepped:
+        """Rounds; before each, ``seconds`` go by."""
+        for _ in range(times):
+            self.clock.now += seconds
+            assert self.driver.step()
+            self.driver._patience_s = 0.0  # no test waits for a spout
+        return self
