@@ -16,7 +16,7 @@ from framework.topology import BaseRichSpout, Bolt, CoreTopology
 
 
 class CoreTopologyFailed(RatchetError):
-    """A core topology ended because one of its components could not work; the message names it, and the trace is its own."""
+    """A core topology ended because one of its components could not work. The message names the component and the task, and ends with its trace."""
 
 
 class CoreRun:

@@ -5,7 +5,9 @@ from spouts.bad_records import BadRecord
 from spouts.codecs import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
 from spouts.json_codec import JsonCodec
 from spouts.kafka import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
+from spouts.kafka_core import KafkaSpout
 from spouts.memory import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts.retries import RetryPolicy
 from spouts.schema_registry import RegistryAvroCodec
 
 __all__ = [
@@ -15,11 +17,13 @@ __all__ = [
     "BytesCodec",
     "Codec",
     "JsonCodec",
+    "KafkaSpout",
     "KafkaTransactionalSpout",
     "MemoryTransactionalSpout",
     "OpaqueKafkaTransactionalSpout",
     "OpaqueMemoryTransactionalSpout",
     "RegistryAvroCodec",
+    "RetryPolicy",
     "TextCodec",
     "UndecodableValueError",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,11 +21,20 @@ from framework.topology import (
     TopologyContext,
 )
 from spouts.bad_records import BadRecordShare, OnBadRecord
-from spouts.codecs import BytesCodec, Codec
+from spouts.codecs import Codec
+from spouts.kafka_checks import (
+    above_0,
+    at_least_1,
+    checked_format,
+    checked_group,
+    checked_start,
+    checked_topics,
+    fields_of,
+)
 from spouts.kafka_group import GroupOffsets
 from spouts.kafka_limits import KafkaLimits
 from spouts.kafka_planner import KafkaPlanner, KafkaSource
-from spouts.kafka_reader import KafkaReader, RecordFormat
+from spouts.kafka_reader import KafkaReader
 from spouts.kafka_session import sessions
 
 #: Records per batch while there is a backlog: a job's own cost hardly matters any more, and a replay repeats seconds.
@@ -35,8 +43,6 @@ BATCH_RECORDS_MAX = 500_000
 BAD_RECORD_SHARE_MAX = 0.1
 #: Batches are made so large that processing one takes this share of ``topology.message.timeout.secs``.
 _TIMEOUT_SHARE = 1 / 3
-_TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
-_GROUP = re.compile(r"\S.{0,254}")
 
 
 class _KafkaSpout:
@@ -91,18 +97,18 @@ class _KafkaSpout:
     ) -> None:
         if on_data_loss not in ("fail", "skip"):
             raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
-        names = _checked_topics(topics, pattern)
+        names = checked_topics(topics, pattern)
         self._source = KafkaSource(
-            names, pattern, _start(start), on_data_loss == "skip", waits_for_leaders=self._waits_for_leaders
+            names, pattern, checked_start(start), on_data_loss == "skip", waits_for_leaders=self._waits_for_leaders
         )
         self._settings = KafkaSettings(bootstrap_servers, settings)
-        self._format = _checked_format(codec, key_codec, header_codecs, metadata)
-        self._fields = _fields_of(self._format)
+        self._format = checked_format(codec, key_codec, header_codecs, metadata)
+        self._fields = fields_of(self._format)
         self._limits = KafkaLimits(
-            _at_least_1("batch_records_max", batch_records_max),
-            _at_least_1("partition_records_max", partition_records_max) if partition_records_max is not None else None,
-            _at_least_1("batch_bytes_max", batch_bytes_max) if batch_bytes_max is not None else None,
-            _positive("batch_time_max_s", batch_time_max_s) if batch_time_max_s is not None else None,
+            at_least_1("batch_records_max", batch_records_max),
+            at_least_1("partition_records_max", partition_records_max) if partition_records_max is not None else None,
+            at_least_1("batch_bytes_max", batch_bytes_max) if batch_bytes_max is not None else None,
+            above_0("batch_time_max_s", batch_time_max_s) if batch_time_max_s is not None else None,
         )
         self._on_bad_record = OnBadRecord.of(on_bad_record)
         self._dead_letters = dead_letters
@@ -113,9 +119,7 @@ class _KafkaSpout:
             )
         BadRecordShare(bad_record_share_max)  # checked here, made anew for each leader
         self._bad_record_share_max = bad_record_share_max
-        if consumer_group is not None and not (isinstance(consumer_group, str) and _GROUP.fullmatch(consumer_group)):
-            raise ConfigError(f"consumer_group must be a name, not {consumer_group!r}")
-        self._consumer_group = consumer_group
+        self._consumer_group = checked_group("consumer_group", consumer_group) if consumer_group is not None else None
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(self._fields)
@@ -170,69 +174,3 @@ class OpaqueKafkaTransactionalSpout(_KafkaSpout, OpaquePartitionedTransactionalS
     """
 
     _waits_for_leaders = False
-
-
-def _checked_topics(topics: Sequence[str], pattern: str | None) -> tuple[str, ...]:
-    if isinstance(topics, str):
-        topics = [topics]
-    if bool(topics) == (pattern is not None):
-        raise ConfigError("a Kafka spout needs topics=[...] or pattern=..., one of them")
-    for topic in topics:
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            raise ConfigError(f"{topic!r} is not a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'")
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-    return tuple(dict.fromkeys(topics))
-
-
-def _start(start: str | int | datetime.datetime) -> str | int:
-    if isinstance(start, datetime.datetime) and start.tzinfo is not None:
-        start = int(start.timestamp() * 1000)
-    valid = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int) and start >= 0
-    if not valid or isinstance(start, (bool, datetime.datetime)):
-        raise ConfigError(
-            f"start must be 'earliest', 'latest', milliseconds since 1970, or a datetime with a zone, not {start!r}"
-        )
-    return start
-
-
-def _checked_format(
-    codec: Codec | None, key_codec: Codec | None, headers: Mapping[str, Codec] | None, metadata: Sequence[str]
-) -> RecordFormat:
-    named: dict[str, Any] = {"codec": codec if codec is not None else BytesCodec()}
-    if key_codec is not None:
-        named["key_codec"] = key_codec
-    named.update({f"header_codecs[{name!r}]": each for name, each in (headers or {}).items()})
-    for name, each in named.items():
-        if not isinstance(each, Codec):
-            raise ConfigError(f"{name} must be a Codec, such as TextCodec(), not {each!r}")
-    twice = next((name for name in metadata if list(metadata).count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"metadata field {twice!r} is named twice")
-    return RecordFormat(named["codec"], key_codec, dict(headers or {}), tuple(metadata))
-
-
-def _fields_of(record_format: RecordFormat) -> Fields:
-    try:
-        return record_format.fields()
-    except KeyError as error:
-        raise ConfigError(
-            f"metadata field {error.args[0]!r} is not known: topic, partition, offset, timestamp_ms, key or headers"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _at_least_1(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be 1 or more, not {value!r}")
-    return value
-
-
-def _positive(name: str, value: float) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be above 0, not {value!r}")
-    return float(value)

@@ -81,7 +81,7 @@ class RoundDriver:
         self._spout_tasks = len(plan.spout_tasks())
         self._orders: dict[int, Orders] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
-        self._stuck: dict[tuple[str, int], int] = {}  # how many rounds in a row a task could not work
+        self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._trees: dict[int, int] = {}
         self._ticked_at = clock()
         self._number = 0
@@ -89,7 +89,7 @@ class RoundDriver:
         self._idle_since: int | None = None
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._status = CoreStatus("starting", 0, 0, {}, 0, None)
+        self._status = CoreStatus("starting", 0, 0, {each: Counts() for each in plan.plan.components}, 0, None)
         self.failure: Trouble | None = None
         self.error: BaseException | None = None
 
@@ -193,23 +193,29 @@ class RoundDriver:
             total = self._totals.setdefault(key, Counts())
             total.pending = 0  # it is as of now
             total.add(counts)
-            busy = busy or bool(counts.emitted or counts.executed or counts.completed or counts.failed)
+            did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
+            if did and not counts.died:
+                self._stuck.pop(key, None)
+            busy = busy or did
         return busy
 
     def _judge(self, troubles: Sequence[Trouble]) -> None:
-        """A component that cannot start, or a spout that dies again and again, ends the topology."""
+        """What no new instance would do better at ends the topology; so does a component that cannot start, or a spout that
+        dies, again and again without having done anything in between."""
         spouts = set(self._plan.spout_tasks())
-        stuck: dict[tuple[str, int], int] = {}
+        pause_s = 0.0
         for trouble in troubles:
             key = trouble.component_id, trouble.task
+            failures = self._stuck.get(key, 0)
             if trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in spouts):
-                stuck[key] = self._stuck.get(key, 0) + 1
-                if stuck[key] >= self._attempts_max:
-                    self.failure = trouble
-                    _log.error("topology.failed", error=str(trouble), trace=trouble.trace)
-        self._stuck = stuck
-        if stuck:
-            self._stopping.wait(min(_STUCK_PAUSE_S * 2 ** max(stuck.values()), LOST_PAUSE_MAX_S))
+                failures = self._stuck[key] = failures + 1
+                pause_s = max(pause_s, min(_STUCK_PAUSE_S * 2**failures, LOST_PAUSE_MAX_S))
+            if trouble.kind is TroubleKind.FATAL or failures >= self._attempts_max:
+                self.failure = trouble
+                _log.error("topology.failed", error=str(trouble), trace=trouble.trace)
+                return
+        if pause_s:
+            self._stopping.wait(pause_s)
 
     def _over(self) -> bool:
         return self._status.phase in ("stopped", "failed")
@@ -222,9 +228,9 @@ class RoundDriver:
         rounds_lost: int = 0,
         last_error: str | None = None,
     ) -> None:
-        components: dict[str, Counts] = {}
+        components = {component_id: Counts() for component_id in self._plan.plan.components}
         for (component_id, _), counts in self._totals.items():
-            components.setdefault(component_id, Counts()).add(counts)
+            components[component_id].add(counts)
         with self._changed:
             known = self._status
             self._status = replace(

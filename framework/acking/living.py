@@ -18,7 +18,15 @@ import pyarrow as pa
 from framework.acking.roots import SEQUENCES_PER_ROUND, EdgeIds, Ids, Ledger, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.acking.rounds import Counts, Orders, Trouble, TroubleKind
-from framework.errors import FailedException, TopologyError
+from framework.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptStateError,
+    DataLossError,
+    FailedException,
+    InvariantViolation,
+    TopologyError,
+)
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -40,6 +48,8 @@ TIMEOUT_TICKS = 2
 ROUND_TUPLES_MAX = 10_000
 ROUND_SPOUT_S = 0.25
 _POLL_S = 0.002
+#: What no new instance would do better at: the topology fails.
+_FATAL = (BadRecordError, ConfigError, CorruptStateError, DataLossError, InvariantViolation)
 
 #: Takes rows of one edge for one task.
 Deliver = Callable[[Edge, int, pa.RecordBatch], None]
@@ -206,6 +216,8 @@ class Living:
 
     def report(self, error: BaseException, kind: TroubleKind = TroubleKind.REPORTED) -> None:
         trace = "".join(traceback.format_exception(error))
+        if isinstance(error, _FATAL) and kind is not TroubleKind.REPORTED:
+            kind = TroubleKind.FATAL
         self._trouble(Trouble(kind, self.component.id, self.task, f"{type(error).__name__}: {error}", trace))
 
 

@@ -74,6 +74,7 @@ class TroubleKind(Enum):
     REPORTED = "reported"  # nothing: the component reported it and went on
     DIED = "died"  # ended the instance; a new one takes its place
     CANNOT_START = "cannot start"  # the new one could not be made, opened or prepared
+    FATAL = "fatal"  # ended the instance, and no other would do better
 
 
 class Trouble(NamedTuple):

@@ -1,0 +1,52 @@
+"""Which offsets of a partition are done, and up to where that holds without a gap. Pure.
+
+Invariant: the committable offset is never behind an offset that was emitted and is not acked, so that whoever begins there misses
+nothing.
+"""
+
+from __future__ import annotations
+
+
+class AckedOffsets:
+    """One partition. ``position``: the next offset to be emitted.
+
+    >>> offsets = AckedOffsets(10)
+    >>> for offset in (10, 11, 14): offsets.emitted(offset)     # 12 and 13 are not there, or were skipped
+    >>> offsets.acked(11); offsets.committable
+    10
+    >>> offsets.acked(10); offsets.committable
+    14
+    >>> offsets.acked(14); offsets.committable, offsets.span
+    (15, 0)
+    """
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self._open: dict[int, None] = {}  # emitted and not acked; in order, as offsets come in order
+
+    def emitted(self, offset: int) -> None:
+        """For the first time; offsets come in order."""
+        self._open[offset] = None
+        self.position = offset + 1
+
+    def passed(self, offset: int) -> None:
+        """Left out: nobody will ack it."""
+        self.position = max(self.position, offset + 1)
+
+    def acked(self, offset: int) -> None:
+        self._open.pop(offset, None)
+
+    @property
+    def committable(self) -> int:
+        """Everything before this offset is done."""
+        return next(iter(self._open), self.position)
+
+    @property
+    def span(self) -> int:
+        """How many offsets lie between what is done and what is next."""
+        return self.position - self.committable
+
+    @property
+    def open(self) -> int:
+        """Offsets that were emitted and are not acked."""
+        return len(self._open)

@@ -1,0 +1,341 @@
+"""The Kafka spout of core topologies, against a real broker: what it emits, retries and commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewPartitions
+
+import spouts.kafka_tail
+from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework.errors import ConfigError
+from framework.topology import DEAD_LETTER_STREAM
+from integration import KafkaBroker
+from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
+from spouts.kafka_tail import task_of
+from tests.acking.parts import Rich, Stepped, ack, hold, seen
+from tests.conftest import Topics
+
+pytestmark = pytest.mark.integration
+
+
+def stepped(spout: KafkaSpout, bolt: Any, *, tasks: int = 1, letters: Any = None, pending: int = 1_000) -> Stepped:
+    builder = TopologyBuilder("core")
+    builder.set_spout("kafka", spout, tasks)
+    builder.set_bolt("bolt", bolt).global_grouping("kafka")
+    if letters is not None:
+        builder.set_bolt("letters", letters).global_grouping("kafka", DEAD_LETTER_STREAM)
+    return Stepped(builder.build(), pending=pending)
+
+
+def committed(topics: Topics, topic: str, group: str, partitions: int = 1) -> list[int]:
+    consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
+    try:
+        asked = [TopicPartition(topic, number) for number in range(partitions)]
+        return [each.offset for each in consumer.committed(asked, timeout=10)]
+    finally:
+        consumer.close()
+
+
+def until(run: Stepped, condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, (run.driver.status(), run.driver.failure)
+        run.step()
+        time.sleep(0.002)
+
+
+def words(values: list[tuple[Any, ...]]) -> list[str]:
+    return [value[0] for value in values]
+
+
+@pytest.mark.behaviour("4.9")
+def test_every_partition_is_read_by_one_task_and_what_is_acked_is_committed(topics: Topics, name: str) -> None:
+    topics.create(name, 4)
+    for number in range(4):
+        topics.send(name, [b"%d-%d" % (number, n) for n in range(50)], number)
+    run = stepped(
+        KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name),
+        Rich(name, ack),
+        tasks=3,
+    )
+    until(run, lambda: run.driver.status().components["kafka"].completed == 200)
+    assert sorted(words(seen(name).executed)) == sorted(f"{p}-{n}" for p in range(4) for n in range(50))
+    assert {task_of(name, number, 3) for number in range(4)} == {0, 1, 2}
+    run.rounds.close()
+    assert committed(topics, name, name, 4) == [50, 50, 50, 50]
+    topics.send(name, [b"later"], 2)
+    again = stepped(
+        KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name),
+        Rich(f"{name}2", ack),
+    )
+    until(again, lambda: again.driver.status().components["kafka"].completed == 1)
+    assert words(seen(f"{name}2").executed) == ["later"]
+    again.rounds.close()
+
+
+@pytest.mark.behaviour("4.9")
+def test_only_the_contiguous_prefix_is_committed_and_the_rest_comes_again(topics: Topics, name: str) -> None:
+    topics.create(name)
+    topics.send(name, [b"%d" % n for n in range(10)])
+    run = stepped(
+        KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name), Rich(name, hold)
+    )
+    until(run, lambda: len(seen(name).held) == 10)
+    for collector, tup in seen(name).held:
+        if tup[0] not in ("4", "8"):
+            collector.ack(tup)
+    run.step(2)
+    run.rounds.close()
+    assert committed(topics, name, name) == [4]
+    again = stepped(
+        KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name),
+        Rich(f"{name}2", ack),
+    )
+    until(again, lambda: again.driver.status().components["kafka"].completed == 6)
+    assert words(seen(f"{name}2").executed) == ["4", "5", "6", "7", "8", "9"]
+    again.rounds.close()
+
+
+@pytest.mark.behaviour("4.9")
+def test_what_fails_is_emitted_again_until_it_succeeds(topics: Topics, name: str) -> None:
+    topics.create(name)
+    topics.send(name, [b"good", b"bad", b"fine"])
+
+    def third_time(bolt: Any, tup: Tuple, collector: Any) -> None:
+        tries = words(seen(bolt.key).executed).count(tup[0])
+        (collector.fail if tup[0] == "bad" and tries < 3 else collector.ack)(tup)
+
+    run = stepped(
+        KafkaSpout(
+            [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, commit_every_s=0.01
+        ),
+        Rich(name, third_time),
+    )
+    until(run, lambda: run.driver.status().components["kafka"].completed == 3)
+    assert sorted(words(seen(name).executed)) == ["bad", "bad", "bad", "fine", "good"]
+    until(run, lambda: committed(topics, name, name) == [3])
+    run.rounds.close()
+
+
+@pytest.mark.behaviour("4.9")
+@pytest.mark.parametrize("exhausted", ["dead_letter", "drop"])
+def test_what_fails_too_often_becomes_a_dead_letter_or_is_dropped(topics: Topics, name: str, exhausted: Any) -> None:
+    topics.create(name)
+    topics.send(name, [b"good", b"poison", b"fine"])
+
+    def refuse(bolt: Any, tup: Tuple, collector: Any) -> None:
+        (collector.fail if tup[0] == "poison" else collector.ack)(tup)
+
+    def refuse_once(bolt: Any, tup: Tuple, collector: Any) -> None:
+        (collector.fail if len(seen(bolt.key).executed) == 1 else collector.ack)(tup)
+
+    spout = KafkaSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=TextCodec(),
+        group=name,
+        retry=RetryPolicy(retries_max=2),
+        on_exhausted=exhausted,
+    )
+    letters = Rich(f"{name}-letters", refuse_once) if exhausted == "dead_letter" else None
+    run = stepped(spout, Rich(name, refuse), letters=letters)
+    until(
+        run,
+        lambda: (
+            run.driver.status().pending == 0
+            and len(seen(name).executed) == 5
+            and (letters is None or len(seen(letters.key).executed) == 2)
+        ),
+    )
+    run.step(2)
+    run.rounds.close()
+    assert words(seen(name).executed).count("poison") == 3
+    assert committed(topics, name, name) == [3]
+    if letters is not None:
+        fields = run.plan.plan.components["kafka"].streams[DEAD_LETTER_STREAM]
+        letter = dict(zip(fields.names, seen(letters.key).executed[0], strict=True))
+        assert (letter["topic"], letter["partition"], letter["offset"]) == (name, 0, 1)
+        assert (letter["value"], letter["error"]) == (b"poison", "its tuple tree failed too often")
+    else:
+        assert f"{name}/0, offset 1: given up after its retries" in str(run.driver.status().last_error)
+
+
+@pytest.mark.behaviour("4.9")
+def test_one_record_that_fails_for_ever_does_not_let_the_others_run_away(topics: Topics, name: str) -> None:
+    topics.create(name, 2)
+    topics.send(name, [b"stuck", *(b"%d" % n for n in range(500))], 0)
+    topics.send(name, [b"other"] * 300, 1)
+
+    def all_but_one(bolt: Any, tup: Tuple, collector: Any) -> None:
+        (collector.fail if tup[0] == "stuck" else collector.ack)(tup)
+
+    spout = KafkaSpout(
+        [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, uncommitted_max=100
+    )
+    run = stepped(spout, Rich(name, all_but_one))
+    until(run, lambda: words(seen(name).executed).count("other") == 300)
+    run.step(20)
+    run.rounds.close()
+    assert len({word for word in words(seen(name).executed) if word.isdigit()}) == 99
+    assert committed(topics, name, name, 2) == [0, 300]
+
+
+@pytest.mark.behaviour("4.9")
+def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None:
+    topics.create(name)
+    topics.send(name, [b"%d" % n for n in range(20)])
+    at_emission: list[int] = []
+
+    def look(bolt: Any, tup: Tuple, collector: Any) -> None:
+        seen(bolt.key).acked.append(tup[0])
+        collector.fail(tup)
+
+    run = stepped(
+        KafkaSpout(
+            [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, guarantee="at_most_once"
+        ),
+        Rich(name, look),
+    )
+    until(run, lambda: bool(seen(name).executed))
+    at_emission = committed(topics, name, name)
+    assert at_emission[0] >= len(seen(name).executed)
+    until(run, lambda: len(seen(name).executed) == 20)
+    run.step(5, seconds=60)
+    assert len(seen(name).executed) == 20  # what failed is not emitted again
+    run.rounds.close()
+    assert committed(topics, name, name) == [20]
+
+
+@pytest.mark.parametrize("on_bad_record", ["skip", "dead_letter", "fail"])
+def test_records_that_cannot_be_decoded_do_what_was_asked(topics: Topics, name: str, on_bad_record: Any) -> None:
+    topics.create(name)
+    topics.send(name, [b'{"n": 1}', b"{", b'{"n": 3}'])
+    spout = KafkaSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=JsonCodec(Fields(n=int)),
+        group=name,
+        on_bad_record=on_bad_record,
+    )
+    if on_bad_record == "fail":
+        builder = TopologyBuilder("core")
+        builder.set_spout("kafka", spout)
+        failing = submit(builder.build(), {}, executor="local")
+        with pytest.raises(CoreTopologyFailed, match=f"topic '{name}', partition 0, offset 1"):
+            failing.join(30)
+        return
+    letters = Rich(f"{name}-letters", ack) if on_bad_record == "dead_letter" else None
+    run = stepped(spout, Rich(name, ack), letters=letters)
+    expected = 3 if letters is not None else 2
+    until(run, lambda: run.driver.status().components["kafka"].completed == expected)
+    run.rounds.close()
+    assert words(seen(name).executed) == [1, 3]
+    assert committed(topics, name, name) == [3]
+    if letters is not None:
+        assert [value[6:8] for value in seen(letters.key).executed] == [(None, b"{")]
+
+
+def test_partitions_that_are_added_are_read(topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.1)
+    topics.create(name)
+    topics.send(name, [b"first"])
+    run = stepped(
+        KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name), Rich(name, ack)
+    )
+    until(run, lambda: len(seen(name).executed) == 1)
+    topics.admin.create_partitions([NewPartitions(name, 3)])[name].result(30)
+    topics.send(name, [b"second"], 2)
+    until(run, lambda: len(seen(name).executed) == 2)
+    run.rounds.close()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, skip: bool) -> None:
+    topics.create(name)
+    topics.send(name, [b"%d" % n for n in range(10)])
+    consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
+    consumer.commit(offsets=[TopicPartition(name, 0, 2)], asynchronous=False)
+    consumer.close()
+    topics.admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(30)
+    builder = TopologyBuilder("core")
+    spout = KafkaSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=TextCodec(),
+        group=name,
+        on_data_loss="skip" if skip else "fail",
+    )
+    builder.set_spout("kafka", spout)
+    builder.set_bolt("bolt", Rich(name, ack)).global_grouping("kafka")
+    if not skip:
+        failing = submit(builder.build(), {}, executor="local")
+        with pytest.raises(CoreTopologyFailed, match=f"partition {name}/0 no longer holds offset 2"):
+            failing.join(30)
+        return
+    run = Stepped(builder.build())
+    until(run, lambda: len(seen(name).executed) == 5)
+    assert words(seen(name).executed) == ["5", "6", "7", "8", "9"]
+    run.rounds.close()
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_a_new_group_begins_where_start_says_and_that_holds(topics: Topics, name: str, start: Any) -> None:
+    topics.create(name)
+    topics.send(name, [b"before"])
+    made = {"bootstrap_servers": topics.bootstrap_servers, "codec": TextCodec(), "group": name, "start": start}
+    run = stepped(KafkaSpout([name], **made), Rich(name, hold))
+    until(run, lambda: committed(topics, name, name) != [-1001])
+    run.rounds.close()
+    topics.send(name, [b"after"])
+    again = stepped(KafkaSpout([name], **made), Rich(f"{name}2", ack))
+    expected = ["after"] if start == "latest" else ["before", "after"]
+    until(again, lambda: words(seen(f"{name}2").executed) == expected)
+    again.rounds.close()
+
+
+@pytest.mark.kills
+def test_a_broker_that_is_away_holds_up_what_is_new_and_loses_nothing(tmp_path: Path, name: str) -> None:
+    with KafkaBroker(tmp_path / "kafka") as broker:
+        topics = Topics(broker.address)
+        topics.create(name)
+        topics.send(name, [b"%d" % n for n in range(100)])
+        run = stepped(
+            KafkaSpout(
+                [name], bootstrap_servers=broker.address, codec=TextCodec(), group=name, commit_every_s=0.2
+            ),
+            Rich(name, ack),
+        )
+        until(run, lambda: len(seen(name).executed) == 100)
+        broker.kill()
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            run.step()
+            time.sleep(0.05)
+        broker.start()
+        topics.send(name, [b"%d" % n for n in range(100, 200)])
+        until(run, lambda: len(set(words(seen(name).executed))) == 200, 60)
+        until(run, lambda: run.driver.status().pending == 0)
+        run.rounds.close()
+        assert committed(topics, name, name) == [200]
+        assert run.driver.status().components["kafka"].died == 0
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="guarantee must be one of 'at_least_once', 'at_most_once', 'none', not 'exactly'"
+    ):
+        KafkaSpout(["t"], guarantee="exactly")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="retry= needs guarantee='at_least_once'"):
+        KafkaSpout(["t"], guarantee="at_most_once", retry=RetryPolicy())
+    with pytest.raises(ConfigError, match="on_exhausted must be 'dead_letter' or 'drop', not 'ignore'"):
+        KafkaSpout(["t"], on_exhausted="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no Kafka brokers are named"):
+        builder = TopologyBuilder("core")
+        builder.set_spout("kafka", KafkaSpout(["t"]))
+        submit(builder.build(), {}, executor="local")

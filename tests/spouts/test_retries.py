@@ -1,0 +1,73 @@
+"""Retries and acked offsets: pure, so by example and by property."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.errors import ConfigError
+from spouts import RetryPolicy
+from spouts.acked_offsets import AckedOffsets
+from spouts.retries import Retries
+
+
+@pytest.mark.behaviour("4.9")
+def test_the_first_retry_comes_at_once_and_the_others_after_twice_as_long_each() -> None:
+    retries: Retries[str] = Retries(RetryPolicy())
+    now, waited = 100.0, []
+    for _ in range(15):
+        assert retries.failed("a", now)
+        start = now
+        while retries.due(now) is None:
+            now += 0.001
+        waited.append(round(now - start, 3))
+    assert waited[:6] == [0.0, 0.002, 0.004, 0.008, 0.016, 0.032]
+    assert waited[-1] == 10.0
+    retries.done("a")
+    assert retries.failed("a", now)
+    assert retries.due(now) == "a"  # what has succeeded meanwhile begins anew
+
+
+@pytest.mark.behaviour("4.9")
+def test_after_so_many_retries_nothing_is_kept() -> None:
+    retries: Retries[str] = Retries(RetryPolicy(retries_max=2))
+    assert [retries.failed("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert retries.due(1e9) is None
+    assert not Retries(RetryPolicy(retries_max=0)).failed("a", 0.0)
+    assert Retries(RetryPolicy(retries_max=0)).failed("a", 0.0, for_ever=True)
+
+
+def test_what_was_done_meanwhile_is_not_due_and_failures_come_in_their_order() -> None:
+    retries: Retries[str] = Retries(RetryPolicy())
+    for key in ("a", "b", "c"):
+        retries.failed(key, 0.0)
+    retries.done("b")
+    assert [retries.due(0.0), retries.due(0.0), retries.due(0.0)] == ["a", "c", None]
+
+
+@pytest.mark.parametrize(
+    "values", [{"retries_max": -1}, {"delay_s": 0.0}, {"delay_s": 2.0, "delay_max_s": 1.0}, {"retries_max": True}]
+)
+def test_policies_that_make_no_sense_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="not "):
+        RetryPolicy(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.behaviour("4.9")
+@given(st.lists(st.integers(1, 3), max_size=30), st.randoms(use_true_random=False))
+def test_the_committable_offset_never_passes_one_that_is_not_acked(gaps: list[int], random: object) -> None:
+    offsets, there, position = AckedOffsets(100), [], 100
+    for gap in gaps:
+        offset = position + gap - 1
+        offsets.emitted(offset)
+        there.append(offset)
+        position = offset + 1
+    waiting = list(there)
+    random.shuffle(waiting)  # type: ignore[attr-defined]
+    while waiting:
+        assert offsets.committable == min(waiting)
+        assert offsets.open == len(waiting)
+        offsets.acked(waiting.pop())
+    assert offsets.committable == position
+    assert offsets.span == 0
