@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from framework.acking.driver import CoreStatus, RoundDriver
@@ -16,7 +17,8 @@ from framework.topology import BaseRichSpout, Bolt, CoreTopology
 
 
 class CoreTopologyFailed(RatchetError):
-    """A core topology ended because one of its components could not work. The message names the component and the task, and ends with its trace."""
+    """A core topology ended because one of its components could not work. The message names the component and the task, and
+    ends with the trace."""
 
 
 class CoreRun:
@@ -28,6 +30,12 @@ class CoreRun:
         self._driver = RoundDriver(
             plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
         )
+        self._stop_metrics: Callable[[], None] | None = None
+        if config.metrics_port is not None:
+            from framework.observe.metrics import CoreRunCollector, serve_metrics  # loaded only by runs that serve them
+
+            collector = CoreRunCollector(topology.id, self.status)
+            self._stop_metrics = serve_metrics(collector, config.metrics_host, config.metrics_port)
         self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
         self._thread.start()
 
@@ -36,6 +44,8 @@ class CoreRun:
             self._driver.run()
         finally:
             self._executor.close()
+            if self._stop_metrics is not None:
+                self._stop_metrics()
 
     def status(self) -> CoreStatus:
         """Where the run stands now."""

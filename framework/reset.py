@@ -14,7 +14,7 @@ import typer
 from framework.config import Config
 from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
 from framework.observe import configure_logging
-from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
+from framework.run import EXIT_FAILED, EXIT_MISUSED, load_transactional
 from framework.submission import store_of
 from framework.topology import Topology
 from framework.transactions import CoordinationStore
@@ -49,7 +49,7 @@ def main(
         if positions == everything:
             raise ConfigError("say what to forget: --positions, or --everything")
         settings = Config.load(config, overrides or ())
-        built = load_topology(topology, settings)
+        built = load_transactional(topology, settings)
         if settings.zookeeper_hosts() is None:
             raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
         store = store_of(settings)

@@ -20,11 +20,12 @@ from typing import Annotated, Any
 import typer
 
 from framework.config import Config
+from framework.core_run import CoreRun
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.observe import ProgressLines, configure_logging
 from framework.poison import find_poison
 from framework.submission import Run, store_of, submit
-from framework.topology import Topology
+from framework.topology import CoreTopology, Topology
 
 #: The demo is a program like any user's; the framework knows it by name only.
 DEMO = "examples.flights_demo:main"
@@ -44,7 +45,12 @@ def main(
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")] = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Stop when all that the source held at the start is committed.")
+        bool,
+        typer.Option(
+            "--until-caught-up",
+            help="Stop when all that the source held at the start is committed; of a core topology, when its spouts give "
+            "nothing and every tuple is acked or failed.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Progress and logs as JSON lines.")] = False,
     accept_changed: Annotated[
@@ -87,15 +93,28 @@ def main(
         built = load_topology(topology, settings)
         if poison:
             raise typer.Exit(_show_poison(built, settings, txid))
-        run = submit(built, settings, accept_changed_topology=accept_changed, fresh=fresh, standby=standby)
+        run: Run | CoreRun
+        if isinstance(built, CoreTopology):
+            if accept_changed or fresh or standby:
+                raise ConfigError(
+                    f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
+                    "--standby have no meaning for it"
+                )
+            run = submit(built, settings)
+        else:
+            run = submit(built, settings, accept_changed_topology=accept_changed, fresh=fresh, standby=standby)
         supervise(run, until_caught_up=until_caught_up, json_lines=as_json)
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED) from None
 
 
-def _show_poison(topology: Topology, settings: Config, txid: int | None) -> int:
+def _show_poison(topology: Topology | CoreTopology, settings: Config, txid: int | None) -> int:
     """Returns the exit status: 1 when something was found."""
+    if isinstance(topology, CoreTopology):
+        raise ConfigError(
+            f"topology {topology.id!r} is a core topology, which has no batches: --find-poison is for those"
+        )
     store = store_of(settings)
     try:
         found = find_poison(topology, store, settings.for_components(), txid)
@@ -111,17 +130,25 @@ def _show_poison(topology: Topology, settings: Config, txid: int | None) -> int:
     return EXIT_FAILED
 
 
-def load_topology(name: str, config: Config) -> Topology:
+def load_transactional(name: str, config: Config) -> Topology:
+    """As ``load_topology``. Raises ``ConfigError`` for a core topology, which has no transactional state."""
+    found = load_topology(name, config)
+    if isinstance(found, CoreTopology):
+        raise ConfigError(f"{name} is a core topology, which keeps no transactional state: there is nothing to do here")
+    return found
+
+
+def load_topology(name: str, config: Config) -> Topology | CoreTopology:
     """The topology at ``MODULE:TOPOLOGY``. Raises ``ConfigError`` saying what is not there."""
     found = _resolve(name)
-    if not isinstance(found, Topology) and callable(found):
+    if not isinstance(found, (Topology, CoreTopology)) and callable(found):
         found = found(config.app) if inspect.signature(found).parameters else found()
-    if not isinstance(found, Topology):
+    if not isinstance(found, (Topology, CoreTopology)):
         raise ConfigError(f"{name} is a {type(found).__name__}: name a Topology (what build() returns) or a function")
     return found
 
 
-def supervise(run: Run, *, until_caught_up: bool, json_lines: bool = False) -> bool:
+def supervise(run: Run | CoreRun, *, until_caught_up: bool, json_lines: bool = False) -> bool:
     """Show progress until the run ends, is stopped by a signal, or has caught up: True, unless a signal ended it. Raises
     what the topology failed with."""
     progress = ProgressLines(json_lines=json_lines)
@@ -130,7 +157,7 @@ def supervise(run: Run, *, until_caught_up: bool, json_lines: bool = False) -> b
 
     def wait() -> None:
         try:
-            run.wait_until_caught_up()
+            run.wait_until_caught_up() if isinstance(run, Run) else run.wait_until_idle()
         except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
             problem.append(error)
         caught_up.set()

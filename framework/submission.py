@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Union, overload
 
 import structlog
@@ -79,6 +79,41 @@ class RunStatus:
     last_error: str | None
     waiting_for: str | None
 
+    def rows_done(self) -> int:
+        """What the rate of progress is taken of."""
+        return self.committed_rows
+
+    def progress_line(self, rate: float) -> str:
+        """One line for a person. ``rate``: rows committed per second, lately."""
+        in_flight = "unknown" if self.in_flight_rows is None else f"{self.in_flight_rows:,}"
+        lag = "unknown" if self.lag is None else f"{self.lag:,}"
+        parts = [
+            f"{self.phase}",
+            f"read {self.read_rows:,}",
+            f"in flight {in_flight}",
+            f"committed {self.committed_rows:,} (txid {self.committed_txid})",
+            f"lag {lag}",
+            f"{rate:,.0f} rows/s",
+        ]
+        if self.lag and rate > 0:
+            parts.append(f"{self.lag / rate:,.0f} s left")
+        if self.attempts_failed:
+            parts.append(f"{self.attempts_failed} attempts failed")
+        if self.bad_records:
+            parts.append(f"{self.bad_records:,} bad records")
+        if self.lost_records:
+            parts.append(f"{self.lost_records:,} records lost")
+        if self.waiting_for:
+            parts.append(f"waiting: {self.waiting_for}")
+        return " | ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able, with the lag of each partition."""
+        document = asdict(self)
+        for partition, progress in self.partitions.items():
+            document["partitions"][partition]["lag"] = progress.lag
+        return document
+
 
 class Run:
     """A topology that runs in threads of this process. Made by ``submit``."""
@@ -115,9 +150,9 @@ class Run:
         self._started = time.monotonic()
         self._stop_metrics: Callable[[], None] | None = None
         if config.metrics_port is not None:
-            from framework.observe.metrics import serve_metrics  # loaded only by runs that serve them
+            from framework.observe.metrics import RunCollector, serve_metrics  # loaded only by runs that serve them
 
-            self._stop_metrics = serve_metrics(self.status, config.metrics_host, config.metrics_port)
+            self._stop_metrics = serve_metrics(RunCollector(self.status), config.metrics_host, config.metrics_port)
         self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
         self._thread.start()
 

@@ -29,7 +29,7 @@ from framework.config import Config
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, plan_execution
 from framework.observe import configure_logging
-from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
+from framework.run import EXIT_FAILED, EXIT_MISUSED, load_transactional
 from framework.submission import store_of
 from framework.topology import Bolt, Component, Difference, FencedState, Topology, TopologyContext
 from framework.topology.spouts import Meta, PartitionPlanner, Spout
@@ -295,7 +295,7 @@ def main(
     configure_logging(level="warning")
     try:
         settings = Config.load(config, overrides or ())
-        built = load_topology(topology, settings)
+        built = load_transactional(topology, settings)
         if settings.zookeeper_hosts() is None:
             raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
         store = store_of(settings)

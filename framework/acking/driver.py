@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import structlog
 
@@ -50,6 +51,34 @@ class CoreStatus:
     def pending(self) -> int:
         """Spout tuples whose fate is open."""
         return sum(each.pending for each in self.components.values())
+
+    def rows_done(self) -> int:
+        """Tuples of spouts that have been fully processed: what the rate of progress is taken of."""
+        return sum(each.completed for each in self.components.values())
+
+    def progress_line(self, rate: float) -> str:
+        """One line for a person. ``rate``: tuples fully processed per second, lately."""
+        counts = self.components.values()
+        parts = [
+            self.phase,
+            f"executed {sum(each.executed for each in counts):,}",
+            f"pending {self.pending:,}",
+            f"completed {self.rows_done():,}",
+            f"{rate:,.0f} tuples/s",
+        ]
+        failed = sum(each.failed for each in counts)
+        timed_out = sum(each.timed_out for each in counts)
+        if failed:
+            parts.append(f"{failed:,} failed ({timed_out:,} timed out)")
+        if self.rounds_lost:
+            parts.append(f"{self.rounds_lost} rounds lost")
+        if self.last_error:
+            parts.append(f"last error: {self.last_error}")
+        return " | ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        return {**asdict(self), "pending": self.pending, "held": self.held}
 
     @property
     def held(self) -> dict[str, int]:

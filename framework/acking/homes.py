@@ -51,8 +51,8 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HomeSettings:
-    """What a home is started with. ``driver_host``: None when executors are on the driver's host; otherwise homes listen on the
-    interface from which that host is reached. ``plan``: pickled."""
+    """What a home is started with. ``driver_host``: None when there is one executor, on the driver's host; otherwise homes listen
+    on the interface from which that host is reached. ``plan``: pickled."""
 
     plan: bytes
     key: bytes

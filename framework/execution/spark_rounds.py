@@ -45,8 +45,9 @@ class SparkJobs:
 
     @property
     def local(self) -> bool:
-        """Whether executors are on this host."""
-        return is_local(self._started().master)
+        """Whether there is one executor, in this process's own Spark."""
+        master = self._started().master
+        return is_local(master) and not master.startswith("local-cluster")
 
     @property
     def driver_host(self) -> str:

@@ -13,7 +13,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from framework.errors import ConfigError
-from framework.observe.progress import Observed
 
 
 class ObservedPartition(Protocol):
@@ -31,9 +30,23 @@ class ObservedPartition(Protocol):
     def lag(self) -> int | None: ...
 
 
-class ObservedRun(Observed, Protocol):
-    """The part of a run's status that becomes metrics."""
+class ObservedRun(Protocol):
+    """The part of the status of a transactional topology that becomes metrics."""
 
+    @property
+    def phase(self) -> str: ...
+    @property
+    def committed_txid(self) -> int: ...
+    @property
+    def in_flight(self) -> Mapping[int, str]: ...
+    @property
+    def read_rows(self) -> int: ...
+    @property
+    def committed_rows(self) -> int: ...
+    @property
+    def attempts_failed(self) -> int: ...
+    @property
+    def bad_records(self) -> int: ...
     @property
     def topology_id(self) -> str: ...
     @property
@@ -98,11 +111,94 @@ def _of_partitions(status: ObservedRun) -> Iterable[Metric]:
     yield from families.values()
 
 
-def serve_metrics(status: Callable[[], ObservedRun], host: str, port: int) -> Callable[[], None]:
+class ObservedCounts(Protocol):
+    """What one component of a core topology did."""
+
+    @property
+    def emitted(self) -> int: ...
+    @property
+    def executed(self) -> int: ...
+    @property
+    def acked(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def completed(self) -> int: ...
+    @property
+    def timed_out(self) -> int: ...
+    @property
+    def died(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def latency_s(self) -> float: ...
+
+
+class ObservedCoreRun(Protocol):
+    """The part of the status of a core topology that becomes metrics."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def rounds_lost(self) -> int: ...
+    @property
+    def trees(self) -> int: ...
+    @property
+    def components(self) -> Mapping[str, ObservedCounts]: ...
+
+
+_CORE_COUNTERS = {
+    "emitted": "Tuples that a component emitted.",
+    "executed": "Tuples that a bolt executed.",
+    "acked": "Tuples that a bolt acked.",
+    "failed": "Tuples that a bolt failed, or that a spout was told have failed.",
+    "completed": "Tuples of a spout that were fully processed.",
+    "timed_out": "Tuples of a spout that were not fully processed in time.",
+    "died": "Instances that an error of theirs ended.",
+    "latency_s": "Seconds from emission to completion, summed over what was completed.",
+}
+
+
+class CoreRunCollector(Collector):
+    """The same for a core topology."""
+
+    def __init__(self, topology_id: str, status: Callable[[], ObservedCoreRun]) -> None:
+        self._topology_id = topology_id
+        self._status = status
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        for name, text, value in (
+            ("ratchet_rounds", "Rounds run.", status.rounds),
+            ("ratchet_rounds_lost", "Rounds of which nothing came back.", status.rounds_lost),
+        ):
+            counter = CounterMetricFamily(name, text, labels=["topology"])
+            counter.add_metric([self._topology_id], value)
+            yield counter
+        trees = GaugeMetricFamily("ratchet_trees", "Tuple trees that the ackers track.", labels=["topology"])
+        trees.add_metric([self._topology_id], status.trees)
+        yield trees
+        labels = ["topology", "component"]
+        pending = GaugeMetricFamily("ratchet_tuples_pending", "Tuples of a spout whose fate is open.", labels=labels)
+        for component, counts in status.components.items():
+            pending.add_metric([self._topology_id, component], counts.pending)
+        yield pending
+        for field, text in _CORE_COUNTERS.items():
+            name = "ratchet_tuple_latency_seconds" if field == "latency_s" else f"ratchet_tuples_{field}"
+            family = CounterMetricFamily(name, text, labels=labels)
+            for component, counts in status.components.items():
+                family.add_metric([self._topology_id, component], getattr(counts, field))
+            yield family
+
+
+def serve_metrics(collector: Collector, host: str, port: int) -> Callable[[], None]:
     """Serve ``http://host:port/metrics`` from a thread; returns what ends it. Raises ``ConfigError`` when the port is
     taken."""
     registry = CollectorRegistry()
-    registry.register(RunCollector(status))
+    registry.register(collector)
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

@@ -5,44 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import IO, Any, Protocol
 
 
 class Observed(Protocol):
-    """A status as ``Run.status`` gives it."""
+    """A status that can be shown."""
 
-    @property
-    def phase(self) -> str: ...
-    @property
-    def committed_txid(self) -> int: ...
-    @property
-    def in_flight(self) -> Mapping[int, str]: ...
-    @property
-    def lag(self) -> int | None: ...
-    @property
-    def in_flight_rows(self) -> int | None: ...
-    @property
-    def read_rows(self) -> int: ...
-    @property
-    def committed_rows(self) -> int: ...
-    @property
-    def attempts_failed(self) -> int: ...
-    @property
-    def bad_records(self) -> int: ...
-    @property
-    def lost_records(self) -> int: ...
-    @property
-    def waiting_for(self) -> str | None: ...
+    def rows_done(self) -> int:
+        """What the rate is taken of."""
 
+    def progress_line(self, rate: float) -> str:
+        """One line for a person. ``rate``: rows done per second, lately."""
 
-def _document(status: Observed) -> dict[str, Any]:
-    """The whole status, with the lag of each partition."""
-    document: dict[str, Any] = asdict(status)  # type: ignore[call-overload]
-    for partition, progress in getattr(status, "partitions", {}).items():
-        document["partitions"][partition]["lag"] = progress.lag
-    return document
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
 
 
 class ProgressLines:
@@ -61,11 +37,11 @@ class ProgressLines:
         if not force and now - self._last < self._every_s:
             return
         self._last = now
-        self._recent = [*self._recent[-9:], (now, status.committed_rows)]
+        self._recent = [*self._recent[-9:], (now, status.rows_done())]
         if self._json:
-            self._stream.write(json.dumps(_document(status)) + "\n")
+            self._stream.write(json.dumps(status.document()) + "\n")
         else:
-            line = self._line(status)
+            line = status.progress_line(self._rate())
             self._stream.write(f"\r\x1b[2K{line}" if self._in_place else f"{line}\n")
         self._stream.flush()
 
@@ -73,30 +49,6 @@ class ProgressLines:
         if self._in_place:
             self._stream.write("\n")
             self._stream.flush()
-
-    def _line(self, status: Observed) -> str:
-        rate = self._rate()
-        in_flight = "unknown" if status.in_flight_rows is None else f"{status.in_flight_rows:,}"
-        lag = "unknown" if status.lag is None else f"{status.lag:,}"
-        parts = [
-            f"{status.phase}",
-            f"read {status.read_rows:,}",
-            f"in flight {in_flight}",
-            f"committed {status.committed_rows:,} (txid {status.committed_txid})",
-            f"lag {lag}",
-            f"{rate:,.0f} rows/s",
-        ]
-        if status.lag and rate > 0:
-            parts.append(f"{status.lag / rate:,.0f} s left")
-        if status.attempts_failed:
-            parts.append(f"{status.attempts_failed} attempts failed")
-        if status.bad_records:
-            parts.append(f"{status.bad_records:,} bad records")
-        if status.lost_records:
-            parts.append(f"{status.lost_records:,} records lost")
-        if status.waiting_for:
-            parts.append(f"waiting: {status.waiting_for}")
-        return " | ".join(parts)
 
     def _rate(self) -> float:
         """Rows per second over the last lines."""

@@ -306,9 +306,7 @@ def test_a_broker_that_is_away_holds_up_what_is_new_and_loses_nothing(tmp_path: 
         topics.create(name)
         topics.send(name, [b"%d" % n for n in range(100)])
         run = stepped(
-            KafkaSpout(
-                [name], bootstrap_servers=broker.address, codec=TextCodec(), group=name, commit_every_s=0.2
-            ),
+            KafkaSpout([name], bootstrap_servers=broker.address, codec=TextCodec(), group=name, commit_every_s=0.2),
             Rich(name, ack),
         )
         until(run, lambda: len(seen(name).executed) == 100)

@@ -1,0 +1,111 @@
+"""Core topologies on Spark: components live in homes, whatever worker Spark uses, and what dies comes again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from framework import CoreRun, submit
+from framework.acking.spark import SparkRounds
+from tests.acking.journaled import check_every_word_was_seen, noted, sentence_of, word_count
+from tests.pipeline.processes import RunProcess
+
+pytestmark = pytest.mark.spark
+
+
+def homes_of(run: CoreRun) -> list[int]:
+    executor = run._executor
+    assert isinstance(executor, SparkRounds)
+    return [each.pid for each in executor._addresses]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.behaviour("4.1", "4.3", "4.4")
+@pytest.mark.parametrize("ackers", [0, 1, 3])
+def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, ackers: int) -> None:
+    """Messages come in many rounds; counts are kept in attributes, so they are right only if the objects stay."""
+    conf = {"spark.master": spark, "topology.acker.executors": ackers, "topology.max.spout.pending": 20}
+    with submit(word_count(tmp_path, 300), conf) as run:
+        run.wait_until_idle(120)
+        assert run.status().rounds >= (5 if ackers else 1)
+        homes = homes_of(run)
+        assert len(homes) == 2
+    assert not any(map(alive, homes))
+    assert check_every_word_was_seen(tmp_path, 300) == 0
+    words = Counter(word for number in range(300) for word in sentence_of(number).split())
+    assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())
+    assert len(noted(tmp_path, "opened")) == 2
+    assert sorted(noted(tmp_path, "closed")) == ["0", "1"]
+
+
+@pytest.mark.behaviour("4.6")
+@pytest.mark.kills
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_a_home_held_comes_again_when_it_is_killed(tmp_path: Path, spark: str, which: int) -> None:
+    conf = {"spark.master": spark, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 2}
+    with submit(word_count(tmp_path, 2_000), conf) as run:
+        until(lambda: len(noted(tmp_path, "acked")) > 200)
+        first = homes_of(run)
+        os.kill(first[which], signal.SIGKILL)
+        until(lambda: homes_of(run) != first)
+        run.wait_until_idle(120)
+        status = run.status()
+        assert status.rounds_lost >= 1
+        assert homes_of(run)[1 - which] == first[1 - which]
+        assert status.components["queue"].died == 0
+    check_every_word_was_seen(tmp_path, 2_000)
+    assert len(noted(tmp_path, "opened")) == 3  # each home has one of the two spout tasks
+
+
+@pytest.mark.behaviour("4.1")
+def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str) -> None:
+    conf = {"spark.master": cluster, "topology.collapse.records.max": 0, "topology.max.spout.pending": 100}
+    with submit(word_count(tmp_path, 500), {**conf, "topology.acker.executors": 2}) as run:
+        run.wait_until_idle(180)
+        executor = run._executor
+        assert isinstance(executor, SparkRounds)
+        assert all(isinstance(each.place, tuple) for each in executor._addresses)
+    assert check_every_word_was_seen(tmp_path, 500) == 0
+
+
+@pytest.mark.behaviour("4.6")
+@pytest.mark.kills
+def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    settings = {
+        "app.folder": tmp_path,
+        "app.count": 1_500,
+        "spark.master": "local[2]",
+        "topology.max.spout.pending": 10,
+    }
+    process = RunProcess(tmp_path / "run.log", "tests.acking.journaled:topology", settings)
+    try:
+        process.start("--until-caught-up")
+        assert process.wait_for(lambda: len(noted(tmp_path, "acked")) > 100)
+        homes = {int(line.split()[1]) for line in noted(tmp_path, "opened")}
+        assert process.kill()
+        until(lambda: not any(map(alive, homes)), 20)
+        assert len(noted(tmp_path, "acked")) < 1_500
+        process.start("--until-caught-up")
+        assert process.finish() == 0, process.tail()
+    finally:
+        process.end()
+    check_every_word_was_seen(tmp_path, 1_500)
