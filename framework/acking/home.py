@@ -146,7 +146,7 @@ class SegmentTask:
                 living.out.flush()
             except Exception as error:  # noqa: BLE001 - what was emitted does not fit what was declared
                 living.died(error)
-        return self._leave()
+        return self._leave(round_.number)
 
     def close(self) -> None:
         for living in self._living.values():
@@ -167,13 +167,13 @@ class SegmentTask:
         self._sequence += 1
         self._pass_on(piece)
 
-    def _leave(self) -> Sequence[Addressed]:
+    def _leave(self, round_number: int) -> Sequence[Addressed]:
         ledger = Ledger()
         counts: dict[tuple[str, int], Counts] = {}
         for component_id, living in self._living.items():
             its_ledger, counts[(component_id, self._task)] = living.take()
             ledger.merge(its_ledger)
-        for part in ledger.parts(self._plan.ackers):
+        for part in ledger.parts(self._plan.ackers, (self._level, self._partition), round_number):
             self._pass_on(part)
         self._pass_on(News(counts, tuple(self._troubles)))
         self._troubles.clear()
@@ -198,10 +198,14 @@ class SegmentTask:
 
 
 class AckerTask:
-    """An acker, alive: it tells of trees in the round in which it decides about them."""
+    """An acker, alive: it tells of trees in the round in which it decides about them.
+
+    Invariant: what a task says of a round is taken once, and nothing that it has said before it is taken after it. A tree that
+    misses something for that times out; one that heard something twice could have passed for complete."""
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._heard: dict[tuple[int, int], int] = {}  # task -> the last round that it has spoken of
         self._completed: list[int] = []
         self._failed: list[int] = []
         self._acker: Acker[int, int] = Acker(
@@ -215,7 +219,9 @@ class AckerTask:
         reset: set[int] = set()
         for record in records:
             if isinstance(record, LedgerPart):
-                reset.update(self._apply(record))
+                if record.round > self._heard.get(record.task, 0):
+                    self._heard[record.task] = record.round
+                    reset.update(self._apply(record))
             else:
                 passing.append((0, record))
         for _ in range(round_.ticks):

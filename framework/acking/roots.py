@@ -83,9 +83,12 @@ class Roots:
 
 class LedgerPart(NamedTuple):
     """What one task has to say to one acker. ``values``: the XOR of all edges of ``roots`` that were emitted and that were acked
-    here. ``born``: roots that a spout emitted here; theirs is among ``values`` where it is not 0."""
+    here. ``born``: roots that a spout emitted here; theirs is among ``values`` where it is not 0. ``task`` and ``round``: who says
+    it and when, so that it is not taken twice: XOR would take that for nothing said."""
 
     acker: int
+    task: tuple[int, int]
+    round: int
     roots: Ids
     values: Ids
     born: Ids
@@ -134,8 +137,9 @@ class Ledger:
         self._failed |= other._failed
         self._reset |= other._reset
 
-    def parts(self, ackers: int) -> list[LedgerPart]:
-        """For each acker that is concerned: the one that a root belongs to is the root modulo their number."""
+    def parts(self, ackers: int, task: tuple[int, int], round_number: int) -> list[LedgerPart]:
+        """For each acker that is concerned: the one that a root belongs to is the root modulo their number. ``task``: level and
+        partition of whose ledger it is."""
         roots, values = self._folded()
         born, failed, reset = (_ids(each) for each in (self._born, self._failed, self._reset))
         parts = []
@@ -143,11 +147,13 @@ class Ledger:
             mine = roots % np.uint64(ackers) == acker
             part = LedgerPart(
                 acker,
+                task,
+                round_number,
                 roots[mine],
                 values[mine],
                 *(each[each % np.uint64(ackers) == acker] for each in (born, failed, reset)),
             )
-            if any(len(each) for each in part[1:]):
+            if any(len(each) for each in part[3:]):
                 parts.append(part)
         return parts
 

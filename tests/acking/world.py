@@ -1,0 +1,232 @@
+"""A core topology in one process under random trouble, all of it from a seed, and the oracle that watches it.
+
+The topology: a queue of messages (two spout tasks), a bolt that makes up to three tuples of each, one that joins tuples of
+different messages in pairs (anchored to both, held over many rounds), and one that acks or, sometimes, fails. Trouble: a task whose
+output is lost after it has run; a task that dies with all that it held; a round that breaks off; records that arrive rounds later,
+in another order, or twice; numbers of the ledger with a bit flipped; time that passes.
+
+The oracle: a message is acked only when every tuple that was made of it, in that life, was acked by the bolt that got it. In the
+end trouble stops, and every message must come through.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
+from framework.acking.home import AckerTask
+from framework.acking.roots import LedgerPart
+from framework.acking.rounds import Addressed, Record, Round, walk
+from framework.errors import RetryableError
+from tests.acking.parts import Stepped
+
+TROUBLES = (
+    "lost output",
+    "task dies",
+    "round breaks off",
+    "late records",
+    "doubled ledger",
+    "flipped bit",
+    "failed tuple",
+)
+TIMEOUT_S = 30.0
+
+
+@dataclass
+class World:
+    """What lies outside of the topology: the queue, and what was seen."""
+
+    seed: int
+    messages: int
+    troubles: frozenset[str]
+    chance: random.Random = field(init=False)
+    waiting: dict[int, list[int]] = field(default_factory=dict)
+    lives: Counter[int] = field(default_factory=Counter)
+    made: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    acked: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    done: set[int] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    def strikes(self, trouble: str, probability: float) -> bool:
+        """Whether a trouble comes now."""
+        hit = trouble in self.troubles and self.chance.random() < probability
+        self.struck[trouble] += hit
+        return hit
+
+    def make(self, lives: Sequence[str]) -> int:
+        """A new tuple, of these lives of messages."""
+        self.nodes += 1
+        for life in lives:
+            self.made[life].add(self.nodes)
+        return self.nodes
+
+    def completed(self, message: int, life: str) -> None:
+        self.done.add(message)
+        missing = self.made[life] - self.acked[life]
+        if missing:
+            self.wrong.append(f"seed {self.seed}: {life} was acked before {len(missing)} of its tuples")
+
+
+_worlds: dict[int, World] = {}
+
+
+class Source(BaseRichSpout):
+    """A queue: what was handed out and is not done is handed out again to whoever opens it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.world, self.collector = _worlds[self.seed], collector
+        mine = range(context.task_index, self.world.messages, context.task_count)
+        self.waiting = [message for message in mine if message not in self.world.done]
+
+    def next_tuple(self) -> None:
+        if self.waiting and self.world.chance.random() < 0.9:
+            message = self.waiting.pop()
+            self.world.lives[message] += 1
+            life = f"{message}:{self.world.lives[message]}"
+            self.collector.emit([life, self.world.make([life])], message_id=(message, life))
+
+    def ack(self, message_id: tuple[int, str]) -> None:
+        self.world.completed(*message_id)
+
+    def fail(self, message_id: tuple[int, str]) -> None:
+        if message_id[0] not in self.world.done:
+            self.waiting.append(message_id[0])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(lives=str, node=int))
+
+
+class Part(BaseRichBolt):
+    """``what``: "split", "pair" or "end"."""
+
+    def __init__(self, seed: int, what: str) -> None:
+        self.seed, self.what = seed, what
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.world, self.collector = _worlds[self.seed], collector
+        self.held: Tuple | None = None
+
+    def execute(self, tup: Tuple) -> None:
+        chance = self.world.chance
+        if self.what == "split":
+            for _ in range(chance.randrange(4)):
+                self.emit([tup], tup["lives"].split(","))
+            self.done(tup)
+        elif self.what == "pair":
+            other, self.held = self.held, None
+            if other is None and chance.random() < 0.7:
+                self.held = tup
+                return
+            anchors = [tup] if other is None else [tup, other]
+            self.emit(anchors, sorted({life for each in anchors for life in each["lives"].split(",")}))
+            for each in anchors:
+                self.done(each)
+        elif self.world.strikes("failed tuple", 0.02):
+            self.collector.fail(tup)
+        else:
+            self.done(tup)
+
+    def emit(self, anchors: list[Tuple], lives: list[str]) -> None:
+        self.collector.emit([",".join(lives), self.world.make(lives)], anchors=anchors)
+
+    def done(self, tup: Tuple) -> None:
+        self.collector.ack(tup)
+        for life in tup["lives"].split(","):
+            self.world.acked[life].add(tup["node"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        if self.what != "end":
+            declarer.declare(Fields(lives=str, node=int))
+
+
+class TroubledRounds:
+    """A ``RoundExecutor`` around a home, with trouble."""
+
+    def __init__(self, world: World, stepped: Stepped) -> None:
+        self.world = world
+        self._home = stepped.rounds._home
+        self._widths = stepped.plan.widths
+        self._late: dict[tuple[int, int], list[Record]] = defaultdict(list)
+
+    def start(self) -> None: ...
+
+    def run(self, round_: Round) -> Sequence[Record]:
+        if self.world.strikes("task dies", 0.02) and self._home._tasks:
+            del self._home._tasks[self.world.chance.choice(list(self._home._tasks))]
+        return walk(round_, self._widths, self._run_task)
+
+    def close(self) -> None: ...
+
+    def _run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+        world, chance = self.world, self.world.chance
+        if world.strikes("round breaks off", 0.003):
+            raise RetryableError("broke off")
+        arriving = [*records, *self._late.pop((level, partition), [])]
+        now: list[Record] = []
+        for record in arriving:
+            if isinstance(record, LedgerPart):
+                record = self._damaged(record)
+                if world.strikes("doubled ledger", 0.02):
+                    now.append(record)
+            if world.strikes("late records", 0.05):
+                self._late[(level, partition)].append(record)
+            else:
+                now.append(record)
+        if "late records" in world.troubles:
+            chance.shuffle(now)
+        exits = self._home.run_task(round_, level, partition, now)
+        return [] if world.strikes("lost output", 0.01) else exits
+
+    def _damaged(self, part: LedgerPart) -> LedgerPart:
+        if not len(part.values) or not self.world.strikes("flipped bit", 0.01):
+            return part
+        values = part.values.copy()
+        values[self.world.chance.randrange(len(values))] ^= np.uint64(1 << self.world.chance.randrange(64))
+        return part._replace(values=values)
+
+
+def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, pending: int = 8) -> World:
+    """Run one world to its end: trouble until half of the messages are done or for 200 rounds, then none. Raises
+    ``AssertionError`` when a message does not come through."""
+    world = _worlds[seed] = World(seed, messages, frozenset(troubles))
+    builder = TopologyBuilder("simulated")
+    builder.set_spout("source", Source(seed), 2)
+    builder.set_bolt("split", Part(seed, "split"), 2).shuffle_grouping("source")
+    builder.set_bolt("pair", Part(seed, "pair"), 2).fields_grouping("split", Fields("node"))
+    builder.set_bolt("end", Part(seed, "end"), 3).fields_grouping("pair", Fields("node"))
+    stepped = Stepped(builder.build(), ackers=2, pending=pending)
+    stepped.driver._executor = TroubledRounds(world, stepped)
+    try:
+        for number in range(2_000):
+            if number == 200 or len(world.done) * 2 > messages:
+                world.troubles = frozenset()
+            if len(world.done) == messages:
+                break
+            stepped.clock.now += world.chance.choice([0.0, 0.0, 0.5, 5.0])
+            stepped.driver.step()
+            stepped.driver._patience_s = 0.0
+        assert len(world.done) == messages, f"seed {seed}: {messages - len(world.done)} messages were forgotten"
+        for _ in range(8):  # nothing stays behind
+            stepped.clock.now += TIMEOUT_S
+            stepped.driver.step()
+            stepped.driver._patience_s = 0.0
+        ackers = [task for task in stepped.rounds._home._tasks.values() if isinstance(task, AckerTask)]
+        assert sum(each._acker.pending for each in ackers) == 0
+        assert stepped.driver.failure is None
+    finally:
+        del _worlds[seed]
+    return world
