@@ -83,7 +83,8 @@ def _create(admin: AdminClient, topic: str) -> None:
     """A topic that was just deleted may take a moment to be gone."""
     for attempt in range(50):
         try:
-            admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+            # As many replicas as the cluster gives by itself.
+            admin.create_topics([NewTopic(topic, PARTITIONS, -1)])[topic].result(30)
             return
         except Exception as error:
             if "already exists" not in str(error) or attempt == 49:

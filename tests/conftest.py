@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import structlog
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from hypothesis import HealthCheck, settings
 
 from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
@@ -202,6 +202,20 @@ class Topics:
         settings = {key.replace("_", "."): value for key, value in config.items()}
         self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
         return topic
+
+    def alter(self, topic: str, **config: str) -> None:
+        """Change settings of a topic, and wait until the broker says that they hold."""
+        changes = [
+            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
+        self.admin.incremental_alter_configs([resource])[resource].result(30)
+        while True:
+            found = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
+            entries = next(iter(found.values())).result(30)
+            if all(entries[each.name].value == each.value for each in changes):
+                return
 
     def producer(self, **settings: Any) -> Producer:
         """Idempotent, so that a request sent again neither doubles records nor changes their order."""

@@ -83,7 +83,10 @@ class RunProcess:
 
     def finish(self, timeout_s: float = 180) -> int:
         assert self.process is not None
-        return self.process.wait(timeout_s)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"waited {timeout_s} s in vain; the log ends:\n{self.tail()}") from None
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])

@@ -1,0 +1,193 @@
+"""A spout over Redis streams with consumer groups: a queue that locks what it hands out.
+
+Redis notes who was given what, until that is acknowledged. A task that opens anew is given again what it had been given before;
+what belonged to a task that is gone for good is taken over when nobody has touched it for long enough.
+
+Source: https://redis.io/docs/latest/develop/data-types/streams/, "Consumer groups".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pyarrow as pa
+
+from framework.config import resolved
+from framework.errors import BadRecordError, ConfigError, RetryableError
+from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext
+from spouts.retries import Retries, RetryPolicy
+
+try:
+    import redis
+except ImportError as error:  # an extra
+    raise ConfigError("RedisStreamSpout needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
+
+#: Entries asked for at once.
+CHUNK_ENTRIES = 500
+TIMEOUT_S = 5.0
+_TAKE_OVER_EVERY_S = 5.0
+
+_CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
+    "string": lambda raw: raw.decode(),
+    "int64": int,
+    "double": float,
+    "binary": bytes,
+}
+
+
+class RedisStreamSpout(BaseRichSpout):
+    """Reads the entries of a stream, each once over all tasks, and acknowledges them when their tuple trees are complete.
+
+    ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``. ``group``: the consumer group, made
+    when it is not there; ``start``: where it begins then, "earliest" or "latest". What fails is emitted again by ``retry``; after
+    ``retry.retries_max`` times it is reported and dropped. ``take_over_after_s``: entries that were handed to a task which has not
+    been heard of for so long are taken over by another, as after a change of the parallelism; longer than any tuple tree takes.
+    ``delete``: remove entries that are done from the stream.
+
+    ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable. Raises ``ConfigError`` for what cannot be.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        fields: Fields,
+        *,
+        url: str,
+        group: str,
+        start: str = "earliest",
+        retry: RetryPolicy | None = None,
+        take_over_after_s: float = 120.0,
+        delete: bool = False,
+    ) -> None:
+        if start not in ("earliest", "latest"):
+            raise ConfigError(f"start must be 'earliest' or 'latest', not {start!r}")
+        if not take_over_after_s > 0:
+            raise ConfigError(f"take_over_after_s must be above 0, not {take_over_after_s!r}")
+        for name in fields:
+            if str(fields.type_of(name)) not in _CONVERSIONS:
+                raise ConfigError(f"field {name!r} of a Redis stream must be str, int, float or bytes: declare it so")
+        self._stream, self._fields, self._url, self._group = stream, fields, url, group
+        self._start = "0" if start == "earliest" else "$"
+        self._retry = retry if retry is not None else RetryPolicy()
+        self._take_over_after_ms = int(take_over_after_s * 1000)
+        self._delete = delete
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(self._fields)
+
+    def open(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any) -> None:
+        self._collector = collector
+        self._consumer = f"{context.topology_id}-{context.component_id}-{context.task_index}"
+        self._client: Any = redis.Redis.from_url(
+            resolved("url of RedisStreamSpout", self._url), socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+        self._buffer: deque[tuple[bytes, Mapping[bytes, bytes]]] = deque()
+        self._under_way: dict[bytes, list[Any]] = {}
+        self._retries: Retries[bytes] = Retries(self._retry)
+        self._done: list[bytes] = []
+        self._mine_from: bytes | None = b"0"  # where to go on among what this task was given before; None: all is here
+        self._taken_over_at = time.monotonic()
+        self._prepared = False
+        self._trouble = False
+
+    def next_tuple(self) -> None:
+        """Emit one entry: one that is due again, else the next."""
+        try:
+            self._prepare()
+            self._acknowledge()
+            again = self._retries.due(time.monotonic())
+            if again is not None:
+                self._collector.emit(self._under_way[again], message_id=again)
+                return
+            if not self._buffer:
+                self._read()
+            if self._buffer:
+                entry, raw = self._buffer.popleft()
+                self._under_way[entry] = self._values(entry, raw)
+                self._collector.emit(self._under_way[entry], message_id=entry)
+            self._trouble = False
+        except redis.AuthenticationError as error:
+            raise ConfigError(f"Redis: {error}; correct the user and the password in url=") from error
+        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
+            if not self._trouble:  # said once
+                self._collector.report_error(RetryableError(f"Redis: {error}"))
+            self._trouble = True
+
+    def ack(self, message_id: bytes) -> None:
+        if self._under_way.pop(message_id, None) is not None:
+            self._retries.done(message_id)
+            self._done.append(message_id)
+
+    def fail(self, message_id: bytes) -> None:
+        if message_id in self._under_way and not self._retries.failed(message_id, time.monotonic()):
+            self._collector.report_error(
+                RuntimeError(
+                    f"stream {self._stream!r}, entry {message_id.decode()}: given up after its retries; dropped"
+                )
+            )
+            self.ack(message_id)
+
+    def close(self) -> None:
+        try:
+            self._acknowledge()
+        except redis.RedisError as error:  # what is not acknowledged comes again
+            self._collector.report_error(error)
+        finally:
+            self._client.close()
+
+    def _prepare(self) -> None:
+        if self._prepared:
+            return
+        try:
+            self._client.xgroup_create(self._stream, self._group, self._start, mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise ConfigError(f"stream {self._stream!r}: {error}") from error
+        self._prepared = True
+
+    def _acknowledge(self) -> None:
+        if self._done:
+            with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.xack(self._stream, self._group, *self._done)
+                if self._delete:
+                    pipeline.xdel(self._stream, *self._done)
+                pipeline.execute()
+            self._done.clear()
+
+    def _read(self) -> None:
+        """What this task had been given before it was opened, then what nobody has been given, and now and then what others have
+        left lying."""
+        if self._mine_from is not None:
+            entries = self._entries(self._mine_from)
+            self._mine_from = entries[-1][0] if entries else None
+            if entries:
+                self._buffer.extend(each for each in entries if each[1])  # what was deleted meanwhile has no fields
+                return
+        self._buffer.extend(self._entries(b">"))
+        if not self._buffer and time.monotonic() - self._taken_over_at > _TAKE_OVER_EVERY_S:
+            self._taken_over_at = time.monotonic()
+            answer = self._client.xautoclaim(
+                self._stream, self._group, self._consumer, self._take_over_after_ms, count=CHUNK_ENTRIES
+            )
+            self._buffer.extend(each for each in answer[1] if each[0] not in self._under_way and each[1])
+
+    def _entries(self, after: bytes) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+        answer = self._client.xreadgroup(self._group, self._consumer, {self._stream: after}, count=CHUNK_ENTRIES)
+        streams = answer.values() if isinstance(answer, dict) else [entries for _, entries in answer or ()]
+        return cast("list[tuple[bytes, Mapping[bytes, bytes]]]", [entry for entries in streams for entry in entries])
+
+    def _values(self, entry: bytes, raw: Mapping[bytes, bytes]) -> list[Any]:
+        values = []
+        for name in self._fields:
+            declared: pa.DataType = self._fields.type_of(name)
+            try:
+                values.append(_CONVERSIONS[str(declared)](raw[name.encode()]))
+            except (KeyError, ValueError) as error:
+                what = "is not there" if isinstance(error, KeyError) else f"is no {declared}: {raw[name.encode()]!r}"
+                raise BadRecordError(
+                    f"stream {self._stream!r}, entry {entry.decode()}: field {name!r} {what}"
+                ) from error
+        return values

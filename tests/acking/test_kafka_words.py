@@ -1,0 +1,22 @@
+"""A few kills of each kind, in the usual test run; ``python -m tests.acking.kafka_words`` does as many as one likes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.acking.kafka_words import KINDS, run
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.kills
+@pytest.mark.behaviour("4.6", "4.9")
+def test_every_word_is_counted_at_least_once_whatever_is_killed(tmp_path: Path, seed: int) -> None:
+    outcome = run(tmp_path, 1, seed)
+    print(outcome.summary())
+    assert outcome.kills == Counter(KINDS)
+    assert (outcome.missing, outcome.foreign) == (0, 0)
+    assert outcome.words > 1_000

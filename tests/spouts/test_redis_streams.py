@@ -1,0 +1,140 @@
+"""The Redis stream spout against a real server: what it hands on, acknowledges, and is given again."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework.errors import ConfigError
+from integration import RedisServer
+from spouts import RetryPolicy
+from spouts.redis_streams import RedisStreamSpout
+from tests.acking.parts import Rich, Stepped, ack, hold, seen
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Any]:
+    with redis.Redis.from_url(redis_server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def stream() -> str:
+    return f"s-{uuid.uuid4().hex[:10]}"
+
+
+def stepped(url: str, stream: str, bolt: Any, *, tasks: int = 1, **options: Any) -> Stepped:
+    builder = TopologyBuilder(stream)
+    spout = RedisStreamSpout(stream, Fields(word=str, n=int), url=url, group="words", **options)
+    builder.set_spout("stream", spout, tasks)
+    builder.set_bolt("bolt", bolt).global_grouping("stream")
+    return Stepped(builder.build())
+
+
+def fill(client: Any, stream: str, count: int) -> None:
+    for number in range(count):
+        client.xadd(stream, {"word": f"w{number}", "n": number})
+
+
+def pending(client: Any, stream: str) -> int:
+    return int(client.xpending(stream, "words")["pending"])
+
+
+def until(run: Stepped, condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, run.driver.status()
+        run.step()
+
+
+def test_each_entry_goes_to_one_task_and_is_acknowledged_when_its_tree_is_complete(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    fill(client, stream, 40)
+    run = stepped(redis_server.url, stream, Rich(stream, ack), tasks=3)
+    until(run, lambda: run.driver.status().components["stream"].completed == 40)
+    run.rounds.close()
+    assert sorted(seen(stream).executed, key=lambda row: row[1]) == [(f"w{n}", n) for n in range(40)]
+    assert pending(client, stream) == 0
+    assert client.xlen(stream) == 40
+
+
+@pytest.mark.behaviour("4.6")
+def test_what_a_task_had_been_given_is_given_to_it_again_when_it_opens(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    fill(client, stream, 10)
+    run = stepped(redis_server.url, stream, Rich(stream, hold))
+    until(run, lambda: len(seen(stream).held) == 10)
+    for collector, tup in seen(stream).held[:4]:
+        collector.ack(tup)
+    run.step(2)
+    run.rounds.close()
+    assert pending(client, stream) == 6
+    again = stepped(redis_server.url, stream, Rich(f"{stream}2", ack), delete=True)
+    until(again, lambda: again.driver.status().components["stream"].completed == 6)
+    again.rounds.close()
+    assert [n for _, n in seen(f"{stream}2").executed] == [4, 5, 6, 7, 8, 9]
+    assert (pending(client, stream), client.xlen(stream)) == (0, 4)
+
+
+def test_what_fails_comes_again_so_often_and_is_then_dropped(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    fill(client, stream, 3)
+
+    def refuse_one(bolt: Any, tup: Tuple, collector: Any) -> None:
+        (collector.fail if tup["n"] == 1 else collector.ack)(tup)
+
+    run = stepped(redis_server.url, stream, Rich(stream, refuse_one), retry=RetryPolicy(retries_max=2))
+    until(run, lambda: len(seen(stream).executed) == 5 and run.driver.status().pending == 0)
+    run.rounds.close()
+    assert sorted(n for _, n in seen(stream).executed) == [0, 1, 1, 1, 2]
+    assert "entry" in str(run.driver.status().last_error)
+    assert pending(client, stream) == 0
+
+
+def test_what_another_task_left_lying_is_taken_over(
+    redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.05)
+    fill(client, stream, 5)
+    client.xgroup_create(stream, "words", "0")
+    client.xreadgroup("words", "somebody-else", {stream: ">"})
+    run = stepped(redis_server.url, stream, Rich(stream, ack), take_over_after_s=0.2)
+    until(run, lambda: run.driver.status().components["stream"].completed == 5)
+    run.rounds.close()
+    assert pending(client, stream) == 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [({"word": "x"}, "field 'n' is not there"), ({"word": "x", "n": "seven"}, "field 'n' is no int64: b'seven'")],
+)
+def test_an_entry_that_is_not_what_was_declared_is_named(
+    redis_server: RedisServer, client: Any, stream: str, entry: dict[str, str], message: str
+) -> None:
+    number = client.xadd(stream, entry).decode()
+    builder = TopologyBuilder("wrong")
+    builder.set_spout("stream", RedisStreamSpout(stream, Fields(word=str, n=int), url=redis_server.url, group="words"))
+    run = submit(builder.build(), {}, executor="local")
+    with pytest.raises(CoreTopologyFailed, match=f"stream '{stream}', entry {number}: {message}"):
+        run.join(30)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    made = {"url": "redis://127.0.0.1", "group": "g"}
+    with pytest.raises(ConfigError, match="start must be 'earliest' or 'latest', not 'now'"):
+        RedisStreamSpout("s", Fields(a=str), start="now", **made)
+    with pytest.raises(ConfigError, match="take_over_after_s must be above 0"):
+        RedisStreamSpout("s", Fields(a=str), take_over_after_s=0, **made)
+    with pytest.raises(ConfigError, match="field 'a' of a Redis stream must be str, int, float or bytes"):
+        RedisStreamSpout("s", Fields("a"), **made)
