@@ -49,10 +49,11 @@ class OutputCollector(Protocol):
 
 
 class OutputFieldsDeclarer:
-    """Collects the streams that a component declares."""
+    """Collects the streams that a component declares. ``attempts``: tuples carry the transaction attempt, as field ``id``."""
 
-    def __init__(self, component_id: str) -> None:
+    def __init__(self, component_id: str, *, attempts: bool = True) -> None:
         self._component_id = component_id
+        self._attempts = attempts
         self.streams: dict[str, Fields] = {}
         self.direct: set[str] = set()
 
@@ -64,7 +65,7 @@ class OutputFieldsDeclarer:
             )
         if stream in self.streams:
             raise TopologyError(f"component {self._component_id!r} declares stream {stream!r} twice")
-        if "id" in fields:
+        if self._attempts and "id" in fields:
             raise TopologyError(
                 f"component {self._component_id!r}, stream {stream!r}: field 'id' is the transaction attempt, which the "
                 "framework adds; use another name"

@@ -54,7 +54,7 @@ class TopologyBuilder:
     def __init__(self, topology_id: str = "topology") -> None:
         self._topology_id = valid_id("topology", topology_id)
         self._spouts: dict[str, Component] = {}
-        self._bolts = Bolts(lambda component_id: component_id in self._spouts)
+        self._bolts = Bolts(lambda component_id: component_id in self._spouts, attempts=False)
 
     def set_spout(
         self, spout_id: str, spout: BaseRichSpout | Callable[[], BaseRichSpout], parallelism: int = 1
@@ -70,7 +70,7 @@ class TopologyBuilder:
                 f"spout {spout_id!r} is a {type(instance).__name__}: a core topology takes a BaseRichSpout; transactional "
                 "spouts belong into a TransactionalTopologyBuilder"
             )
-        declarer = OutputFieldsDeclarer(spout_id)
+        declarer = OutputFieldsDeclarer(spout_id, attempts=False)
         instance.declare_output_fields(declarer)
         self._spouts[spout_id] = Component(
             spout_id,
@@ -92,7 +92,8 @@ class TopologyBuilder:
         tasks = sum(each.parallelism for each in self._spouts.values())
         if tasks > SPOUT_TASKS_MAX:
             raise TopologyError(f"the spouts have {tasks} tasks together; {SPOUT_TASKS_MAX} is the most")
-        topology = CoreTopology(self._topology_id, in_order((*self._spouts.values(), *self._bolts.components())))
+        components = in_order((*self._spouts.values(), *self._bolts.components()), attempts=False)
+        topology = CoreTopology(self._topology_id, components)
         for component in topology.components:
             bolt = component.instance
             if isinstance(bolt, Bolt) and (component.committer or not isinstance(bolt, (BaseRichBolt, BaseBasicBolt))):

@@ -139,10 +139,11 @@ class BoltDeclarer:
 
 
 class Bolts:
-    """The bolts that a builder was given. ``taken``: ids of other components."""
+    """The bolts that a builder was given. ``taken``: ids of other components. ``attempts``: tuples carry the attempt."""
 
-    def __init__(self, taken: Callable[[str], bool]) -> None:
+    def __init__(self, taken: Callable[[str], bool], *, attempts: bool = True) -> None:
         self._taken = taken
+        self._attempts = attempts
         self._added: dict[str, Component] = {}
         self._subscriptions: dict[str, list[Subscription]] = {}
 
@@ -180,7 +181,7 @@ class Bolts:
     def components(self) -> Iterator[Component]:
         """With the streams that they declare and what they subscribe to, unchecked."""
         for bolt_id, component in self._added.items():
-            declarer = OutputFieldsDeclarer(bolt_id)
+            declarer = OutputFieldsDeclarer(bolt_id, attempts=self._attempts)
             component.instance.declare_output_fields(declarer)
             yield replace(
                 component,
@@ -190,13 +191,13 @@ class Bolts:
             )
 
 
-def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
+def in_order(components: Iterable[Component], *, attempts: bool = True) -> tuple[Component, ...]:
     """Spouts first, each bolt after what it subscribes to, with every input checked and bound. Raises ``TopologyError``
     naming what is wrong."""
     by_id = {each.id: each for each in components}
     ordered: list[Component] = []
     for component in _topological(by_id):
-        ordered.append(_bound(component, by_id))
+        ordered.append(_bound(component, by_id, attempts=attempts))
         by_id[component.id] = ordered[-1]
     return tuple(ordered)
 
@@ -243,7 +244,7 @@ def _topological(components: Mapping[str, Component]) -> list[Component]:
     return list(done.values())
 
 
-def _bound(component: Component, components: Mapping[str, Component]) -> Component:
+def _bound(component: Component, components: Mapping[str, Component], *, attempts: bool) -> Component:
     """Check a bolt's inputs and let it learn their types; declared streams are asked again, now that it knows them."""
     bolt = component.instance
     if not isinstance(bolt, Bolt):
@@ -277,7 +278,7 @@ def _bound(component: Component, components: Mapping[str, Component]) -> Compone
                 )
         inputs.append(Input(sub.component_id, sub.stream, fields, sub.grouping))
     bolt.bind(component.id, inputs, component.parallelism)
-    declarer = OutputFieldsDeclarer(component.id)
+    declarer = OutputFieldsDeclarer(component.id, attempts=attempts)
     bolt.declare_output_fields(declarer)
     return Component(
         component.id,

@@ -72,7 +72,12 @@ class Outcome:
 
     def summary(self) -> dict[str, Any]:
         shown = {kind: (statistics.median(each), max(each)) for kind, each in self.recovery_s.items()}
-        return {**asdict(self), "recovery_s": shown, "share_repeated": round(self.share_repeated, 4)}
+        return {
+            **asdict(self),
+            "kills": dict(self.kills),
+            "recovery_s": shown,
+            "share_repeated": round(self.share_repeated, 4),
+        }
 
 
 def run(folder: Path, times: int, seed: int, *, per_second: int = 200) -> Outcome:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import flights_data, global_count, word_count
+from examples import acker_trace, flights_data, global_count, joined_streams, streaming_word_count, word_count
 from integration import EmbeddedServers
 
 
@@ -29,3 +29,31 @@ def test_flights_file_holds_what_the_demo_says() -> None:
     carriers, routes = flights_data.expected()
     assert sum(row[0] for row in carriers.values()) == sum(routes.values()) == flights_data.FLIGHTS
     assert (len(carriers), len(routes)) == (16, 224)
+
+
+@pytest.mark.integration
+@pytest.mark.behaviour("4.2")
+@pytest.mark.parametrize(("executor", "basic"), [("local", False), ("local", True), ("spark", False)])
+def test_streaming_word_count_matches_a_counter(
+    executor: str, basic: bool, tmp_path: Path, servers: EmbeddedServers, spark: str
+) -> None:
+    text, changes = streaming_word_count.TEXT, tmp_path / "changes"
+    counts = streaming_word_count.count_words(servers, text, changes, basic=basic, executor=executor)
+    lines = text.read_text().splitlines()
+    assert counts == Counter(word for line in lines for word in word_count.words_of(line))
+
+
+@pytest.mark.behaviour("4.2", "4.8")
+@pytest.mark.parametrize("executor", ["local", "spark"])
+def test_joined_streams_come_again_in_pairs(executor: str, spark: str) -> None:
+    counts = joined_streams.run(executor)
+    assert counts["impressions"] == counts["clicks"] == (12, 4)
+    assert counts["billing"] == (0, 4)
+
+
+@pytest.mark.behaviour("4.3")
+def test_the_trace_of_the_ledger_is_that_of_the_text() -> None:
+    lines = list(acker_trace.trace())
+    numbers = [line.rsplit(": ", 1)[1] for line in lines[:8]]
+    assert numbers == ["1010", "1011", "0110", "0111", "1100", "1100", "0000, complete", "0000, complete"]
+    assert lines[8:] == ["sid1 is told that stid1 is fully processed", "sid2 is told that stid2 is fully processed"]
