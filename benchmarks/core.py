@@ -72,7 +72,9 @@ def core(bootstrap_servers: str, topic: str) -> CoreTopology:
 
 
 def transactional(bootstrap_servers: str, topic: str, database: Path) -> Topology:
-    spout = OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=bootstrap_servers, codec=TextCodec("sentence"))
+    spout = OpaqueKafkaTransactionalSpout(
+        [topic], bootstrap_servers=bootstrap_servers, codec=TextCodec("sentence"), batch_records_max=20_000
+    )
     builder = TransactionalTopologyBuilder(f"cost-{uuid.uuid4().hex[:6]}", "lines", spout, PARTITIONS)
     builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
     state = OpaqueMapState(SqliteBackend(database, "words"))

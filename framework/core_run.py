@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from framework.acking.rounds import RoundExecutor
 from framework.config import Config
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles, plan_execution
+from framework.running import RunningThread
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
 
 
@@ -21,8 +21,9 @@ class CoreTopologyFailed(RatchetError):
     ends with the trace."""
 
 
-class CoreRun:
-    """A core topology that runs in a thread of this process. Made by ``submit``."""
+class CoreRun(RunningThread):
+    """A core topology that runs in a thread of this process. Made by ``submit``. When it is stopped, nothing more is taken from the
+    spouts, what is under way may end for a while, and every component is closed."""
 
     def __init__(self, topology: CoreTopology, plan: CorePlan, executor: RoundExecutor, config: Config) -> None:
         self._topology = topology
@@ -36,7 +37,7 @@ class CoreRun:
 
             collector = CoreRunCollector(topology.id, self.status)
             self._stop_metrics = serve_metrics(collector, config.metrics_host, config.metrics_port)
-        self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
+        super().__init__(topology.id)
         self._thread.start()
 
     def _main(self) -> None:
@@ -65,26 +66,8 @@ class CoreRun:
             f"bolts {status.held}, last error {status.last_error}"
         )
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Take nothing more from the spouts, let what is under way end for a while, close every component. Safe to call twice."""
+    def _request_stop(self) -> None:
         self._driver.request_stop()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise TimeoutError(f"topology {self._topology.id!r} did not stop within {timeout_s:g} s")
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the run to end; True when it has. Raises what the topology failed with."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
-        self._raise_failure()
-        return True
-
-    def __enter__(self) -> CoreRun:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
 
     def _raise_failure(self) -> None:
         if self._driver.error is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
@@ -17,6 +16,7 @@ from framework.errors import BadRecordError, ConfigError, DataLossError, Ratchet
 from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
 from framework.execution.plan import check_pickles
 from framework.observe import TransactionEvent, TransactionRecord
+from framework.running import RunningThread
 from framework.topology import Bolt, CoreTopology, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.reset import reset_positions
@@ -115,7 +115,7 @@ class RunStatus:
         return document
 
 
-class Run:
+class Run(RunningThread):
     """A topology that runs in threads of this process. Made by ``submit``."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Run:
             from framework.observe.metrics import RunCollector, serve_metrics  # loaded only by runs that serve them
 
             self._stop_metrics = serve_metrics(RunCollector(self.status), config.metrics_host, config.metrics_port)
-        self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology.id}", daemon=True)
+        super().__init__(topology.id)
         self._thread.start()
 
     def _main(self) -> None:
@@ -222,26 +222,8 @@ class Run:
                 raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
         self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Finish the commit under way, abandon the rest, end the threads. Loses nothing; safe to call twice."""
+    def _request_stop(self) -> None:
         self._driver.request_stop()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise TimeoutError(f"topology {self._topology.id!r} did not stop within {timeout_s:g} s")
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the run to end; True when it has. Raises what the topology failed with."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
-        self._raise_failure()
-        return True
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
 
     def _wait(self, condition: Any, timeout_s: float | None, what: str) -> None:
         if self._driver.wait_until(condition, timeout_s):

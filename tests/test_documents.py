@@ -10,6 +10,7 @@ import pytest
 from framework import Config, Fields, Topology, TransactionAttempt
 from framework.config import flatten
 from framework.kafka_clients import KafkaSettings
+from framework.topology import CoreTopology
 from sinks import OpaqueMapState, SqliteBackend
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +47,15 @@ def test_what_is_shown_of_reading_kafka_runs(tmp_path: Path, monkeypatch: pytest
     conf = Config.load(tmp_path / "kafka.toml").for_components()
     KafkaSettings(None, None).with_conf(conf)
     assert conf["kafka.sasl.password"].get_secret_value() == "secret"
+
+
+def test_what_is_shown_of_core_topologies_builds() -> None:
+    namespace: dict[str, object] = {}
+    for code in blocks("python", "docs/core.md"):
+        exec(code, namespace)
+    built = namespace["topology"]({"app.kafka": "127.0.0.1:1"})  # type: ignore[operator]
+    assert isinstance(built, CoreTopology)
+    assert built.parallelisms() == {"sentences": 2, "split": 2, "count": 3}
 
 
 def test_what_is_shown_of_sinks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from confluent_kafka import Uuid
 
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
+from framework.kafka_clients import KafkaSettings
 from integration.server import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+from spouts.kafka_metadata import KafkaMetadata
 from tests.conftest import Topics
 
 CONTEXT = TopologyContext("t", "spout", 0, 1)
@@ -382,3 +386,22 @@ class TestReading:
         headers = [{"key": "h", "value": b"x"}, {"key": "h", "value": None}]
         assert first == ("v", name, 0, 0, 1_700_000_000_123, b"k", headers)
         assert (second[0], second[3], second[5], second[6]) == (None, 1, None, [])
+
+
+@pytest.mark.integration
+def test_asking_about_topics_leaves_nothing_behind(topics: Topics, name: str) -> None:
+    """One such question is asked per transaction: what it leaves behind adds up."""
+    topics.create(name)
+    metadata = KafkaMetadata(KafkaSettings(topics.bootstrap_servers, None), (name,), None)
+    topic_ids = metadata.topics().topic_ids
+
+    def kept() -> int:
+        gc.collect()
+        return sum(1 for each in gc.get_objects() if isinstance(each, Uuid))
+
+    metadata.confirm_topics(topic_ids)
+    before = kept()
+    for _ in range(50):
+        metadata.confirm_topics(topic_ids)
+    assert kept() - before < 5
+    metadata.close()
