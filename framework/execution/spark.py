@@ -468,7 +468,8 @@ def python_part(error: BaseException) -> list[str]:
     for line in str(error).splitlines():
         if line.lstrip().startswith("at "):
             break
-        if line.strip():
-            lines.append(line.split(" SQLSTATE:")[0] if "SQLSTATE" in line else line)
+        said = line.split(" SQLSTATE:")[0].removesuffix("Driver stacktrace:")
+        if said.strip():
+            lines.append(said)
     # What Spark says about a Python worker that raised is less than what the worker says.
     return [line for line in lines if "exception was thrown from the Python worker" not in line] or lines

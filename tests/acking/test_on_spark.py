@@ -13,6 +13,7 @@ import pytest
 
 from framework import CoreRun, submit
 from framework.acking.spark import SparkRounds
+from framework.execution.spark import python_part
 from tests.acking.journaled import check_every_word_was_seen, noted, sentence_of, word_count
 from tests.pipeline.processes import RunProcess
 
@@ -109,3 +110,22 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
     finally:
         process.end()
     check_every_word_was_seen(tmp_path, 1_500)
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        (
+            "An error occurred.\n: PythonException: thrown:\nTraceback:\n  File ...\nHomeLostError: home 0 is gone: reset\n"
+            " SQLSTATE: 38000\n\tat org.apache.spark.api.python(PythonRunner.scala:1)\n",
+            "HomeLostError: home 0 is gone: reset",
+        ),
+        (
+            "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited) Reason: exit code 137\n"
+            "Driver stacktrace:\n\tat org.apache.spark.scheduler.DAGScheduler(DAGScheduler.scala:1)",
+            "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited) Reason: exit code 137",
+        ),
+    ],
+)
+def test_of_what_spark_says_the_line_is_taken_that_tells_something(text: str, last: str) -> None:
+    assert python_part(RuntimeError(text))[-1] == last
