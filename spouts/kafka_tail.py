@@ -30,6 +30,8 @@ _log = structlog.get_logger()
 
 #: How often topics are looked up again; new topics and partitions are seen this late.
 LOOK_UP_EVERY_S = 5.0
+#: And how soon after that has failed.
+AGAIN_AFTER_S = 0.25
 _REQUEST_S = 5.0
 CHUNK_RECORDS = 2_000
 
@@ -75,7 +77,7 @@ class KafkaTail:
         now = time.monotonic()
         if self._looked_up is not None and now - self._looked_up < LOOK_UP_EVERY_S:
             return {}
-        self._looked_up = now  # also when it fails: a cluster that does not answer is not asked in every round
+        self._looked_up = now - LOOK_UP_EVERY_S + AGAIN_AFTER_S  # when it fails: not in every round, but soon
         try:
             listed = self._consumer.list_topics(timeout=_REQUEST_S).topics
             names = self._wanted(listed)
@@ -91,6 +93,7 @@ class KafkaTail:
         except KafkaException as error:
             raise self._errors.explain(error) from error
         self._errors.connected = True
+        self._looked_up = now
         self._assigned.update(begins)
         return begins
 
