@@ -3,7 +3,7 @@
 Spark gives a task to whichever worker process is free, and ends workers as it likes; a spout that holds a connection and pending
 tuples needs a place that stays. So each home is a process that a Spark task has started, on the executor's host; tasks of the
 rounds carry to it what is for it, and carry away what it gives. It ends when it is told to, when its executor is gone, and when
-it has not been heard of for too long.
+it has not been heard of for too long; and when a round of it takes too long, since a component may have hung.
 
 A home answers one message after the other per connection, and runs one round of a task at a time. Connections are made with the
 run's key: ``multiprocessing.connection`` lets nobody in without it.
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, NoReturn, Union
 
 import cloudpickle
 
@@ -36,7 +36,11 @@ from framework.errors import InvariantViolation, RetryableError
 #: A home that its driver has not been heard of for so long closes its tasks and ends.
 LEASE_MIN_S = 60.0
 _WATCH_S = 1.0
-_START_S = 60.0
+#: How long a home may take to let somebody in, and to answer when it is only asked whether it is there.
+_CONNECT_S = 10.0
+_BACKLOG = 64
+#: How long components may take to close.
+_CLOSE_S = 30.0
 
 Place = Union[str, tuple[str, int]]
 
@@ -77,17 +81,41 @@ _connections: dict[Address, Connection] = {}
 def _connected(address: Address, key: bytes) -> Connection:
     found = _connections.get(address)
     if found is None:
-        found = _connections[address] = Client(address.place, authkey=key)
+        found = _connections[address] = _let_in(address, key)
     return found
 
 
-class Courier:
-    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its home."""
+def _let_in(address: Address, key: bytes) -> Connection:
+    """A new connection. Raises ``TimeoutError`` when the home is there and does not move: connecting has no timeout of its own."""
+    made: list[Connection | BaseException] = []
 
-    def __init__(self, addresses: Sequence[Address], key: bytes, placed: Mapping[tuple[int, int], int]) -> None:
+    def connect() -> None:
+        try:
+            made.append(Client(address.place, authkey=key))
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread that asked
+            made.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECT_S)
+    if not made:
+        raise TimeoutError(f"it did not let anybody in for {_CONNECT_S:g} s")
+    if isinstance(made[0], BaseException):
+        raise made[0]
+    return made[0]
+
+
+class Courier:
+    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its home. ``answer_s``: a home that
+    has not answered for so long is told to end itself, and counts as lost."""
+
+    def __init__(
+        self, addresses: Sequence[Address], key: bytes, placed: Mapping[tuple[int, int], int], answer_s: float
+    ) -> None:
         self._addresses = {each.number: each for each in addresses}
         self._key = key
         self._placed = placed
+        self._answer_s = answer_s
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
         """One task of a level."""
@@ -124,14 +152,26 @@ class Courier:
     def _answer(self, number: int) -> Any:
         address = self._addresses[number]
         try:
-            outcome, result = _connected(address, self._key).recv()
+            connection = _connected(address, self._key)
+            if not connection.poll(self._answer_s):
+                self._end(address)
+                raise TimeoutError(f"it did not answer for {self._answer_s:g} s")
+            outcome, result = connection.recv()
         except (OSError, EOFError) as error:
             self._lost(address, error)
         if outcome == "bug":
             raise InvariantViolation(result)
         return result
 
-    def _lost(self, address: Address, error: BaseException) -> None:
+    def _end(self, address: Address) -> None:
+        """A component may have hung: only its process can be ended."""
+        try:
+            with _let_in(address, self._key) as connection:
+                connection.send(("die",))
+        except (OSError, EOFError):
+            pass  # it is gone already, or does not move at all
+
+    def _lost(self, address: Address, error: BaseException) -> NoReturn:
         for each in list(_connections):  # answers that nobody waits for any more must not be taken for later ones
             _connections.pop(each).close()
         reason = str(error) or type(error).__name__
@@ -142,9 +182,9 @@ def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> A
     """The home's address if it answers; otherwise that of a new one on this host. Called in a Spark task."""
     if known is not None:
         try:
-            Courier([known], settings.key, {}).ask(number, "ping")
+            Courier([known], settings.key, {}, _CONNECT_S).ask(number, "ping")
             return known
-        except (RetryableError, OSError):
+        except RetryableError:
             pass
     return start_home(settings, number)
 
@@ -173,7 +213,7 @@ def start_home(settings: HomeSettings, number: int) -> Address:
 def close_home(address: Address, key: bytes) -> None:
     """Close a home's tasks and end it; nothing when it is gone."""
     try:
-        Courier([address], key, {}).ask(address.number, "close")
+        Courier([address], key, {}, _CLOSE_S).ask(address.number, "close")
     except RetryableError:
         pass
     finally:
@@ -211,7 +251,7 @@ class HomeServer:
         place: Place = f"{self._folder.name}/home"
         if settings.driver_host is not None:
             place = (_own_host(settings.driver_host), 0)
-        self._listener = Listener(place, authkey=settings.key)
+        self._listener = Listener(place, backlog=_BACKLOG, authkey=settings.key)
         bound = self._listener.address
         self.address = Address(number, bound if isinstance(bound, str) else (bound[0], bound[1]), os.getpid())
         self._locks: dict[tuple[int, int], threading.Lock] = {}
@@ -237,7 +277,7 @@ class HomeServer:
             try:
                 connection = self._listener.accept()
             except Exception:  # noqa: BLE001 - somebody without the key, or a connection that broke; the next one may be right
-                if self._ended.is_set():
+                if self._ended.wait(0.05):
                     return
                 continue
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
@@ -267,6 +307,8 @@ class HomeServer:
             return self._run(*arguments)
         if what == "close":
             self._home.close()
+        elif what == "die":
+            os._exit(1)
         return None
 
     def _run(self, round_: Round, level: int, tasks: Sequence[tuple[int, Sequence[Record]]]) -> list[Addressed]:

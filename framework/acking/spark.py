@@ -22,7 +22,8 @@ _log = structlog.get_logger()
 
 
 class SparkRounds:
-    """The ``RoundExecutor`` on Spark. ``lease_s``: a home that has not been heard of for so long ends."""
+    """The ``RoundExecutor`` on Spark. ``lease_s``: a home that has not been heard of for so long ends, and one that does
+    not answer for so long is ended."""
 
     def __init__(
         self, plan: CorePlan, settings: Mapping[str, str], *, collapse_tuples_max: int, lease_s: float
@@ -51,7 +52,7 @@ class SparkRounds:
         try:
             if self._suspect:
                 self._find_homes()
-            courier = Courier(self._addresses, self._settings.key, self._placed)
+            courier = Courier(self._addresses, self._settings.key, self._placed, self._settings.lease_s)
             if self._jobs.local or self._tuples <= self._collapse_tuples_max:
                 records = self._jobs.one(_Walk(courier, round_, self._plan.widths))
             else:
