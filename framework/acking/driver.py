@@ -204,7 +204,8 @@ class RoundDriver:
                 busy = self._heard(record) or busy
                 troubles += record.troubles
         for trouble in troubles:
-            _log.error("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
+            say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
+            say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
             self._show(last_error=str(trouble))
         self._judge(troubles)
         return busy or bool(troubles)

@@ -16,10 +16,13 @@ import pyarrow as pa
 from framework.acking.acker import Acker
 from framework.acking.living import TIMEOUT_TICKS, Living, LivingBolt, LivingSpout
 from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
-from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble
+from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble, TroubleKind
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
 from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology
+
+#: Errors of user code that a task tells of after one round.
+TROUBLES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +112,14 @@ class SegmentTask:
             component = plan.plan.components[component_id]
             living: Living
             if component.inputs:
-                living = LivingBolt(topology, component, task, self._troubles.append)
+                living = LivingBolt(topology, component, task, self._hear)
             else:
                 number = numbers[(component_id, task)]
                 living = self._spouts[number] = LivingSpout(
                     topology,
                     component,
                     task,
-                    self._troubles.append,
+                    self._hear,
                     number=number,
                     first_round=first_round,
                     pending_max=plan.pending_max,
@@ -151,6 +154,12 @@ class SegmentTask:
     def close(self) -> None:
         for living in self._living.values():
             living.close()
+
+    def _hear(self, trouble: Trouble) -> None:
+        """Keep the first few of a round, and all that decide about the topology: one bad record may fail in thousands of copies."""
+        decides = trouble.kind in (TroubleKind.CANNOT_START, TroubleKind.FATAL)
+        if len(self._troubles) < TROUBLES_MAX or (decides and len(self._troubles) < 2 * TROUBLES_MAX):
+            self._troubles.append(trouble)
 
     def _execute(self, edge: Edge, batch: pa.RecordBatch) -> None:
         living = self._living[edge.target]

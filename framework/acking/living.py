@@ -448,9 +448,7 @@ class LivingBolt(Living):
             made.prepare(self.topology.conf, self.context, self._basic, None)
 
     def end(self, made: Any) -> None:
-        cleanup = getattr(made, "cleanup", None)
-        if cleanup is not None:
-            cleanup()
+        made.cleanup()
 
     def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
         """Every tuple of a batch. An error ends the instance and fails the tuple; the next one finds a new instance."""

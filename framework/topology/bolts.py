@@ -157,7 +157,8 @@ class Bolt(ABC):
 
 
 class BaseBasicBolt(Bolt):
-    """One tuple in, any number out.
+    """One tuple in, any number out. For both kinds of topology: in a core topology ``batch_id`` is None in ``prepare``, which is
+    called once per task, what is emitted is anchored to the tuple, and the tuple is acked when ``execute`` returns.
 
     >>> class Split(BaseBasicBolt):
     ...     deterministic = True
@@ -172,7 +173,10 @@ class BaseBasicBolt(Bolt):
 
     @abstractmethod
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        """Called for each tuple. Raise ``FailedException`` to have the batch replayed."""
+        """Called for each tuple. Raise ``FailedException`` to have the batch replayed; in a core topology, to fail the tuple."""
+
+    def cleanup(self) -> None:
+        """Called when a core topology stops. In a transactional one, where a bolt lives for one batch, it is not."""
 
 
 class BaseBatchBolt(Bolt):

@@ -17,7 +17,8 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking.home import AckerTask
+from framework.acking.home import TROUBLES_MAX, AckerTask
+from framework.acking.rounds import News, Round
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology.groupings import Grouping
 from spouts import MemoryTransactionalSpout
@@ -368,6 +369,25 @@ def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
     ):
         run.wait_until_idle(30)
     assert run.status().phase == "failed"
+
+
+def test_errors_by_the_thousand_are_told_of_by_a_few(key: str) -> None:
+    def always(bolt: Any, tup: Tuple, collector: Any) -> None:
+        raise ValueError(f"bad {tup[0]}")
+
+    stepped = Stepped(built(key, list(range(2_000)), Rich(key, always), again=False), pending=5_000)
+    told: list[int] = []
+    run = stepped.rounds.run
+
+    def spied(round_: Round) -> Any:
+        records = run(round_)
+        told.extend(len(each.troubles) for each in records if isinstance(each, News))
+        return records
+
+    stepped.rounds.run = spied  # type: ignore[method-assign]
+    stepped.step(2)
+    assert told == [TROUBLES_MAX, 0]
+    assert len(seen(key).failed) == 2_000
 
 
 def test_values_that_do_not_fit_end_the_task_that_emitted_them(key: str) -> None:
