@@ -11,6 +11,7 @@ run's key: ``multiprocessing.connection`` lets nobody in without it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import secrets
@@ -76,6 +77,9 @@ class HomeLostError(RetryableError):
 
 
 _connections: dict[Address, Connection] = {}
+#: Numbers of messages: the answer to one carries its number, so that what a task which was killed did not wait for is not taken
+#: for the answer to the next.
+_numbers = itertools.count()
 
 
 def _connected(address: Address, key: bytes) -> Connection:
@@ -116,6 +120,7 @@ class Courier:
         self._key = key
         self._placed = placed
         self._answer_s = answer_s
+        self._asked: dict[int, int] = {}
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
         """One task of a level."""
@@ -144,8 +149,9 @@ class Courier:
 
     def _send(self, number: int, message: tuple[Any, ...]) -> None:
         address = self._addresses[number]
+        self._asked[number] = next(_numbers)
         try:
-            _connected(address, self._key).send(message)
+            _connected(address, self._key).send((self._asked[number], *message))
         except (OSError, EOFError) as error:
             self._lost(address, error)
 
@@ -153,10 +159,12 @@ class Courier:
         address = self._addresses[number]
         try:
             connection = _connected(address, self._key)
-            if not connection.poll(self._answer_s):
-                self._end(address)
-                raise TimeoutError(f"it did not answer for {self._answer_s:g} s")
-            outcome, result = connection.recv()
+            answered = None
+            while answered != self._asked[number]:
+                if not connection.poll(self._answer_s):
+                    self._end(address)
+                    raise TimeoutError(f"it did not answer for {self._answer_s:g} s")
+                answered, outcome, result = connection.recv()
         except (OSError, EOFError) as error:
             self._lost(address, error)
         if outcome == "bug":
@@ -167,13 +175,14 @@ class Courier:
         """A component may have hung: only its process can be ended."""
         try:
             with _let_in(address, self._key) as connection:
-                connection.send(("die",))
+                connection.send((0, "die"))
         except (OSError, EOFError):
             pass  # it is gone already, or does not move at all
 
     def _lost(self, address: Address, error: BaseException) -> NoReturn:
-        for each in list(_connections):  # answers that nobody waits for any more must not be taken for later ones
-            _connections.pop(each).close()
+        found = _connections.pop(address, None)
+        if found is not None:
+            found.close()
         reason = str(error) or type(error).__name__
         raise HomeLostError(f"home {address.number} (pid {address.pid}) is gone: {reason}") from error
 
@@ -285,13 +294,13 @@ class HomeServer:
     def _answer(self, connection: Connection) -> None:
         try:
             while True:
-                message = connection.recv()
+                number, *message = connection.recv()
                 with self._lock:
                     self._working += 1
                 try:
-                    outcome = "ok", self._do(*message)
+                    outcome = number, "ok", self._do(*message)
                 except Exception:  # noqa: BLE001 - user code's errors stay inside; this is a bug
-                    outcome = "bug", traceback.format_exc()
+                    outcome = number, "bug", traceback.format_exc()
                 finally:
                     with self._lock:
                         self._working -= 1

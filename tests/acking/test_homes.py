@@ -1,0 +1,127 @@
+"""Homes as processes: who gets in, what is answered, when they end. No Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+from framework.acking import homes
+from framework.acking.home import CorePlan
+from framework.acking.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
+from framework.acking.rounds import News, Round
+from framework.execution.plan import plan_execution
+from tests.acking.journaled import noted, word_count
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> HomeSettings:
+    plan = CorePlan(plan_execution(word_count(tmp_path, 10, spouts=1)), {}, 1, 100)
+    return HomeSettings.of(plan, 60.0, None)
+
+
+@pytest.fixture
+def home(settings: HomeSettings) -> Iterator[Address]:
+    address = start_home(settings, 0)
+    yield address
+    if alive(address.pid):
+        os.kill(address.pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def courier(settings: HomeSettings, home: Address, answer_s: float = 30.0) -> Courier:
+    return Courier(
+        [home], settings.key, {(level, partition): 0 for level in range(4) for partition in range(4)}, answer_s
+    )
+
+
+def test_a_round_goes_through_a_home_and_tasks_stay_there(
+    settings: HomeSettings, home: Address, tmp_path: Path
+) -> None:
+    carrier = courier(settings, home)
+    for number in (1, 2):
+        records = carrier.walk(Round(number), [1, 2, 3, 1])
+        assert any(isinstance(each, News) for each in records)
+    assert len(noted(tmp_path, "opened")) == 1
+    assert len(noted(tmp_path, "seen")) > 10
+    close_home(home, settings.key)
+    assert noted(tmp_path, "closed") == ["0"]
+    assert gone(home.pid)
+
+
+def test_nobody_gets_in_without_the_key(home: Address) -> None:
+    with pytest.raises(AuthenticationError):
+        Client(home.place, authkey=b"another")
+    assert alive(home.pid)
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(settings: HomeSettings, home: Address) -> None:
+    carrier = courier(settings, home)
+    carrier._send(0, ("run", Round(1), 0, [(0, [])]))  # a task that was killed before the answer came
+    assert carrier.ask(0, "ping") is None
+
+
+def test_a_home_that_is_gone_is_named_and_another_takes_its_place(settings: HomeSettings, home: Address) -> None:
+    assert ensure_home(settings, 0, home) == home
+    os.kill(home.pid, signal.SIGKILL)
+    assert gone(home.pid)
+    with pytest.raises(HomeLostError, match=rf"home 0 \(pid {home.pid}\) is gone"):
+        courier(settings, home).ask(0, "ping")
+    other = ensure_home(settings, 0, home)
+    assert other.pid != home.pid
+    assert courier(settings, other).ask(0, "ping") is None
+    close_home(other, settings.key)
+
+
+def test_a_home_that_does_not_move_counts_as_gone(
+    settings: HomeSettings, home: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "_CONNECT_S", 0.5)
+    os.kill(home.pid, signal.SIGSTOP)
+    with pytest.raises(HomeLostError, match=r"did not let anybody in for 0\.5 s"):
+        courier(settings, home).ask(0, "ping")
+    os.kill(home.pid, signal.SIGCONT)
+
+
+def test_a_home_ends_with_the_process_that_it_belongs_to(settings: HomeSettings) -> None:
+    """Here the parent of whoever starts it: there is no JVM above."""
+    code = (
+        "import pickle, sys; from framework.acking.homes import start_home;"
+        "print(start_home(pickle.load(sys.stdin.buffer), 0).pid, flush=True)"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}]); input()",
+    ]
+    import pickle
+
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        pickle.dump(settings, parent.stdin)
+        parent.stdin.flush()
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    assert gone(pid)
