@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def call(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "framework.run", *words]
+def call(*words: str, cwd: Path = ROOT, module: str = "framework.run") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
 
@@ -30,6 +31,8 @@ def call(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         ),
         (("examples.flights:topology", "--set", "nothing"), "write KEY=VALUE"),
         (("examples.flights:topology", "--config", "missing.toml"), "missing.toml: no such configuration file"),
+        (("examples.joined_streams:topology", "--fresh"), "is a core topology, which has no transactional state"),
+        (("examples.joined_streams:topology", "--find-poison"), "is a core topology, which has no batches"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
@@ -58,3 +61,20 @@ def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert "error: no ZooKeeper server at 127.0.0.1" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("module", ["framework.reset", "framework.verify"])
+def test_what_is_about_transactional_state_refuses_a_core_topology(module: str) -> None:
+    answer = call("examples.joined_streams:topology", *(["--positions"] if "reset" in module else []), module=module)
+    assert answer.returncode == 2
+    assert "examples.joined_streams:topology is a core topology, which keeps no transactional state" in answer.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.behaviour("4.1")
+def test_a_core_topology_runs_from_the_command_line_until_it_is_idle() -> None:
+    answer = call("examples.joined_streams:topology", "--until-caught-up", "--json")
+    assert answer.returncode == 0, answer.stderr
+    last = json.loads([line for line in answer.stderr.splitlines() if line.startswith('{"phase"')][-1])
+    assert (last["phase"], last["pending"], last["trees"], last["held"]) == ("stopped", 0, 0, {})
+    assert last["components"]["impressions"]["completed"] == last["components"]["clicks"]["completed"] == 12

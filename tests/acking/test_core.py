@@ -20,6 +20,7 @@ from framework import (
 from framework.acking.home import TROUBLES_MAX, AckerTask
 from framework.acking.rounds import News, Round
 from framework.errors import ConfigError, RetryableError, TopologyError
+from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping
 from spouts import MemoryTransactionalSpout
 from tests.acking.parts import Basic, ListSpout, Rich, Stepped, ack, fail, hold, nothing, seen
@@ -529,3 +530,19 @@ def test_a_run_can_be_waited_for_and_stopped_with_what_is_under_way_done(key: st
     assert run.join(0)
     with pytest.raises(TopologyError, match="was stopped while waiting"):
         run.wait_until_idle(1)
+
+
+def test_the_figures_of_a_run_are_metrics(key: str) -> None:
+    stepped = Stepped(built(key, [1, 2, 3], Rich(key, ack))).step(2)
+    collector = CoreRunCollector("chain", stepped.driver.status)
+    found = {
+        (sample.name, sample.labels.get("component")): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+    }
+    assert found[("ratchet_rounds_total", None)] == 2
+    assert found[("ratchet_trees", None)] == 0
+    assert found[("ratchet_tuples_completed_total", "spout")] == 3
+    assert found[("ratchet_tuples_acked_total", "bolt0")] == 3
+    assert found[("ratchet_tuples_pending", "spout")] == 0
+    assert found[("ratchet_tuple_latency_seconds_total", "spout")] > 0
