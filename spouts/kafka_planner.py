@@ -181,16 +181,21 @@ class KafkaPlanner(PartitionPlanner):
 
     def end(self) -> Mapping[str, Meta]:
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
+        begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
         self._seen.ends.update({each: end.offset for each, end in ends.items()})
         topic_ids = self._metadata.topics().topic_ids
-        return {
-            each: Position(0, topic_ids.get(topic_and_number(each)[0])).meta(end, None)
-            for each, end in self._seen.ends.items()
-        }
+        goal = {}
+        for each, end in self._seen.ends.items():
+            first = min(begins[each].offset, end) if each in begins else 0
+            goal[each] = Position(first, topic_ids.get(topic_and_number(each)[0])).meta(end - first, None)
+        return goal
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
+        """A partition that was never planned is covered when its log is empty: nothing of it will ever be."""
         return all(
-            int(meta["next_offset"]) == 0 or (partition in plan and reaches(plan[partition], meta))
+            reaches(plan[partition], meta)
+            if partition in plan
+            else int(meta["first_offset"]) == int(meta["next_offset"])
             for partition, meta in goal.items()
         )
 

@@ -11,7 +11,7 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark import SparkExecutor, _refuse_repetition
+from framework.execution.spark import SparkExecutor, refuse_repetition
 from spouts import MemoryTransactionalSpout
 from tests.bolts import BatchCount
 
@@ -118,7 +118,7 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(spark_module.TaskContext, "get", staticmethod(Second))
     with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
-        _refuse_repetition()
+        refuse_repetition()
 
 
 class Breaks(BatchCount):

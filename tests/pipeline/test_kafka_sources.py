@@ -388,6 +388,18 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
     assert run.status().lag == 0
 
 
+def test_a_topic_whose_records_are_all_gone_is_caught_up_with(runs: KafkaRuns) -> None:
+    runs.topics.create(runs.name)
+    runs.topics.send(runs.name, [b"gone"] * 5)
+    where = TopicPartition(runs.name, 0, 5)
+    runs.topics.admin.delete_records([where])[where].result(30)
+    runs.catch_up()
+    assert runs.counts() == {}
+    runs.topics.send(runs.name, [b"new"] * 2)
+    runs.catch_up()
+    assert runs.counts() == {"new": 2}
+
+
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(18)
 def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
