@@ -150,11 +150,11 @@ class Hangs(BaseBasicBolt):
 def test_a_component_that_hangs_is_ended_with_its_home(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "LEASE_MIN_S", 3.0)
+    monkeypatch.setattr(homes, "LEASE_MIN_S", 8.0)
     builder = TopologyBuilder("hangs")
     builder.set_spout("queue", Queue(tmp_path, 20))
     builder.set_bolt("hangs", Hangs(tmp_path)).shuffle_grouping("queue")
     with submit(builder.build(), {"spark.master": spark, "topology.message.timeout.secs": 0.5}) as run:
-        run.wait_until_idle(60)
-        assert "did not answer for 3 s" in str(run.status().last_error)
+        run.wait_until_idle(120)
+        assert "did not answer for 8 s" in str(run.status().last_error)
     assert len(set(noted(tmp_path, "acked"))) == 20
