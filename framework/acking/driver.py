@@ -107,7 +107,7 @@ class RoundDriver:
         self._tick_s = timeout_s / TIMEOUT_TICKS
         self._attempts_max = attempts_max
         self._clock = clock
-        self._spout_tasks = len(plan.spout_tasks())
+        self._spouts = frozenset(plan.spout_tasks())
         self._orders: dict[int, Orders] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
@@ -166,7 +166,7 @@ class RoundDriver:
         self._ticked_at += ticks * self._tick_s
         self._number += 1
         orders = dict(self._orders)
-        round_ = Round(self._number, ticks, orders, self._patience_s / self._spout_tasks, drain)
+        round_ = Round(self._number, ticks, orders, self._patience_s / len(self._spouts), drain)
         try:
             records = self._executor.run(round_)
         except RetryableError as error:
@@ -206,7 +206,8 @@ class RoundDriver:
         for trouble in troubles:
             say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
             say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
-            self._show(last_error=str(trouble))
+        if troubles:
+            self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
         return busy or bool(troubles)
 
@@ -232,12 +233,11 @@ class RoundDriver:
     def _judge(self, troubles: Sequence[Trouble]) -> None:
         """What no new instance would do better at ends the topology; so does a component that cannot start, or a spout that
         dies, again and again without having done anything in between."""
-        spouts = set(self._plan.spout_tasks())
         pause_s = 0.0
         for trouble in troubles:
             key = trouble.component_id, trouble.task
             failures = self._stuck.get(key, 0)
-            if trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in spouts):
+            if trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in self._spouts):
                 failures = self._stuck[key] = failures + 1
                 pause_s = max(pause_s, min(_STUCK_PAUSE_S * 2**failures, LOST_PAUSE_MAX_S))
             if trouble.kind is TroubleKind.FATAL or failures >= self._attempts_max:

@@ -19,7 +19,7 @@ from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
 from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble, TroubleKind
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
 from framework.execution.records import Piece, decode_batch, encode_batch
-from framework.execution.tasks import PlannedTopology
+from framework.execution.tasks import PlannedTopology, arrival
 
 #: Errors of user code that a task tells of after one round.
 TROUBLES_MAX = 10
@@ -136,7 +136,7 @@ class SegmentTask:
             else:
                 self._pass_on(record)
         by_target: dict[str, list[Piece]] = defaultdict(list)
-        for piece in sorted(pieces, key=lambda each: (each.edge, each.source_task, each.sequence)):
+        for piece in sorted(pieces, key=arrival):
             by_target[self._plan.plan.edges[piece.edge].target].append(piece)
         for number, spout in self._spouts.items():
             spout.tell(round_.orders.get(number, Orders()), round_.ticks)

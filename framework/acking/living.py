@@ -29,7 +29,7 @@ from framework.errors import (
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.plan import Edge, TaskComponent
-from framework.execution.tasks import PlannedTopology
+from framework.execution.tasks import PlannedTopology, no_such_task
 from framework.topology import (
     DEFAULT_STREAM,
     BaseBasicBolt,
@@ -124,16 +124,11 @@ class Outflow:
             if task is None:
                 split: Iterable[tuple[int, pa.RecordBatch]] = edge.grouping.split(batch, edge.target_tasks, self._turn)
                 self._turn += 1
-            elif 0 <= task < edge.target_tasks:
-                split = [(task, batch)]
             else:
-                raise TopologyError(
-                    f"{self._component_id!r} emitted to task {task} of {edge.target!r}, which has tasks 0 to "
-                    f"{edge.target_tasks - 1}"
-                )
+                split = [(task, batch)]
             for target, part in split:
                 if not 0 <= target < edge.target_tasks:
-                    raise TopologyError(f"the grouping of {edge.label} named task {target} of {edge.target_tasks}")
+                    raise TopologyError(no_such_task(edge, target))
                 self._send(edge, target, part)
 
     def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:

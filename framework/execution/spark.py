@@ -231,7 +231,7 @@ def _pass_on(items: Iterable[Any]) -> Iterator[Any]:
     yield from items
 
 
-def _by_partition(key: int) -> int:
+def by_partition(key: int) -> int:
     return key
 
 
@@ -337,7 +337,7 @@ class SparkExecutor:
         try:
             for number, level in enumerate(self._plan.levels(phase)):
                 if number:
-                    rdd = rdd.partitionBy(level.partitions, _by_partition)
+                    rdd = rdd.partitionBy(level.partitions, by_partition)
                     width = level.partitions
                 rdd = rdd.mapPartitionsWithIndex(self._level(phase, number, width, header))
                 frames = self._plan.frames_gathered_at(phase, number)
@@ -455,7 +455,7 @@ class SparkExecutor:
         width = max(level.partitions for level in self._plan.processing)
         context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
         for _ in range(WARM_UP_JOBS):
-            context.parallelize([(0, 0)], 1).partitionBy(2, _by_partition).mapPartitions(_pass_on).count()
+            context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
 
 
 def _group(header: AttemptHeader, phase: Phase) -> str:

@@ -14,7 +14,7 @@ from pyspark import RDD, SparkContext
 from pyspark.errors import PySparkException
 
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.spark import python_part, refuse_repetition
+from framework.execution.spark import by_partition, python_part, refuse_repetition
 from framework.execution.spark_session import PROCESSING_POOL, is_local, start_context
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class SparkJobs:
         rdd: RDD[Any] = self._started().parallelize(range(widths[0]), widths[0]).mapPartitions(_no_records)
         for level, width in enumerate(widths):
             if level:
-                rdd = rdd.partitionBy(width, _identity)
+                rdd = rdd.partitionBy(width, by_partition)
             rdd = rdd.mapPartitionsWithIndex(_Level(task, level))
         addressed: list[tuple[int, Any]] = self._collected(rdd)
         return [record for _, record in addressed]
@@ -128,7 +128,3 @@ def _no_records(items: Iterable[int]) -> Iterator[tuple[int, Any]]:
     for _ in items:
         pass
     return iter(())
-
-
-def _identity(key: int) -> int:
-    return key

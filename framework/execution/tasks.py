@@ -93,7 +93,7 @@ class _Outbox:
             split = edge.grouping.split(batch, edge.target_tasks, source_task + self._sequence)
         for target_task, rows in split:
             if not 0 <= target_task < edge.target_tasks:
-                raise TopologyError(_no_such_task(edge, target_task))
+                raise TopologyError(no_such_task(edge, target_task))
             piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, level.packed(rows))
             self._sequence += 1
             self.put(piece)
@@ -242,7 +242,7 @@ class _Runner:
 
     def _send(self, edge: Edge, batch: pa.RecordBatch, task: int | None) -> None:
         if task is not None and not 0 <= task < edge.target_tasks:
-            raise TopologyError(_no_such_task(edge, task))
+            raise TopologyError(no_such_task(edge, task))
         if edge.fused and edge.phase is self.task.phase:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
@@ -321,7 +321,7 @@ class _LevelTask:
 
     def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
         """Count a DataFrame bolt's share of rows and hand it on: Spark SQL takes them between this level and the next."""
-        for piece in sorted(pieces, key=_arrival):
+        for piece in sorted(pieces, key=arrival):
             self.report.received[piece.edge] = self.report.received.get(piece.edge, 0) + piece.rows
             rows = FrameRows(component_id, piece.edge, self.packed(piece.payload))
             self.outbox.records.append((self.onward(), rows))
@@ -349,7 +349,7 @@ class _LevelTask:
             runner.prepare()
         if seed is not None:
             self.runners[segment.components[0]].read(seed)
-        for piece in sorted(pieces, key=_arrival):
+        for piece in sorted(pieces, key=arrival):
             edge = plan.edges[piece.edge]
             self.runners[edge.target].execute(edge, self._fields_of[piece.edge], decode_batch(piece.payload))
         for component_id, runner in self.runners.items():
@@ -452,11 +452,11 @@ def run_level(
     yield from task.controls(failure)
 
 
-def _no_such_task(edge: Edge, task: int) -> str:
+def no_such_task(edge: Edge, task: int) -> str:
     return f"{edge.source!r} sent rows to task {task} of {edge.target!r}, which has tasks 0 to {edge.target_tasks - 1}"
 
 
-def _arrival(piece: Piece) -> tuple[int, int, int]:
+def arrival(piece: Piece) -> tuple[int, int, int]:
     """Rows come in the order of their senders, whatever the shuffle made of it (C11)."""
     return piece.edge, piece.source_task, piece.sequence
 

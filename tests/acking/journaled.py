@@ -36,6 +36,14 @@ def noted(folder: Path, name: str) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there, and not only its exit status."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
 class Queue(BaseRichSpout):
     """Messages 0 to ``count - 1``, a share of them per task."""
 

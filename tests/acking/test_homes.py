@@ -19,7 +19,7 @@ from framework.acking.home import CorePlan
 from framework.acking.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
 from framework.acking.rounds import News, Round
 from framework.execution.plan import plan_execution
-from tests.acking.journaled import noted, word_count
+from tests.acking.journaled import alive, noted, word_count
 
 
 @pytest.fixture
@@ -34,13 +34,6 @@ def home(settings: HomeSettings) -> Iterator[Address]:
     yield address
     if alive(address.pid):
         os.kill(address.pid, signal.SIGKILL)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 def gone(pid: int, seconds: float = 10) -> bool:

@@ -17,7 +17,7 @@ from framework import BaseBasicBolt, CoreRun, TopologyBuilder, Tuple, submit
 from framework.acking import homes
 from framework.acking.spark import SparkRounds
 from framework.execution.spark import python_part
-from tests.acking.journaled import Queue, check_every_word_was_seen, note, noted, sentence_of, word_count
+from tests.acking.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.pipeline.processes import RunProcess
 
 pytestmark = pytest.mark.spark
@@ -27,13 +27,6 @@ def homes_of(run: CoreRun) -> list[int]:
     executor = run._executor
     assert isinstance(executor, SparkRounds)
     return [each.pid for each in executor._addresses]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:
