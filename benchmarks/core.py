@@ -1,8 +1,8 @@
 """``python -m benchmarks.core``: what guaranteed message processing costs, as one JSON line.
 
-The same topic of sentences, split by a per-tuple bolt and counted: by a core topology with ackers and without, and by a
-transactional topology into SQLite; in turn, on Spark, in one run. Then the bytes that an acker holds per pending tree, and the
-memory of a process whose bolt is slower than its spout.
+The same topic of sentences, split by a per-tuple bolt and counted: by a core topology in each of the ways that it can be told to
+guarantee something, and by a transactional topology into SQLite; in turn, on Spark, in one run. Then the bytes that an acker holds
+per pending tree, the memory of a process whose bolt is slower than its spout, and what a topology with nothing to do costs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import psutil
 
 from benchmarks.workload import create_topic, produce
 from framework import (
     BaseBasicBolt,
+    BaseRichBolt,
     BaseRichSpout,
+    Bolt,
     CoreTopology,
     Fields,
     Topology,
@@ -33,6 +38,7 @@ from framework import (
 )
 from framework.acking import Acker
 from framework.acking.roots import EdgeIds, root_of
+from framework.acking.spark import SparkRounds
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 from sinks import Count as CountRows
@@ -61,12 +67,39 @@ class Count(BaseBasicBolt):
         self.counts[tup["word"]] += 1
 
 
-def core(bootstrap_servers: str, topic: str) -> CoreTopology:
+class SplitUnanchored(BaseRichBolt):
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        for word in tup["sentence"].split():
+            self.collector.emit([word])
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+#: Ways to run the core topology: ackers, the spout's guarantee, the splitting bolt, rounds at once.
+WAYS: dict[str, tuple[int, Any, type[Bolt], int]] = {
+    "acked": (1, "at_least_once", Split, 2),
+    "acked_one_round_at_once": (1, "at_least_once", Split, 1),
+    "unanchored": (1, "at_least_once", SplitUnanchored, 2),
+    "no_ids": (1, "none", Split, 2),
+    "no_ackers": (0, "at_least_once", Split, 2),
+}
+
+
+def core(
+    bootstrap_servers: str, topic: str, guarantee: Any = "at_least_once", split: type[Bolt] = Split
+) -> CoreTopology:
     group = uuid.uuid4().hex
     builder = TopologyBuilder("core-cost")
-    spout = KafkaSpout([topic], bootstrap_servers=bootstrap_servers, codec=TextCodec("sentence"), group=group)
+    spout = KafkaSpout(
+        [topic], bootstrap_servers=bootstrap_servers, codec=TextCodec("sentence"), group=group, guarantee=guarantee
+    )
     builder.set_spout("lines", spout, PARTITIONS)
-    builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
+    builder.set_bolt("split", split(), 2).shuffle_grouping("lines")
     builder.set_bolt("count", Count(), 2).fields_grouping("split", Fields("word"))
     return builder.build()
 
@@ -89,19 +122,21 @@ def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) ->
     topic = f"lines-{uuid.uuid4().hex[:6]}"
     create_topic(servers.bootstrap_servers, topic)
     produce(servers.bootstrap_servers, topic, ((b"", SENTENCES[n % len(SENTENCES)].encode()) for n in range(messages)))
-    found: dict[str, list[float]] = {"acked": [], "unacked": [], "transactional": []}
+    words = sum(len(SENTENCES[n % len(SENTENCES)].split()) for n in range(messages))
+    found: dict[str, list[float]] = {way: [] for way in (*WAYS, "transactional")}
     for number in range(repeat):
-        for way, ackers in (("acked", 1), ("unacked", 0)):
-            start = time.monotonic()
-            with submit(core(servers.bootstrap_servers, topic), {**_CONF, "topology.acker.executors": ackers}) as run:
-                while (completed := run.status().rows_done()) == 0:
+        for way, (ackers, guarantee, split, at_once) in WAYS.items():
+            topology = core(servers.bootstrap_servers, topic, guarantee, split)
+            with (
+                patch.object(SparkRounds, "rounds_max", at_once),
+                submit(topology, {**_CONF, "topology.acker.executors": ackers}) as run,
+            ):
+                while (done := run.status().components["count"].executed) == 0:
                     time.sleep(0.005)
                 start = time.monotonic()
-                run.wait_until_idle(600)
-                found[way].append((messages - completed) / (time.monotonic() - start))
-                executed = run.status().components["count"].executed
-            if executed < sum(len(SENTENCES[n % len(SENTENCES)].split()) for n in range(messages)):
-                raise RuntimeError(f"{way}: {executed} words executed are too few")
+                while (executed := run.status().components["count"].executed) < words:
+                    time.sleep(0.005)
+                found[way].append((executed - done) / words * messages / (time.monotonic() - start))
         database = folder / f"words-{number}.db"
         with submit(transactional(servers.bootstrap_servers, topic, database), _CONF) as batches:
             while (committed := batches.status().committed_rows) == 0:
@@ -113,8 +148,7 @@ def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) ->
     return {
         "messages": messages,
         **{f"{way}_per_s": round(each) for way, each in best.items()},
-        "acked_to_unacked": round(best["acked"] / best["unacked"], 2),
-        "acked_to_transactional": round(best["acked"] / best["transactional"], 2),
+        "of_acked": {way: round(each / best["acked"], 2) for way, each in best.items()},
         "runs": {way: [round(each) for each in runs] for way, runs in found.items()},
     }
 
@@ -167,6 +201,37 @@ def memory_of_a_slow_bolt(seconds: float) -> dict[str, float]:
     return {"early_mb": round(early, 1), "late_mb": round(late, 1), "pending": pending}
 
 
+def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
+    """Processor time per second of a topology whose topic is empty: driver, JVM, workers and homes together."""
+    topic = f"empty-{uuid.uuid4().hex[:6]}"
+    create_topic(servers.bootstrap_servers, topic)
+    with submit(core(servers.bootstrap_servers, topic), _CONF) as run:
+        run.wait_until_idle(60)
+        time.sleep(5)
+        mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        busy = [each for each in mine if not each.cmdline() or "kafka.Kafka" not in each.cmdline()]
+        homes = [each for each in psutil.process_iter() if "framework.acking.homes" in " ".join(_command(each))]
+        processes = {each.pid: each for each in [*busy, *homes]}.values()
+        before = sum(map(_cpu_s, processes))
+        time.sleep(seconds)
+        return (sum(map(_cpu_s, processes)) - before) / seconds
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def _resident_mb() -> float:
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
@@ -184,11 +249,13 @@ def main() -> int:
         EmbeddedServers(Path(made) / "servers") as servers,
     ):
         measured = rates(servers, Path(made), arguments.messages, arguments.repeat)
+        idle = idle_cpu(servers, arguments.seconds)
     print(
         json.dumps(
             {
                 "workload": "core",
                 **measured,
+                "idle_cpu_share_of_a_core": round(idle, 3),
                 "ledger_bytes_per_tree": round(ledger_bytes()),
                 "slow_bolt": memory_of_a_slow_bolt(arguments.seconds),
             }

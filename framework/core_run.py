@@ -100,6 +100,6 @@ def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:
             plan,
             config.spark,
             collapse_tuples_max=config.collapse_records_max,
-            lease_s=4 * config.message_timeout_secs,
+            answer_s=4 * config.message_timeout_secs,
         )
     raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")

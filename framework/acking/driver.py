@@ -1,17 +1,23 @@
-"""Drives a core topology: one round after the other, until it is told to stop.
+"""Drives a core topology: round after round, until it is told to stop.
+
+While there is work, the next round begins before the last one has ended: its spouts give while the bolts of the one before it
+still work. Every task does its part of the rounds in their order.
 
 Invariants:
 
-1. What was decided about a tree is told to its spout task in every round until one has been run whole: a round that is lost
-   takes no decision with it. Spouts forget a tree when they are told, so that twice is as good as once.
+1. What was decided about a tree is told to its spout task until a round that told it has been run whole: a round that is lost takes
+   no decision with it. Spouts forget a tree when they are told, so that twice is as good as once.
 2. Nothing that a lost round did is believed: the trees concerned time out, and fail.
+3. Rounds are heard of in their order, and after a lost one none begins until all that were under way have ended.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,7 +26,7 @@ import structlog
 from framework.acking.home import CorePlan
 from framework.acking.living import TIMEOUT_TICKS
 from framework.acking.rounds import Counts, Decisions, News, Orders, Record, Round, RoundExecutor, Trouble, TroubleKind
-from framework.errors import RetryableError
+from framework.errors import InvariantViolation, RetryableError
 
 _log = structlog.get_logger()
 
@@ -114,8 +120,10 @@ class RoundDriver:
         self._trees: dict[int, int] = {}
         self._ticked_at = clock()
         self._number = 0
+        self._lost = 0  # the last round that was
+        self._under_way: deque[Round] = deque()
         self._patience_s = 0.0
-        self._idle_since: int | None = None
+        self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._status = CoreStatus("starting", 0, 0, {each: Counts() for each in plan.plan.components}, 0, None)
@@ -136,21 +144,16 @@ class RoundDriver:
         ended, or the time."""
         with self._changed:
             after = self._number + 1
-            self._changed.wait_for(
-                lambda: self._over() or (self._idle_since is not None and self._number > after), timeout_s
-            )
-            return not self._over() and self._idle_since is not None and self._number > after
+            self._changed.wait_for(lambda: self._over() or self._idle_after(after), timeout_s)
+            return not self._over() and self._idle_after(after)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         try:
             self._show(phase="running")
-            lost = 0
-            while not self._stopping.is_set() and self.failure is None:
-                lost = 0 if self.step() else lost + 1
-                if lost:
-                    self._stopping.wait(min(0.05 * 2**lost, LOST_PAUSE_MAX_S))
+            with ThreadPoolExecutor(thread_name_prefix="ratchet-round") as pool:
+                self._go_on(pool)
             if self.failure is None:
                 self._drain()
         except BaseException as error:  # noqa: BLE001 - told to whoever waits for the run
@@ -160,24 +163,42 @@ class RoundDriver:
             self._show(phase="failed" if failed else "stopped")
 
     def step(self, *, drain: bool = False) -> bool:
-        """One round. False when it was lost."""
+        """One round, alone. False when it was lost."""
+        round_ = self.begin(drain=drain)
+        return self.end(round_, lambda: self._executor.run(round_))
+
+    def begin(self, *, drain: bool = False) -> Round:
+        """The next round, under way from now on."""
         now = self._clock()
         ticks = int((now - self._ticked_at) / self._tick_s)
         self._ticked_at += ticks * self._tick_s
-        self._number += 1
-        orders = dict(self._orders)
-        round_ = Round(self._number, ticks, orders, self._patience_s / len(self._spouts), drain)
+        orders, self._orders = self._orders, {}
+        follows = self._under_way[-1].number if self._under_way else 0
+        with self._changed:
+            self._number += 1
+        round_ = Round(self._number, ticks, orders, self._patience_s / len(self._spouts), drain, follows)
+        self._under_way.append(round_)
+        return round_
+
+    def end(self, round_: Round, result: Callable[[], Sequence[Record]]) -> bool:
+        """Hear what came of the round that has been under way longest. ``result``: returns it, or raises ``RetryableError`` when it
+        was lost. False when it was."""
+        if self._under_way.popleft() is not round_:
+            raise InvariantViolation(f"round {round_.number} ended out of turn")
         try:
-            records = self._executor.run(round_)
+            records = result()
         except RetryableError as error:
-            _log.warning("round.lost", round=self._number, error=str(error))
-            self._show(rounds=1, rounds_lost=1, last_error=str(error))
+            _log.warning("round.lost", round=round_.number, error=str(error))
+            for task, told in round_.orders.items():
+                self._order(task, told)
+            follows_lost = round_.follows and round_.follows == self._lost
+            self._lost = round_.number
+            self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False
-        self._orders.clear()
-        busy = self._take(records) or bool(orders)
+        busy = self._take(records) or bool(round_.orders)
         pending = sum(each.pending for each in self._totals.values())
         with self._changed:
-            self._idle_since = (self._idle_since or self._number) if not busy and not pending else None
+            self._idle = round_.number if not busy and not pending else None
         if busy:
             self._patience_s = 0.0
         else:
@@ -185,11 +206,34 @@ class RoundDriver:
         self._show(rounds=1)
         return True
 
+    def _go_on(self, pool: ThreadPoolExecutor) -> None:
+        """Round after round, as many at once as the executor can run while there is work; a single one, which waits in the
+        spouts, while there is none."""
+        running: deque[tuple[Round, Future[Sequence[Record]]]] = deque()
+        losses, settling = 0, False
+        while True:
+            wanted = not self._stopping.is_set() and self.failure is None
+            at_once = self._executor.rounds_max if self._patience_s == 0.0 else 1
+            if wanted and not settling and len(running) < at_once:
+                round_ = self.begin()
+                running.append((round_, pool.submit(self._executor.run, round_)))
+                continue
+            if not running:
+                return
+            round_, result = running.popleft()
+            if not self.end(round_, result.result):
+                settling = True
+            elif not settling:
+                losses = 0
+            if settling and not running:
+                losses, settling = losses + 1, False
+                self._stopping.wait(min(0.05 * 2**losses, LOST_PAUSE_MAX_S))
+
     def _drain(self) -> None:
         """Let what is under way end, as long as it gets on."""
         self._patience_s = 0.0
         until = self._clock() + DRAIN_S
-        while self._clock() < until and self.step(drain=True) and self._idle_since is None and self._patience_s == 0.0:
+        while self._clock() < until and self.step(drain=True) and self._idle is None and self._patience_s == 0.0:
             pass
 
     def _take(self, records: Sequence[Record]) -> bool:
@@ -214,9 +258,13 @@ class RoundDriver:
     def _decided(self, decisions: Decisions) -> bool:
         for kind in ("completed", "failed", "reset"):
             for task, roots in getattr(decisions, kind).by_spout_task():
-                known = self._orders.get(task, Orders())
-                self._orders[task] = known._replace(**{kind: getattr(known, kind) + roots})
+                self._order(task, Orders(**{kind: roots}))
         return bool(decisions.completed or decisions.failed or decisions.reset)
+
+    def _order(self, task: int, told: Orders) -> None:
+        """Tell a spout task something in the next round."""
+        known = self._orders.get(task, Orders())
+        self._orders[task] = Orders(*(old + new for old, new in zip(known, told, strict=True)))
 
     def _heard(self, news: News) -> bool:
         busy = False
@@ -246,6 +294,10 @@ class RoundDriver:
                 return
         if pause_s:
             self._stopping.wait(pause_s)
+
+    def _idle_after(self, number: int) -> bool:
+        """Whether a round with a higher number found nothing to do."""
+        return self._idle is not None and self._idle > number
 
     def _over(self) -> bool:
         return self._status.phase in ("stopped", "failed")

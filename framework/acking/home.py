@@ -6,6 +6,7 @@ that it has not heard of starts when its first round comes.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from framework.acking.acker import Acker
 from framework.acking.living import TIMEOUT_TICKS, Living, LivingBolt, LivingSpout
 from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
 from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble, TroubleKind
+from framework.acking.turns import OVERTAKE_S, Turns
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
 from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
@@ -51,21 +53,27 @@ class CorePlan:
 
 
 class Home:
-    """Where tasks live. ``encode``: rows leave the process between levels."""
+    """Where tasks live. ``encode``: rows leave the process between levels. Several threads may run tasks."""
 
-    def __init__(self, plan: CorePlan, *, encode: bool) -> None:
+    def __init__(self, plan: CorePlan, *, encode: bool, overtake_s: float = OVERTAKE_S) -> None:
         self._plan = plan
+        self._overtake_s = overtake_s
         self._topology = PlannedTopology(plan.plan, plan.conf)
         self._encode = encode
         self._tasks: dict[tuple[int, int], SegmentTask | AckerTask] = {}
+        self._turns: dict[tuple[int, int], Turns] = {}
+        self._lock = threading.Lock()
         self._numbers = {each: number for number, each in enumerate(plan.spout_tasks())}
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
-        """Run one task of one level for a round: ``RunTask``."""
-        task = self._tasks.get((level, partition))
-        if task is None:
-            task = self._tasks[(level, partition)] = self._begin(round_, level, partition)
-        return task.run(round_, records)
+        """Run one task of one level for a round, when it is that round's turn: ``RunTask``. Raises ``OvertakenError``."""
+        with self._lock:
+            turns = self._turns.setdefault((level, partition), Turns(self._overtake_s))
+        with turns.of(round_.number, round_.follows):
+            task = self._tasks.get((level, partition))
+            if task is None:
+                task = self._tasks[(level, partition)] = self._begin(round_, level, partition)
+            return task.run(round_, records)
 
     def close(self) -> None:
         """Close spouts and clean bolts up."""

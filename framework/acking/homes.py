@@ -5,7 +5,7 @@ tuples needs a place that stays. So each home is a process that a Spark task has
 rounds carry to it what is for it, and carry away what it gives. It ends when it is told to, when its executor is gone, and when
 it has not been heard of for too long; and when a round of it takes too long, since a component may have hung.
 
-A home answers one message after the other per connection, and runs one round of a task at a time. Connections are made with the
+A home answers one message after the other per connection, and a task does one round after the other. Connections are made with the
 run's key: ``multiprocessing.connection`` lets nobody in without it.
 """
 
@@ -34,8 +34,8 @@ from framework.acking.home import CorePlan, Home
 from framework.acking.rounds import Addressed, Record, Round
 from framework.errors import InvariantViolation, RetryableError
 
-#: A home that its driver has not been heard of for so long closes its tasks and ends.
-LEASE_MIN_S = 60.0
+#: How long a home may take over its part of a round, at least.
+ANSWER_MIN_S = 60.0
 _WATCH_S = 1.0
 #: How long a home may take to let somebody in, and to answer when it is only asked whether it is there.
 _CONNECT_S = 10.0
@@ -56,17 +56,22 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HomeSettings:
-    """What a home is started with. ``driver_host``: None when there is one executor, on the driver's host; otherwise homes listen
-    on the interface from which that host is reached. ``plan``: pickled."""
+    """What a home is started with. ``answer_s``: how long it may take to answer; when it has not been asked for twice as long, its
+    driver is gone: it closes its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
+    otherwise homes listen on the interface from which that host is reached. ``plan``: pickled."""
 
     plan: bytes
     key: bytes
-    lease_s: float
+    answer_s: float
     driver_host: str | None
 
     @classmethod
-    def of(cls, plan: CorePlan, lease_s: float, driver_host: str | None) -> HomeSettings:
-        return cls(cloudpickle.dumps(plan), secrets.token_bytes(32), max(lease_s, LEASE_MIN_S), driver_host)
+    def of(cls, plan: CorePlan, answer_s: float, driver_host: str | None) -> HomeSettings:
+        return cls(cloudpickle.dumps(plan), secrets.token_bytes(32), max(answer_s, ANSWER_MIN_S), driver_host)
+
+    @property
+    def lease_s(self) -> float:
+        return 2 * self.answer_s  # while one home does not answer, the others are not asked
 
 
 # --- where the tasks of a round run -----------------------------------------------------------------------------
@@ -167,6 +172,8 @@ class Courier:
                 answered, outcome, result = connection.recv()
         except (OSError, EOFError) as error:
             self._lost(address, error)
+        if outcome == "lost":
+            raise RetryableError(result)
         if outcome == "bug":
             raise InvariantViolation(result)
         return result
@@ -263,7 +270,6 @@ class HomeServer:
         self._listener = Listener(place, backlog=_BACKLOG, authkey=settings.key)
         bound = self._listener.address
         self.address = Address(number, bound if isinstance(bound, str) else (bound[0], bound[1]), os.getpid())
-        self._locks: dict[tuple[int, int], threading.Lock] = {}
         self._working = 0
         self._heard_at = time.monotonic()
         self._lock = threading.Lock()
@@ -299,6 +305,8 @@ class HomeServer:
                     self._working += 1
                 try:
                     outcome = number, "ok", self._do(*message)
+                except RetryableError as error:
+                    outcome = number, "lost", str(error)
                 except Exception:  # noqa: BLE001 - user code's errors stay inside; this is a bug
                     outcome = number, "bug", traceback.format_exc()
                 finally:
@@ -323,10 +331,7 @@ class HomeServer:
     def _run(self, round_: Round, level: int, tasks: Sequence[tuple[int, Sequence[Record]]]) -> list[Addressed]:
         exits: list[Addressed] = []
         for partition, records in tasks:
-            with self._lock:
-                lock = self._locks.setdefault((level, partition), threading.Lock())
-            with lock:  # a round that was lost may still be at work
-                exits += self._home.run_task(round_, level, partition, records)
+            exits += self._home.run_task(round_, level, partition, records)
         return exits
 
 

@@ -15,6 +15,8 @@ class LocalRounds:
         self._plan = plan
         self._home = Home(plan, encode=False)
 
+    rounds_max = 1
+
     def start(self) -> None:
         """Nothing to make ready."""
 

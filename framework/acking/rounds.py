@@ -7,7 +7,7 @@ level. What returns to the driver is small: decisions about trees, and counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, Union
@@ -28,13 +28,15 @@ class Orders(NamedTuple):
 class Round:
     """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
     what it is told. ``patience_s``: how long the spouts may wait, together, until one has something to give. ``drain``: spouts
-    give nothing, so that what is under way may end."""
+    give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
+    every task does before this one; 0 when none was."""
 
     number: int
     ticks: int = 0
     orders: Mapping[int, Orders] = field(default_factory=dict)
     patience_s: float = 0.0
     drain: bool = False
+    follows: int = 0
 
 
 class Decisions(NamedTuple):
@@ -104,7 +106,11 @@ RunTask = Callable[[Round, int, int, Sequence[Record]], Sequence[Addressed]]
 
 
 class RoundExecutor(Protocol):
-    """Runs rounds, one after the other."""
+    """Runs rounds."""
+
+    @property
+    def rounds_max(self) -> int:
+        """How many rounds it can run at once, now: ``run`` is called from as many threads."""
 
     def start(self) -> None: ...
 
@@ -117,10 +123,21 @@ class RoundExecutor(Protocol):
 
 def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[Record]:
     """All levels of a round, one task after the other."""
+    steps = stepping(round_, widths, run_task)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def stepping(round_: Round, widths: Sequence[int], run_task: RunTask) -> Generator[tuple[int, int], None, list[Record]]:
+    """The same, task by task: gives the level and the partition before each."""
     inboxes: dict[int, list[Record]] = {}
     for level, width in enumerate(widths):
         outboxes: dict[int, list[Record]] = {}
         for partition in range(width):
+            yield level, partition
             for target, record in run_task(round_, level, partition, inboxes.get(partition, [])):
                 outboxes.setdefault(target, []).append(record)
         inboxes = outboxes

@@ -7,6 +7,7 @@ levels with shuffles between them, so that no single task carries everything.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,26 +23,32 @@ _log = structlog.get_logger()
 
 
 class SparkRounds:
-    """The ``RoundExecutor`` on Spark. ``lease_s``: a home that has not been heard of for so long ends, and one that does
-    not answer for so long is ended."""
+    """The ``RoundExecutor`` on Spark. ``answer_s``: a home that does not answer for so long is ended."""
 
     def __init__(
-        self, plan: CorePlan, settings: Mapping[str, str], *, collapse_tuples_max: int, lease_s: float
+        self, plan: CorePlan, settings: Mapping[str, str], *, collapse_tuples_max: int, answer_s: float
     ) -> None:
         self._plan = plan
         self._jobs = SparkJobs(f"ratchet {plan.plan.topology_id}", settings)
         self._collapse_tuples_max = collapse_tuples_max
-        self._lease_s = lease_s
+        self._answer_s = answer_s
         self._settings: HomeSettings | None = None
         self._addresses: list[Address] = []
         self._placed: dict[tuple[int, int], int] = {}
         self._suspect = False
+        self._finding = threading.Lock()
         self._tuples = 0
+
+    @property
+    def rounds_max(self) -> int:
+        """Rounds that are chains follow one another: the tasks of a later one, which wait for the earlier one, would have the
+        slots that it needs."""
+        return 1 if self._chains or self._jobs.slots == 1 else 2
 
     def start(self) -> None:
         self._jobs.start()
         driver_host = None if self._jobs.local else self._jobs.driver_host
-        self._settings = HomeSettings.of(self._plan, self._lease_s, driver_host)
+        self._settings = HomeSettings.of(self._plan, self._answer_s, driver_host)
         tasks = [(level, partition) for level, width in enumerate(self._plan.widths) for partition in range(width)]
         homes = min(self._jobs.slots, len(tasks))
         self._placed = {task: number % homes for number, task in enumerate(tasks)}
@@ -50,13 +57,14 @@ class SparkRounds:
     def run(self, round_: Round) -> Sequence[Record]:
         assert self._settings is not None
         try:
-            if self._suspect:
-                self._find_homes()
-            courier = Courier(self._addresses, self._settings.key, self._placed, self._settings.lease_s)
-            if self._jobs.local or self._tuples <= self._collapse_tuples_max:
-                records = self._jobs.one(_Walk(courier, round_, self._plan.widths))
-            else:
+            with self._finding:
+                if self._suspect:
+                    self._find_homes()
+            courier = Courier(self._addresses, self._settings.key, self._placed, self._settings.answer_s)
+            if self._chains:
                 records = self._jobs.chain(self._plan.widths, _Carry(courier, round_))
+            else:
+                records = self._jobs.one(_Walk(courier, round_, self._plan.widths))
         except RetryableError:
             self._suspect = True
             raise
@@ -70,6 +78,11 @@ class SparkRounds:
             with contextlib.suppress(RetryableError):  # what cannot be told to close ends by itself
                 self._jobs.each(self._addresses, _Close(self._settings.key))
         self._jobs.close()
+
+    @property
+    def _chains(self) -> bool:
+        """Whether rounds are large, by the last one."""
+        return not self._jobs.local and self._tuples > self._collapse_tuples_max
 
     def _find_homes(self) -> None:
         """See which homes still answer, and start others in place of those that do not."""

@@ -24,7 +24,7 @@ LevelTask = Callable[[int, int, Sequence[Any]], Iterable[tuple[int, Any]]]
 
 
 class SparkJobs:
-    """Runs jobs, from one thread at a time. Every method raises ``RetryableError`` when a job was lost, with what Python said, and
+    """Runs jobs. Every method raises ``RetryableError`` when a job was lost, with what Python said, and
     ``InvariantViolation`` when a task found a bug."""
 
     def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:

@@ -143,7 +143,7 @@ class Hangs(BaseBasicBolt):
 def test_a_component_that_hangs_is_ended_with_its_home(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "LEASE_MIN_S", 8.0)
+    monkeypatch.setattr(homes, "ANSWER_MIN_S", 8.0)
     builder = TopologyBuilder("hangs")
     builder.set_spout("queue", Queue(tmp_path, 20))
     builder.set_bolt("hangs", Hangs(tmp_path)).shuffle_grouping("queue")

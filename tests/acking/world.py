@@ -1,9 +1,10 @@
 """A core topology in one process under random trouble, all of it from a seed, and the oracle that watches it.
 
 The topology: a queue of messages (two spout tasks), a bolt that makes up to three tuples of each, one that joins tuples of
-different messages in pairs (anchored to both, held over many rounds), and one that acks or, sometimes, fails. Trouble: a task whose
-output is lost after it has run; a task that dies with all that it held; a round that breaks off; records that arrive rounds later,
-in another order, or twice; numbers of the ledger with a bit flipped; time that passes.
+different messages in pairs (anchored to both, held over many rounds), and one that acks or, sometimes, fails. Two rounds are
+under way at once: tasks take their turns in any order that the rounds allow. Trouble: a round that overtakes another; a task
+whose output is lost after it has run; a task that dies with all that it held; a round that breaks off; records that arrive
+rounds later, in another order, or twice; numbers of the ledger with a bit flipped; time that passes.
 
 The oracle: a message is acked only when every tuple that was made of it, in that life, was acked by the bolt that got it. In the
 end trouble stops, and every message must come through.
@@ -22,7 +23,7 @@ import numpy as np
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
 from framework.acking.home import AckerTask
 from framework.acking.roots import LedgerPart
-from framework.acking.rounds import Addressed, Record, Round, walk
+from framework.acking.rounds import Addressed, Record, Round, stepping
 from framework.errors import RetryableError
 from tests.acking.parts import Stepped
 
@@ -30,6 +31,7 @@ TROUBLES = (
     "lost output",
     "task dies",
     "round breaks off",
+    "round overtakes",
     "late records",
     "doubled ledger",
     "flipped bit",
@@ -153,25 +155,69 @@ class Part(BaseRichBolt):
             declarer.declare(Fields(lives=str, node=int))
 
 
+class Walk:
+    """A round that is under way, task by task."""
+
+    def __init__(self, round_: Round, rounds: TroubledRounds) -> None:
+        self.round = round_
+        self._steps = stepping(round_, rounds.widths, rounds.run_task)
+        self.at: tuple[int, int] | None = next(self._steps)
+        self.done: set[tuple[int, int]] = set()
+        self._records: Sequence[Record] = ()
+        self._error: RetryableError | None = None
+
+    def go_on(self) -> None:
+        """Run the next task."""
+        assert self.at is not None
+        self.done.add(self.at)
+        try:
+            self.at = next(self._steps)
+        except StopIteration as end:
+            self.at, self._records = None, end.value
+        except RetryableError as error:
+            self.at, self._error = None, error
+
+    def result(self) -> Sequence[Record]:
+        if self._error is not None:
+            raise self._error
+        return self._records
+
+
 class TroubledRounds:
-    """A ``RoundExecutor`` around a home, with trouble."""
+    """Rounds around a home, two at once, with trouble."""
 
     def __init__(self, world: World, stepped: Stepped) -> None:
         self.world = world
+        self._stepped = stepped
         self._home = stepped.rounds._home
-        self._widths = stepped.plan.widths
+        self._home._overtake_s = 0.0  # whether a round may wait is decided here
+        self.widths = stepped.plan.widths
         self._late: dict[tuple[int, int], list[Record]] = defaultdict(list)
+        self._walks: list[Walk] = []
+        self._settling = False
 
-    def start(self) -> None: ...
+    def go_on(self) -> None:
+        """Until a round has ended, with another under way where order allows."""
+        driver, chance = self._stepped.driver, self.world.chance
+        while not self._walks or self._walks[0].at is not None:
+            if not self._walks or (len(self._walks) == 1 and not self._settling and chance.random() < 0.3):
+                if self.world.strikes("task dies", 0.02) and self._home._tasks:
+                    del self._home._tasks[chance.choice(list(self._home._tasks))]
+                self._walks.append(Walk(driver.begin(), self))
+            first, *others = self._walks
+            for later in others:
+                if later.at is None or chance.random() < 0.3:
+                    continue
+                if later.at in first.done or self.world.strikes("round overtakes", 0.1):
+                    later.go_on()
+            if chance.random() < 0.6:
+                first.go_on()
+        ended = self._walks.pop(0)
+        whole = driver.end(ended.round, ended.result)
+        driver._patience_s = 0.0
+        self._settling = bool(self._walks) and (self._settling or not whole)
 
-    def run(self, round_: Round) -> Sequence[Record]:
-        if self.world.strikes("task dies", 0.02) and self._home._tasks:
-            del self._home._tasks[self.world.chance.choice(list(self._home._tasks))]
-        return walk(round_, self._widths, self._run_task)
-
-    def close(self) -> None: ...
-
-    def _run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
         world, chance = self.world, self.world.chance
         if world.strikes("round breaks off", 0.003):
             raise RetryableError("broke off")
@@ -209,7 +255,7 @@ def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, 
     builder.set_bolt("pair", Part(seed, "pair"), 2).fields_grouping("split", Fields("node"))
     builder.set_bolt("end", Part(seed, "end"), 3).fields_grouping("pair", Fields("node"))
     stepped = Stepped(builder.build(), ackers=2, pending=pending)
-    stepped.driver._executor = TroubledRounds(world, stepped)
+    rounds = TroubledRounds(world, stepped)
     try:
         for number in range(2_000):
             if number == 200 or len(world.done) * 2 > messages:
@@ -217,13 +263,11 @@ def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, 
             if len(world.done) == messages:
                 break
             stepped.clock.now += world.chance.choice([0.0, 0.0, 0.5, 5.0])
-            stepped.driver.step()
-            stepped.driver._patience_s = 0.0
+            rounds.go_on()
         assert len(world.done) == messages, f"seed {seed}: {messages - len(world.done)} messages were forgotten"
         for _ in range(8):  # nothing stays behind
             stepped.clock.now += TIMEOUT_S
-            stepped.driver.step()
-            stepped.driver._patience_s = 0.0
+            rounds.go_on()
         ackers = [task for task in stepped.rounds._home._tasks.values() if isinstance(task, AckerTask)]
         assert sum(each._acker.pending for each in ackers) == 0
         assert stepped.driver.failure is None

@@ -1,0 +1,47 @@
+"""In which order a task does its part of the rounds, when several rounds are under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from framework.errors import RetryableError
+
+#: How long a round waits for the one before it, where that has not come: it is on its way, or it is lost.
+OVERTAKE_S = 10.0
+
+
+class OvertakenError(RetryableError):
+    """A round came to a task after a later one."""
+
+
+class Turns:
+    """The turns of one task. Safe to use from several threads.
+
+    Invariant: the task does its part of the rounds one by one and in the order of their numbers. A round that has not come when it
+    should have is overtaken, and refused when it comes after all."""
+
+    def __init__(self, overtake_s: float) -> None:
+        self._overtake_s = overtake_s
+        self._changed = threading.Condition()
+        self._last = 0
+        self._running = False
+
+    @contextmanager
+    def of(self, number: int, follows: int) -> Iterator[None]:
+        """The turn of a round, once the round that it ``follows`` has had its own; 0 for one that follows none. Raises
+        ``OvertakenError``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._last >= min(follows, number), self._overtake_s)
+            self._changed.wait_for(lambda: not self._running)
+            if number <= self._last:
+                raise OvertakenError(f"round {number} comes too late: round {self._last} has been here")
+            self._last = number
+            self._running = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running = False
+                self._changed.notify_all()
