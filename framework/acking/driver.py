@@ -31,7 +31,7 @@ from framework.errors import InvariantViolation, RetryableError
 _log = structlog.get_logger()
 
 #: How long the spouts may wait in a round for something to give, at most, when there has been nothing for a while.
-PATIENCE_MAX_S = 0.5
+PATIENCE_MAX_S = 5.0
 _PATIENCE_MIN_S = 0.005
 #: How long a driver waits before it tries again after a round was lost, at most.
 LOST_PAUSE_MAX_S = 5.0
@@ -138,6 +138,7 @@ class RoundDriver:
 
     def request_stop(self) -> None:
         self._stopping.set()
+        self._executor.hurry()
 
     def wait_until_idle(self, timeout_s: float | None) -> bool:
         """Wait for a round, begun after this call, that found nothing to do, with nothing under way. False when the run
@@ -176,7 +177,7 @@ class RoundDriver:
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
             self._number += 1
-        round_ = Round(self._number, ticks, orders, self._patience_s / len(self._spouts), drain, follows)
+        round_ = Round(self._number, ticks, orders, self._patience_s, drain, follows)
         self._under_way.append(round_)
         return round_
 

@@ -7,8 +7,10 @@ that it has not heard of starts when its first round comes.
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,8 @@ from framework.execution.tasks import PlannedTopology, arrival
 
 #: Errors of user code that a task tells of after one round.
 TROUBLES_MAX = 10
+#: How long spouts with nothing to give are left alone: longer and longer.
+_POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,56 @@ class Home:
         self._tasks: dict[tuple[int, int], SegmentTask | AckerTask] = {}
         self._turns: dict[tuple[int, int], Turns] = {}
         self._lock = threading.Lock()
+        self._hurried = threading.Condition()
+        self._hurried_round = 0
+        self._waiting_round = 0
         self._numbers = {each: number for number, each in enumerate(plan.spout_tasks())}
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
-        """Run one task of one level for a round, when it is that round's turn: ``RunTask``. Raises ``OvertakenError``."""
+        """Run one task of one level for a round: ``RunTask``. Raises ``OvertakenError``."""
+        return self.run_tasks(round_, level, [(partition, records)])
+
+    def run_tasks(
+        self, round_: Round, level: int, arriving: Sequence[tuple[int, Sequence[Record]]]
+    ) -> Sequence[Addressed]:
+        """Run several, when it is that round's turn at each: partitions, with what came for them. Raises ``OvertakenError``."""
+        with ExitStack() as turns:
+            tasks = [(self._task(turns, round_, level, partition), records) for partition, records in arriving]
+            for task, _ in tasks:
+                task.begin(round_)
+            givers = [task for task, _ in tasks if isinstance(task, SegmentTask) and task.gives]
+            if givers and round_.patience_s and not round_.drain:
+                self._await_a_spout(round_, givers)
+            return [exit_ for task, records in tasks for exit_ in task.run(round_, records)]
+
+    def hurry(self, number: int) -> None:
+        """Have the spouts wait no longer in a round; in any, when it is 0."""
+        with self._hurried:
+            self._hurried_round = max(self._hurried_round, number or self._waiting_round)
+            self._hurried.notify_all()
+
+    def _await_a_spout(self, round_: Round, tasks: Sequence[SegmentTask]) -> None:
+        """Ask one spout after the other, less and less often, until one has given something or time is up."""
+        until = time.monotonic() + round_.patience_s
+        pause_s = _POLL_MIN_S
+        with self._hurried:
+            self._waiting_round = round_.number
+            while (left := until - time.monotonic()) > 0 and self._hurried_round < round_.number:
+                gave = [task.give() for task in tasks]
+                if any(gave):
+                    break
+                self._hurried.wait(min(pause_s, left))
+                pause_s = min(pause_s * 2, _POLL_MAX_S)
+            self._waiting_round = 0
+
+    def _task(self, turns: ExitStack, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
         with self._lock:
-            turns = self._turns.setdefault((level, partition), Turns(self._overtake_s))
-        with turns.of(round_.number, round_.follows):
-            task = self._tasks.get((level, partition))
-            if task is None:
-                task = self._tasks[(level, partition)] = self._begin(round_, level, partition)
-            return task.run(round_, records)
+            its = self._turns.setdefault((level, partition), Turns(self._overtake_s))
+        turns.enter_context(its.of(round_.number, round_.follows))
+        task = self._tasks.get((level, partition))
+        if task is None:
+            task = self._tasks[(level, partition)] = self._begin(round_, level, partition)
+        return task
 
     def close(self) -> None:
         """Close spouts and clean bolts up."""
@@ -136,6 +179,21 @@ class SegmentTask:
             living.out.deliver = self._deliver
             self._living[component_id] = living
 
+    def begin(self, round_: Round) -> None:
+        """Tell the spouts what became of their trees."""
+        for number, spout in self._spouts.items():
+            spout.tell(round_.orders.get(number, Orders()), round_.ticks)
+
+    @property
+    def gives(self) -> bool:
+        """Whether there is a spout among the components."""
+        return bool(self._spouts)
+
+    def give(self) -> bool:
+        """Have the spouts give what they have. Whether they had anything."""
+        gave = [spout.give() for spout in self._spouts.values()]
+        return any(gave)
+
     def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
         pieces: list[Piece] = []
         for record in records:
@@ -146,10 +204,8 @@ class SegmentTask:
         by_target: dict[str, list[Piece]] = defaultdict(list)
         for piece in sorted(pieces, key=arrival):
             by_target[self._plan.plan.edges[piece.edge].target].append(piece)
-        for number, spout in self._spouts.items():
-            spout.tell(round_.orders.get(number, Orders()), round_.ticks)
-            if not round_.drain:
-                spout.give(round_.patience_s)
+        if not round_.drain:
+            self.give()
         for component_id, living in self._living.items():  # in topological order: fused rows come before the flush
             for piece in by_target[component_id]:
                 self._execute(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
@@ -230,6 +286,9 @@ class AckerTask:
             on_fail=lambda root, task: self._failed.append(root),
             buckets=TIMEOUT_TICKS + 1,
         )
+
+    def begin(self, round_: Round) -> None:
+        """Nothing before what has come is taken in."""
 
     def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
         passing: list[Addressed] = []

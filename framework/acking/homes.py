@@ -22,9 +22,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Union
 
@@ -143,10 +143,28 @@ class Courier:
             for number, tasks in by_home.items():
                 self._send(number, ("run", round_, level, tasks))
             inboxes = {}
+            if round_.patience_s and not level:
+                self._hurry_after_the_first(round_, list(by_home))
             for number in by_home:
                 for target, record in self._answer(number):
                     inboxes.setdefault(target, []).append(record)
         return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+
+    def hurry(self, number: int, homes: Iterable[int] | None = None) -> None:
+        """Have the spouts of homes wait no longer in a round; in any, when it is 0. What cannot be reached waits."""
+        for home in self._addresses if homes is None else homes:
+            try:
+                with _let_in(self._addresses[home], self._key) as connection:
+                    connection.send((0, "hurry", number))
+                    connection.poll(_CONNECT_S)  # it has been heard
+            except (OSError, EOFError):
+                continue
+
+    def _hurry_after_the_first(self, round_: Round, homes: Sequence[int]) -> None:
+        """Wait until one of the homes has answered; the others need not wait for a spout then."""
+        connections = {home: _connections.get(self._addresses[home]) for home in homes}
+        ready = wait([each for each in connections.values() if each is not None], self._answer_s)
+        self.hurry(round_.number, [home for home, each in connections.items() if each not in ready])
 
     def ask(self, number: int, *message: Any) -> Any:
         self._send(number, message)
@@ -321,18 +339,14 @@ class HomeServer:
 
     def _do(self, what: str, *arguments: Any) -> Any:
         if what == "run":
-            return self._run(*arguments)
-        if what == "close":
+            return self._home.run_tasks(*arguments)
+        if what == "hurry":
+            self._home.hurry(*arguments)
+        elif what == "close":
             self._home.close()
         elif what == "die":
             os._exit(1)
         return None
-
-    def _run(self, round_: Round, level: int, tasks: Sequence[tuple[int, Sequence[Record]]]) -> list[Addressed]:
-        exits: list[Addressed] = []
-        for partition, records in tasks:
-            exits += self._home.run_task(round_, level, partition, records)
-        return exits
 
 
 def _own_host(driver_host: str) -> str:

@@ -47,7 +47,6 @@ TIMEOUT_TICKS = 2
 #: A spout task gives no more than this in one round, so that rounds stay short.
 ROUND_TUPLES_MAX = 10_000
 ROUND_SPOUT_S = 0.25
-_POLL_S = 0.002
 #: What no new instance would do better at: the topology fails.
 _FATAL = (BadRecordError, ConfigError, CorruptStateError, DataLossError, InvariantViolation)
 
@@ -299,27 +298,22 @@ class LivingSpout(Living):
         except Exception as error:  # noqa: BLE001 - user code
             self.died(error)
 
-    def give(self, patience_s: float) -> None:
-        """Ask the spout for tuples until it has none, has enough under way, or has had its time. ``patience_s``: how long to wait
-        for a first one."""
+    def give(self) -> bool:
+        """Ask the spout for tuples until it has none, has enough under way, or has had its time. Whether it had any."""
         spout = self.instance()
         if spout is None:
-            return
+            return False
         start = time.monotonic()
         first = self._emitted
         try:
             while len(self._pending) < self._pending_max and self._emitted - first < ROUND_TUPLES_MAX:
                 before = self._emitted
                 spout.next_tuple()
-                elapsed = time.monotonic() - start
-                if self._emitted == before:
-                    if self._emitted > first or elapsed >= patience_s:
-                        break
-                    time.sleep(_POLL_S)
-                elif elapsed >= ROUND_SPOUT_S + patience_s:
+                if self._emitted == before or time.monotonic() - start >= ROUND_SPOUT_S:
                     break
         except Exception as error:  # noqa: BLE001 - user code
             self.died(error)
+        return self._emitted > first
 
     def take(self) -> tuple[Ledger, Counts]:
         self.out.counts.pending = len(self._pending)

@@ -27,7 +27,7 @@ class Orders(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Round:
     """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
-    what it is told. ``patience_s``: how long the spouts may wait, together, until one has something to give. ``drain``: spouts
+    what it is told. ``patience_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
     every task does before this one; 0 when none was."""
 
@@ -116,6 +116,9 @@ class RoundExecutor(Protocol):
 
     def run(self, round_: Round) -> Sequence[Record]:
         """Raises ``RetryableError`` when the round, or a part of it, was lost: nothing is known of what it did."""
+
+    def hurry(self) -> None:
+        """Have the round that waits in the spouts, if one does, wait no longer."""
 
     def close(self) -> None:
         """Close every spout, clean every bolt up, and release what ``start`` made."""

@@ -73,6 +73,10 @@ class SparkRounds:
         )
         return records
 
+    def hurry(self) -> None:
+        if self._settings is not None:
+            Courier(self._addresses, self._settings.key, {}, self._settings.answer_s).hurry(0)
+
     def close(self) -> None:
         if self._addresses and self._settings is not None:
             with contextlib.suppress(RetryableError):  # what cannot be told to close ends by itself

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
@@ -61,6 +62,37 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
     close_home(home, settings.key)
     assert noted(tmp_path, "closed") == ["0"]
     assert gone(home.pid)
+
+
+@pytest.mark.parametrize("from_outside", [True, False])
+def test_spouts_wait_no_longer_than_it_takes_one_to_give(
+    settings: HomeSettings, tmp_path: Path, from_outside: bool
+) -> None:
+    """Two homes with a spout task each, of which one never has anything."""
+    plan = CorePlan(plan_execution(word_count(tmp_path, 1, spouts=2)), {}, 1, 100)
+    settings = HomeSettings.of(plan, 60.0, None)
+    homes_ = [start_home(settings, number) for number in (0, 1)]
+    try:
+        carrier = Courier(
+            homes_, settings.key, {(level, each): each % 2 for level in range(4) for each in range(4)}, 90.0
+        )
+        ended = threading.Event()
+
+        def walk(number: int) -> None:
+            carrier.walk(Round(number, patience_s=80.0), [2, 2, 3, 1])
+            ended.set()
+
+        threading.Thread(target=walk, args=(1,), daemon=True).start()
+        assert ended.wait(40)  # there was one sentence
+        ended.clear()
+        threading.Thread(target=walk, args=(2,), daemon=True).start()
+        assert not ended.wait(1)  # and there is none now
+        if from_outside:
+            Courier(homes_, settings.key, {}, 60.0).hurry(0)
+            assert ended.wait(40)
+    finally:
+        for each in homes_:
+            os.kill(each.pid, signal.SIGKILL)
 
 
 def test_nobody_gets_in_without_the_key(home: Address) -> None:

@@ -219,7 +219,7 @@ class TroubledRounds:
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
         world, chance = self.world, self.world.chance
-        if world.strikes("round breaks off", 0.003):
+        if world.strikes("round breaks off", 0.006):
             raise RetryableError("broke off")
         arriving = [*records, *self._late.pop((level, partition), [])]
         now: list[Record] = []

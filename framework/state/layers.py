@@ -1,0 +1,171 @@
+"""A key-value state as layers: what is committed, in a store; above it what is prepared; above that what has changed since.
+
+Stores keep bytes and know nothing of types. What changes is kept here until it is prepared, so that a checkpoint costs what has
+changed, whatever the size of the state.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from framework.errors import InvariantViolation
+from framework.state.serialization import Serializer
+from framework.topology.stateful import KeyValueState
+
+#: Changes to a state: None for a key that is deleted.
+Changes = Mapping[bytes, bytes | None]
+#: How many entries are loaded at once.
+LOAD_BATCH = 50_000
+
+
+class CommittedStore(Protocol):
+    """The lowest layer of one namespace.
+
+    Invariants: ``commit`` is done once for each id, whoever asks and how often; a commit of an id that is not higher than the
+    last one changes nothing. A crash in any method leaves what was committed before, or after.
+    """
+
+    def txid(self) -> int:
+        """The last checkpoint that was committed; 0 for none."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """Everything, without keeping others from the store. What is committed meanwhile may be seen."""
+
+    def prepare(self, txid: int, changes: Changes) -> None:
+        """Save changes for ``commit``, in place of what was prepared under this id before. Forget what was under lower ones."""
+
+    def commit(self, txid: int) -> None:
+        """Raises ``CorruptStateError`` when nothing is prepared under an id that is higher than the last one."""
+
+    def discard(self, upto: int | None) -> None:
+        """Forget what is prepared; ``upto``: under no higher id than that."""
+
+    def write(self, changes: Changes, txid: int | None) -> None:
+        """Change what is committed, in as many steps as it takes, and then the id."""
+
+    def close(self) -> None: ...
+
+
+class LayeredState(KeyValueState[Any, Any]):
+    """``cached_max``: entries of the store that are kept here once they were read, for stores that are far away."""
+
+    def __init__(self, store: CommittedStore, keys: Serializer, values: Serializer, cached_max: int = 0) -> None:
+        self._store = store
+        self._keys = keys
+        self._values = values
+        self._changes: dict[bytes, bytes | None] = {}
+        self._prepared: dict[bytes, bytes | None] = {}
+        self._prepared_txid: int | None = None
+        self._cached: OrderedDict[bytes, bytes | None] = OrderedDict()
+        self._cached_max = cached_max
+
+    @property
+    def txid(self) -> int:
+        return self._store.txid()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        encoded = self._keys.dumps(key)
+        found = self._found([encoded])[encoded]
+        return default if found is None else self._values.loads(found)
+
+    def multi_get(self, keys: Sequence[Any]) -> list[Any]:
+        encoded = [self._keys.dumps(key) for key in keys]
+        found = self._found(encoded)
+        return [None if found[each] is None else self._values.loads(found[each]) for each in encoded]  # type: ignore[arg-type]
+
+    def put(self, key: Any, value: Any) -> None:
+        self._changes[self._keys.dumps(key)] = self._values.dumps(value)
+
+    def delete(self, key: Any) -> None:
+        self._changes[self._keys.dumps(key)] = None
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        above = {**self._prepared, **self._changes}
+        for key, value in self._store.scan():
+            if key not in above:
+                yield self._keys.loads(key), self._values.loads(value)
+        for key, changed in above.items():
+            if changed is not None:
+                yield self._keys.loads(key), self._values.loads(changed)
+
+    def prepare_commit(self, txid: int) -> None:
+        if self._prepared_txid not in (None, txid):
+            raise InvariantViolation(
+                f"checkpoint {txid} is prepared while {self._prepared_txid} is neither committed nor not"
+            )
+        prepared = {**self._prepared, **self._changes}
+        self._store.prepare(txid, prepared)
+        self._prepared, self._prepared_txid = prepared, txid
+        self._changes = {}
+
+    def commit(self, txid: int | None = None) -> None:
+        if txid is None:
+            changes = {**self._prepared, **self._changes}
+            self._store.write(changes, None)
+            self._store.discard(self._prepared_txid)
+            self._settle(changes)
+            self._changes = {}
+            return
+        if self._prepared_txid not in (None, txid):
+            raise InvariantViolation(f"checkpoint {txid} is to be committed, and {self._prepared_txid} is prepared")
+        self._store.commit(txid)
+        self._settle(self._prepared)
+
+    def recover(self, txid: int, *, prepared: bool, upto: int) -> None:
+        if prepared:
+            self.commit(txid)
+        self._forget(upto)
+
+    def rollback(self) -> None:
+        self._forget(None)
+
+    def _forget(self, upto: int | None) -> None:
+        self._store.discard(upto)
+        self._changes, self._prepared, self._prepared_txid = {}, {}, None
+        self._cached.clear()
+
+    def load(self, items: Iterable[tuple[Any, Any]], txid: int) -> None:
+        batch: dict[bytes, bytes | None] = {}
+        for key, value in items:
+            batch[self._keys.dumps(key)] = self._values.dumps(value)
+            if len(batch) >= LOAD_BATCH:
+                self._store.write(batch, None)
+                batch = {}
+        self._store.write(batch, txid)
+        self._cached.clear()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _found(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        found: dict[bytes, bytes | None] = {}
+        missing = []
+        for key in keys:
+            for layer in (self._changes, self._prepared, self._cached):
+                if key in layer:
+                    found[key] = layer[key]
+                    break
+            else:
+                missing.append(key)
+        if missing:
+            read = dict(zip(missing, self._store.get(missing), strict=True))
+            found.update(read)
+            self._remember(read)
+        return found
+
+    def _settle(self, changes: Changes) -> None:
+        self._remember(changes)
+        self._prepared, self._prepared_txid = {}, None
+
+    def _remember(self, entries: Changes) -> None:
+        if not self._cached_max:
+            return
+        for key, value in entries.items():
+            self._cached[key] = value
+            self._cached.move_to_end(key)
+        while len(self._cached) > self._cached_max:
+            self._cached.popitem(last=False)

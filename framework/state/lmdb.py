@@ -1,0 +1,230 @@
+"""State on a local disk, in LMDB: the one to use on a single machine.
+
+Each namespace is an environment of its own: ``values``, ``prepared`` (checkpoint id and key; the first byte tells a value from a
+deletion) and ``meta``. A commit is one transaction. Other processes read the last committed checkpoint meanwhile, and hold
+nobody up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.state.layers import Changes, LayeredState
+from framework.state.settings import LmdbSettings, settings_of
+from framework.topology.context import TopologyContext
+from framework.topology.stateful import KeyValueState, StateProvider
+
+try:
+    import lmdb
+except ImportError as error:  # an extra
+    raise ConfigError(
+        "LmdbKeyValueStateProvider needs the package lmdb: pip install 'ratchet-pipelines[lmdb]'"
+    ) from error
+
+T = TypeVar("T")
+
+_MAP_BYTES = 1 << 26
+#: LMDB takes keys of up to 511 bytes; with a checkpoint id before it, and a byte that tells whether it is whole.
+_KEY_BYTES_MAX = 500
+_SCAN_BATCH = 5_000
+_ID = struct.Struct(">Q")
+_TXID = b"txid"
+_READY = b"ready:"
+_PUT, _DELETED = b"+", b"-"
+
+
+class LmdbKeyValueStateProvider(StateProvider):
+    """Set ``topology.state.provider.config.path`` to a folder."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, LmdbStore] = {}
+        self._lock = threading.Lock()
+
+    def new_state(
+        self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None
+    ) -> KeyValueState[Any, Any]:
+        settings = settings_of(conf, LmdbSettings)
+        folder = _folder(settings, namespace)
+        with self._lock:  # one process may open an environment once
+            store = self._open.get(folder)
+            if store is None:
+                store = self._open[folder] = LmdbStore(folder, sync=settings.sync)
+        return LayeredState(store, settings.keys(), settings.values())
+
+    def check(self, conf: Mapping[str, Any]) -> None:
+        settings = settings_of(conf, LmdbSettings)
+        settings.keys(), settings.values()
+        try:
+            Path(settings.path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"topology.state.provider.config.path: {error}") from None
+
+    def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
+        return (_folder(settings_of(conf, LmdbSettings), namespace) / "data.mdb").exists()
+
+    def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
+        folder = _folder(settings_of(conf, LmdbSettings), namespace)
+        with self._lock:
+            store = self._open.pop(folder, None)
+        if store is not None:
+            store.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        with self._lock:
+            stores, self._open = list(self._open.values()), {}
+        for each in stores:
+            each.end()
+
+
+class LmdbStore:
+    """A ``CommittedStore``: one environment, which stays open until ``end``."""
+
+    def __init__(self, folder: Path, *, sync: bool) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._environment = lmdb.open(str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync)
+            self._values, self._prepared, self._meta = (
+                self._environment.open_db(name) for name in (b"values", b"prepared", b"meta")
+            )
+        except (OSError, lmdb.Error) as error:
+            raise RetryableError(f"state in {folder}: {error}") from error
+
+    def txid(self) -> int:
+        with self._reading(self._meta) as reading:
+            found = reading.get(_TXID)
+        return 0 if found is None else int(_ID.unpack(found)[0])
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._reading(self._values) as reading:
+            return [_value_in(reading.get(_short(key))) for key in keys]
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        with self._reading(self._values) as reading:
+            for short, stored in reading.cursor():
+                yield _key_in(short, stored), _value_in(stored)  # type: ignore[misc]
+
+    def prepare(self, txid: int, changes: Changes) -> None:
+        def write(writing: lmdb.Transaction) -> None:
+            self._drop_prepared(writing, txid)
+            number = _ID.pack(txid)
+            for key, value in changes.items():
+                marked = _DELETED + _stored(key, b"") if value is None else _PUT + _stored(key, value)
+                writing.put(number + _short(key), marked, db=self._prepared)
+            writing.put(_READY + number, b"", db=self._meta)
+
+        self._write(write)
+
+    def commit(self, txid: int) -> None:
+        def write(writing: lmdb.Transaction) -> None:
+            done = writing.get(_TXID, db=self._meta)
+            if done is not None and _ID.unpack(done)[0] >= txid:
+                return
+            number = _ID.pack(txid)
+            if writing.get(_READY + number, db=self._meta) is None:
+                raise CorruptStateError(f"{self._folder} has nothing prepared as checkpoint {txid}: was it restored?")
+            for prepared, marked in _range(writing, self._prepared, number):
+                short, stored = prepared[_ID.size :], bytes(marked[1:])
+                if marked[:1] == _PUT:
+                    writing.put(short, stored, db=self._values)
+                else:
+                    writing.delete(short, db=self._values)
+            writing.put(_TXID, number, db=self._meta)
+            self._drop_prepared(writing, txid)
+
+        self._write(write)
+
+    def discard(self, upto: int | None) -> None:
+        self._write(lambda writing: self._drop_prepared(writing, upto))
+
+    def write(self, changes: Changes, txid: int | None) -> None:
+        def write(writing: lmdb.Transaction) -> None:
+            for key, value in changes.items():
+                if value is None:
+                    writing.delete(_short(key), db=self._values)
+                else:
+                    writing.put(_short(key), _stored(key, value), db=self._values)
+            if txid is not None:
+                writing.put(_TXID, _ID.pack(txid), db=self._meta)
+
+        self._write(write)
+
+    def close(self) -> None:
+        """The environment stays open: the next state of this namespace uses it."""
+
+    def end(self) -> None:
+        self._environment.close()
+
+    def _drop_prepared(self, writing: lmdb.Transaction, upto: int | None) -> None:
+        for each, _ in list(_range(writing, self._meta, _READY)):
+            number = each[len(_READY) :]
+            if upto is None or _ID.unpack(number)[0] <= upto:
+                for key, _ in list(_range(writing, self._prepared, number)):
+                    writing.delete(key, db=self._prepared)
+                writing.delete(each, db=self._meta)
+
+    @contextmanager
+    def _reading(self, database: Any) -> Iterator[Any]:
+        try:
+            with self._environment.begin(db=database) as reading:
+                yield reading
+        except lmdb.MapResizedError:
+            self._environment.set_mapsize(0)  # another process has made room
+            raise RetryableError(f"state in {self._folder} has grown: try again") from None
+        except lmdb.Error as error:
+            raise RetryableError(f"state in {self._folder}: {error}") from error
+
+    def _write(self, change: Callable[[lmdb.Transaction], None]) -> None:
+        while True:
+            try:
+                with self._environment.begin(write=True) as writing:
+                    change(writing)
+                return
+            except lmdb.MapFullError:
+                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+            except lmdb.MapResizedError:
+                self._environment.set_mapsize(0)
+            except lmdb.Error as error:
+                raise RetryableError(f"state in {self._folder}: {error}") from error
+
+
+def _folder(settings: LmdbSettings, namespace: str) -> Path:
+    return Path(settings.path) / namespace
+
+
+def _range(reading: lmdb.Transaction, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    with reading.cursor(database) as cursor:
+        found = cursor.set_range(prefix)
+        while found and (key := bytes(cursor.key())).startswith(prefix):
+            yield key, bytes(cursor.value())
+            found = cursor.next()
+
+
+def _short(key: bytes) -> bytes:
+    """What stands for a key: itself, or its digest when it is too long."""
+    return b"k" + key if len(key) < _KEY_BYTES_MAX else b"d" + hashlib.sha256(key).digest()
+
+
+def _stored(key: bytes, value: bytes) -> bytes:
+    """A value, after the key when that is not whole elsewhere."""
+    if len(key) < _KEY_BYTES_MAX:
+        return struct.pack(">I", 0) + value
+    return struct.pack(">I", len(key)) + key + value
+
+
+def _value_in(stored: bytes | None) -> bytes | None:
+    return None if stored is None else bytes(stored[4 + struct.unpack(">I", stored[:4])[0] :])
+
+
+def _key_in(short: bytes, stored: bytes) -> bytes:
+    length = struct.unpack(">I", stored[:4])[0]
+    return bytes(stored[4 : 4 + length]) if length else bytes(short[1:])

@@ -1,0 +1,88 @@
+"""State in the memory of the process that the tasks live in: it ends with that process.
+
+Source: ``org.apache.storm.state.InMemoryKeyValueStateProvider``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from framework.errors import CorruptStateError
+from framework.state.layers import Changes, LayeredState
+from framework.state.settings import SerializerSettings, settings_of
+from framework.topology.context import TopologyContext
+from framework.topology.stateful import KeyValueState, StateProvider
+
+
+class InMemoryKeyValueStateProvider(StateProvider):
+    """The default. When a process of the topology is lost, and when it is started again, all states begin empty; where the spouts
+    can go back, so does the input, to where the run began."""
+
+    durable = False
+
+    def __init__(self) -> None:
+        self._stores: dict[str, MemoryStore] = {}
+
+    def new_state(
+        self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None
+    ) -> KeyValueState[Any, Any]:
+        settings = settings_of(conf, SerializerSettings)
+        store = self._stores.setdefault(namespace, MemoryStore())
+        return LayeredState(store, settings.keys(), settings.values())
+
+    def check(self, conf: Mapping[str, Any]) -> None:
+        settings_of(conf, SerializerSettings).values()
+
+    def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
+        return namespace in self._stores and self._stores[namespace].txid() > 0
+
+    def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
+        self._stores.pop(namespace, None)
+
+
+class MemoryStore:
+    """A ``CommittedStore``."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._prepared: dict[int, dict[bytes, bytes | None]] = {}
+        self._txid = 0
+
+    def txid(self) -> int:
+        return self._txid
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._values.get(key) for key in keys]
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        for key in list(self._values):
+            value = self._values.get(key)
+            if value is not None:
+                yield key, value
+
+    def prepare(self, txid: int, changes: Changes) -> None:
+        self.discard(txid)
+        self._prepared[txid] = dict(changes)
+
+    def commit(self, txid: int) -> None:
+        if txid <= self._txid:
+            return
+        if txid not in self._prepared:
+            raise CorruptStateError(f"a state in memory has nothing prepared as checkpoint {txid}")
+        self.write(self._prepared[txid], txid)
+        self.discard(txid)
+
+    def discard(self, upto: int | None) -> None:
+        self._prepared = {txid: each for txid, each in self._prepared.items() if upto is not None and txid > upto}
+
+    def write(self, changes: Changes, txid: int | None) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self._values.pop(key, None)
+            else:
+                self._values[key] = value
+        self._txid = self._txid if txid is None else txid
+
+    def close(self) -> None:
+        """What is kept stays with the provider."""

@@ -1,0 +1,174 @@
+"""How keys and values of states become bytes.
+
+By default MessagePack, with what Python has and MessagePack lacks as extensions: tuples, sets, integers of any size, decimals,
+dates, times and durations. Equal keys become equal bytes. Nothing that is read is ever executed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import importlib
+import pickle
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgpack
+
+from framework.errors import BadRecordError, ConfigError, CorruptStateError
+
+
+class Serializer(Protocol):
+    """Named in the configuration as ``module.Class``; made without arguments."""
+
+    def dumps(self, value: Any) -> bytes:
+        """Raises ``BadRecordError`` for a value that it cannot take."""
+
+    def loads(self, data: bytes) -> Any:
+        """Raises ``CorruptStateError`` for bytes that it has not made."""
+
+
+_TUPLE, _SET, _INT, _DECIMAL, _DATETIME, _DATE, _TIME, _DURATION, _FROZENSET = range(1, 10)
+_TEXTS: dict[type, tuple[int, Callable[[Any], str]]] = {
+    int: (_INT, str),
+    decimal.Decimal: (_DECIMAL, str),
+    datetime.datetime: (_DATETIME, datetime.datetime.isoformat),
+    datetime.date: (_DATE, datetime.date.isoformat),
+    datetime.time: (_TIME, datetime.time.isoformat),
+}
+_FROM_TEXT: dict[int, Callable[[str], Any]] = {
+    _INT: int,
+    _DECIMAL: decimal.Decimal,
+    _DATETIME: datetime.datetime.fromisoformat,
+    _DATE: datetime.date.fromisoformat,
+    _TIME: datetime.time.fromisoformat,
+}
+
+
+class MsgpackSerializer:
+    """The default.
+
+    >>> MsgpackSerializer().loads(MsgpackSerializer().dumps(("word", 3, {"a", "b"}))) == ("word", 3, {"a", "b"})
+    True
+    """
+
+    def dumps(self, value: Any) -> bytes:
+        try:
+            return _packed(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadRecordError(
+                f"a state cannot hold {_shown(value)}: {error}; give a serializer of your own in topology.state.provider.config"
+            ) from None
+
+    def loads(self, data: bytes) -> Any:
+        try:
+            return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False, use_list=True)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+            raise CorruptStateError(f"a state holds {data[:40]!r}, which is not MessagePack: {error}") from None
+
+
+class PickleSerializer:
+    """Takes what ``pickle`` takes. Reading executes what was written: only for a store that nobody else writes to, and not for
+    keys, of which equal ones need not become equal bytes."""
+
+    def dumps(self, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value, protocol=5)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+            raise BadRecordError(f"a state cannot hold {_shown(value)}: {error}") from None
+
+    def loads(self, data: bytes) -> Any:
+        try:
+            return pickle.loads(data)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+            raise CorruptStateError(f"a state holds {data[:40]!r}, which cannot be unpickled: {error}") from None
+
+
+class ClassSerializer:
+    """Objects of one dataclass or ``NamedTuple``, by their fields."""
+
+    def __init__(self, kind: type) -> None:
+        names = getattr(kind, "_fields", None) or (
+            [each.name for each in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
+        )
+        if names is None:
+            raise ConfigError(
+                f"{kind.__module__}.{kind.__qualname__} is neither a dataclass nor a NamedTuple: states need one of them, or a "
+                "serializer"
+            )
+        self._kind, self._names, self._plain = kind, list(names), MsgpackSerializer()
+
+    def dumps(self, value: Any) -> bytes:
+        if type(value) is not self._kind:
+            raise BadRecordError(f"a state of {self._kind.__qualname__} cannot hold {_shown(value)}")
+        return self._plain.dumps([getattr(value, name) for name in self._names])
+
+    def loads(self, data: bytes) -> Any:
+        fields = self._plain.loads(data)
+        if not isinstance(fields, list) or len(fields) != len(self._names):
+            raise CorruptStateError(f"a state holds {_shown(fields)}, which is no {self._kind.__qualname__}")
+        return self._kind(**dict(zip(self._names, fields, strict=True)))
+
+
+#: Types that are written as they are, and so need no class of their own.
+_PLAIN = (str, int, float, bool, bytes, list, dict, tuple)
+
+
+def serializer_of(serializer: str | None, kind: str | None, what: str) -> Serializer:
+    """The serializer of a configuration: by its own name, by the class of what it takes, or the default. ``what`` names the key in
+    messages."""
+    if serializer is not None:
+        return named(serializer, what)()  # type: ignore[no-any-return]
+    if kind is None:
+        return MsgpackSerializer()
+    found = named(kind if "." in kind else f"builtins.{kind}", what)
+    return MsgpackSerializer() if found in _PLAIN else ClassSerializer(found)
+
+
+def named(name: str, what: str) -> Any:
+    """What ``module.attribute`` names. Raises ``ConfigError`` that begins with ``what``."""
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{what}: there is no {name!r} ({error}); write module.Class") from None
+
+
+def _extended(value: Any) -> msgpack.ExtType:
+    kind = type(value)
+    if kind is tuple:
+        return msgpack.ExtType(_TUPLE, _packed(list(value)))
+    if kind in (set, frozenset):
+        members = sorted(_packed(each) for each in value)
+        return msgpack.ExtType(_SET if kind is set else _FROZENSET, _packed(members))
+    if kind is datetime.timedelta:
+        return msgpack.ExtType(_DURATION, _packed([value.days, value.seconds, value.microseconds]))
+    if kind in _TEXTS:
+        code, write = _TEXTS[kind]
+        return msgpack.ExtType(code, write(value).encode())
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no form of its own")
+
+
+def _packed(value: Any) -> bytes:
+    return msgpack.packb(value, default=_extended, strict_types=True)  # type: ignore[no-any-return]
+
+
+def _restored(code: int, data: bytes) -> Any:
+    def unpacked(packed: bytes) -> Any:
+        return msgpack.unpackb(packed, ext_hook=_restored, strict_map_key=False)
+
+    if code == _TUPLE:
+        return tuple(unpacked(data))
+    if code in (_SET, _FROZENSET):
+        members = (unpacked(each) for each in unpacked(data))
+        return set(members) if code == _SET else frozenset(members)
+    if code == _DURATION:
+        days, seconds, microseconds = unpacked(data)
+        return datetime.timedelta(days, seconds, microseconds)
+    return _FROM_TEXT[code](data.decode())
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

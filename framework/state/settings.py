@@ -1,0 +1,88 @@
+"""``topology.state.provider.config``: what a provider is told, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from framework.errors import ConfigError
+from framework.state.serialization import Serializer, named, serializer_of
+from framework.topology.stateful import StateProvider
+
+PROVIDER = "topology.state.provider"
+PROVIDER_CONFIG = "topology.state.provider.config"
+
+S = TypeVar("S", bound="SerializerSettings")
+
+
+class SerializerSettings(BaseModel):
+    """What every provider here takes. Classes are named as ``module.Class``, or ``str``, ``int`` and the like. A class that is a
+    dataclass or a ``NamedTuple`` is kept by its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    keyClass: str | None = None
+    valueClass: str | None = None
+    keySerializerClass: str | None = None
+    valueSerializerClass: str | None = None
+
+    def keys(self) -> Serializer:
+        return serializer_of(self.keySerializerClass, self.keyClass, f"{PROVIDER_CONFIG}.keyClass")
+
+    def values(self) -> Serializer:
+        return serializer_of(self.valueSerializerClass, self.valueClass, f"{PROVIDER_CONFIG}.valueClass")
+
+
+class RedisPool(BaseModel):
+    """``timeout``: milliseconds, to connect and for an answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: str = "localhost"
+    port: Annotated[int, Field(ge=1, le=65_535)] = 6379
+    timeout: Annotated[int, Field(ge=1, le=600_000)] = 2000
+    database: Annotated[int, Field(ge=0)] = 0
+    username: str | None = None
+    password: SecretStr | None = None
+    ssl: bool = False
+
+
+class RedisSettings(SerializerSettings):
+    jedisPoolConfig: RedisPool = RedisPool()
+
+
+class LmdbSettings(SerializerSettings):
+    """``path``: a folder on a local disk, which all executors see. ``sync``: whether a commit waits for the disk; without it, a
+    crash of the machine (not of a process) may cost the last commits, and the topology then refuses to go on from them."""
+
+    path: Annotated[str, Field(min_length=1)]
+    sync: bool = True
+
+
+def settings_of(conf: Mapping[str, Any], kind: type[S]) -> S:
+    """The provider's part of a configuration: a table, or JSON text as Storm has it. Raises ``ConfigError``."""
+    given = conf.get(PROVIDER_CONFIG) or {}
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"{PROVIDER_CONFIG} is not JSON: {error}") from None
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        each = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join([PROVIDER_CONFIG, *(str(part) for part in each["loc"])])
+        known = f"; it knows {', '.join(kind.model_fields)}" if each["type"] == "extra_forbidden" else ""
+        raise ConfigError(f"{where}: {each['msg']}{known}") from None
+
+
+def provider_of(conf: Mapping[str, Any]) -> StateProvider:
+    """The provider that a configuration names. Raises ``ConfigError``."""
+    name = conf.get(PROVIDER) or "framework.state.InMemoryKeyValueStateProvider"
+    kind = named(name, PROVIDER)
+    if not (isinstance(kind, type) and issubclass(kind, StateProvider)):
+        raise ConfigError(f"{PROVIDER}: {name} is no StateProvider")
+    return kind()
