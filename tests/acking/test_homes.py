@@ -79,7 +79,7 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
         ended = threading.Event()
 
         def walk(number: int) -> None:
-            carrier.walk(Round(number, patience_s=80.0), [2, 2, 3, 1])
+            carrier.walk(Round(number, patience_s=80.0), plan.widths)
             ended.set()
 
         threading.Thread(target=walk, args=(1,), daemon=True).start()
