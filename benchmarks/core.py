@@ -156,6 +156,58 @@ def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) ->
 _CONF: dict[str, Any] = {"spark.master": "local[2]", "topology.collapse.records.max": 200_000}
 
 
+class Numbers(BaseRichSpout):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.collector, self.number = collector, 0
+
+    def next_tuple(self) -> None:
+        if self.number < self.count:
+            self.number += 1
+            self.collector.emit([self.number], message_id=self.number)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(number=int))
+
+
+class Waits(BaseBasicBolt):
+    """Waits for something else with each tuple, as one that asks a service does."""
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        time.sleep(0.0005)
+        collector.emit([tup["number"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(number=int))
+
+
+def overlap(count: int = 4_000) -> dict[str, float]:
+    """Tuples per second through three bolts that wait, one after the other, with one and with two rounds at once."""
+    found = {}
+    for at_once in (1, 2):
+        builder = TopologyBuilder("waits")
+        builder.set_spout("numbers", Numbers(count))
+        for name, before in (("first", "numbers"), ("second", "first"), ("third", "second")):
+            builder.set_bolt(name, Waits(), 2).fields_grouping(before, Fields("number"))
+        with (
+            patch.object(SparkRounds, "rounds_max", at_once),
+            submit(builder.build(), {**_CONF, "topology.max.spout.pending": 200}) as run,
+        ):
+            while (done := run.status().components["third"].executed) == 0:
+                time.sleep(0.005)
+            start = time.monotonic()
+            while run.status().components["third"].executed < count:
+                time.sleep(0.005)
+            found[at_once] = (count - done) / (time.monotonic() - start)
+    return {
+        "one_round_per_s": round(found[1]),
+        "two_rounds_per_s": round(found[2]),
+        "ratio": round(found[2] / found[1], 2),
+    }
+
+
 def ledger_bytes() -> float:
     """What an acker holds per pending tree, in bytes."""
     edges = EdgeIds(1).take(TREES).tolist()
@@ -256,6 +308,7 @@ def main() -> int:
                 "workload": "core",
                 **measured,
                 "idle_cpu_share_of_a_core": round(idle, 3),
+                "bolts_that_wait": overlap(),
                 "ledger_bytes_per_tree": round(ledger_bytes()),
                 "slow_bolt": memory_of_a_slow_bolt(arguments.seconds),
             }

@@ -177,7 +177,7 @@ class RoundDriver:
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
             self._number += 1
-        round_ = Round(self._number, ticks, orders, self._patience_s, drain, follows)
+        round_ = Round(self._number, ticks, orders, self._patience_s, drain, follows, self._executor.rounds_max)
         self._under_way.append(round_)
         return round_
 

@@ -102,7 +102,7 @@ class Home:
         with self._hurried:
             self._waiting_round = round_.number
             while (left := until - time.monotonic()) > 0 and self._hurried_round < round_.number:
-                gave = [task.give() for task in tasks]
+                gave = [task.give(round_) for task in tasks]
                 if any(gave):
                     break
                 self._hurried.wait(min(pause_s, left))
@@ -189,9 +189,9 @@ class SegmentTask:
         """Whether there is a spout among the components."""
         return bool(self._spouts)
 
-    def give(self) -> bool:
+    def give(self, round_: Round) -> bool:
         """Have the spouts give what they have. Whether they had anything."""
-        gave = [spout.give() for spout in self._spouts.values()]
+        gave = [spout.give(round_.at_once) for spout in self._spouts.values()]
         return any(gave)
 
     def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
@@ -205,7 +205,7 @@ class SegmentTask:
         for piece in sorted(pieces, key=arrival):
             by_target[self._plan.plan.edges[piece.edge].target].append(piece)
         if not round_.drain:
-            self.give()
+            self.give(round_)
         for component_id, living in self._living.items():  # in topological order: fused rows come before the flush
             for piece in by_target[component_id]:
                 self._execute(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))

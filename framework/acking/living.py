@@ -298,15 +298,17 @@ class LivingSpout(Living):
         except Exception as error:  # noqa: BLE001 - user code
             self.died(error)
 
-    def give(self) -> bool:
-        """Ask the spout for tuples until it has none, has enough under way, or has had its time. Whether it had any."""
+    def give(self, rounds: int) -> bool:
+        """Ask the spout for tuples until it has none, has enough under way, has given its share for one of so many ``rounds``, or
+        has had its time. Whether it had any."""
         spout = self.instance()
         if spout is None:
             return False
         start = time.monotonic()
         first = self._emitted
+        most = min(ROUND_TUPLES_MAX, -(-self._pending_max // rounds))
         try:
-            while len(self._pending) < self._pending_max and self._emitted - first < ROUND_TUPLES_MAX:
+            while len(self._pending) < self._pending_max and self._emitted - first < most:
                 before = self._emitted
                 spout.next_tuple()
                 if self._emitted == before or time.monotonic() - start >= ROUND_SPOUT_S:

@@ -29,7 +29,8 @@ class Round:
     """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
     what it is told. ``patience_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
-    every task does before this one; 0 when none was."""
+    every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
+    its share in one, so that the next one has something too."""
 
     number: int
     ticks: int = 0
@@ -37,6 +38,7 @@ class Round:
     patience_s: float = 0.0
     drain: bool = False
     follows: int = 0
+    at_once: int = 1
 
 
 class Decisions(NamedTuple):
