@@ -1,0 +1,35 @@
+"""State management: where the state of stateful bolts is kept, and the protocol of its checkpoints.
+
+Source: *Storm State Management*.
+"""
+
+from typing import Any
+
+from framework.state.memory import InMemoryKeyValueStateProvider
+from framework.state.serialization import MsgpackSerializer, PickleSerializer, Serializer
+from framework.topology.stateful import KeyValueState, State, StateProvider
+
+__all__ = [
+    "InMemoryKeyValueStateProvider",
+    "KeyValueState",
+    "LmdbKeyValueStateProvider",
+    "MsgpackSerializer",
+    "PickleSerializer",
+    "RedisKeyValueStateProvider",
+    "Serializer",
+    "State",
+    "StateProvider",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Providers that need an extra are loaded when they are asked for."""
+    if name == "RedisKeyValueStateProvider":
+        from framework.state.redis import RedisKeyValueStateProvider
+
+        return RedisKeyValueStateProvider
+    if name == "LmdbKeyValueStateProvider":
+        from framework.state.lmdb import LmdbKeyValueStateProvider
+
+        return LmdbKeyValueStateProvider
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,236 @@
+"""State in Redis.
+
+::
+
+    ratchet:{namespace}              hash: key -> value, as committed
+    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts are prepared
+    ratchet:{namespace}:prepared     set of the ids under which something is prepared
+    ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared, each value after a "+", each deletion a "-"
+
+Changes travel in pipelines. What is prepared is moved inside Redis, part by part, by a script that does nothing once a checkpoint
+as high has been committed; a small checkpoint is one step. Scans are ``HSCAN``: no step holds the server up.
+
+Source: ``org.apache.storm.redis.state.RedisKeyValueStateProvider``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.state.layers import Changes, LayeredState
+from framework.state.settings import RedisSettings, settings_of
+from framework.topology.context import TopologyContext
+from framework.topology.stateful import KeyValueState, StateProvider
+
+try:
+    import redis
+    from redis.backoff import ExponentialBackoff
+    from redis.retry import Retry
+except ImportError as error:  # an extra
+    raise ConfigError(
+        "RedisKeyValueStateProvider needs the package redis: pip install 'ratchet-pipelines[redis]'"
+    ) from error
+
+T = TypeVar("T")
+
+#: Changes per part: one step of Redis, during which it answers nobody else.
+PART_CHANGES = 5_000
+SCAN_COUNT = 2_000
+#: Entries that a task keeps of those that it has read: it is the only one that writes them.
+CACHED_MAX = 100_000
+_RETRIES = 6
+
+# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when it is committed or forgotten by now.
+_APPLY = """
+local done = tonumber(redis.call('HGET', KEYS[1], 'txid') or '0')
+if done >= tonumber(ARGV[1]) then return 0 end
+if not redis.call('HGET', KEYS[1], 'ready:' .. ARGV[1]) then return 0 end
+local all = redis.call('HGETALL', KEYS[3])
+local puts, deleted = {}, {}
+for i = 1, #all, 2 do
+  if string.sub(all[i + 1], 1, 1) == '+' then
+    puts[#puts + 1] = all[i]
+    puts[#puts + 1] = string.sub(all[i + 1], 2)
+    if #puts >= 2000 then redis.call('HSET', KEYS[2], unpack(puts)) puts = {} end
+  else
+    deleted[#deleted + 1] = all[i]
+    if #deleted >= 2000 then redis.call('HDEL', KEYS[2], unpack(deleted)) deleted = {} end
+  end
+end
+if #puts > 0 then redis.call('HSET', KEYS[2], unpack(puts)) end
+if #deleted > 0 then redis.call('HDEL', KEYS[2], unpack(deleted)) end
+if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'txid', ARGV[1]) end
+return 1
+"""
+
+
+class RedisKeyValueStateProvider(StateProvider):
+    """Where Redis is stands in ``topology.state.provider.config``: ``jedisPoolConfig`` with ``host``, ``port``, ``timeout`` in
+    milliseconds, ``database``, ``username``, ``password``, ``ssl``."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, redis.Redis] = {}
+
+    def new_state(
+        self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None
+    ) -> KeyValueState[Any, Any]:
+        settings = settings_of(conf, RedisSettings)
+        return LayeredState(
+            RedisStore(self._client(settings), namespace), settings.keys(), settings.values(), cached_max=CACHED_MAX
+        )
+
+    def check(self, conf: Mapping[str, Any]) -> None:
+        settings = settings_of(conf, RedisSettings)
+        settings.keys(), settings.values()
+        pool = settings.jedisPoolConfig
+        try:
+            self._client(settings).ping()
+        except redis.AuthenticationError as error:
+            raise ConfigError(f"Redis at {pool.host}:{pool.port} lets this user not in: {error}") from None
+        except redis.RedisError as error:
+            raise ConfigError(
+                f"Redis at {pool.host}:{pool.port} does not answer: {error}; see topology.state.provider.config.jedisPoolConfig"
+            ) from None
+
+    def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
+        return RedisStore(self._client(settings_of(conf, RedisSettings)), namespace).txid() > 0
+
+    def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
+        RedisStore(self._client(settings_of(conf, RedisSettings)), namespace).drop()
+
+    def close(self) -> None:
+        clients, self._clients = list(self._clients.values()), {}
+        for each in clients:
+            each.close()
+
+    def _client(self, settings: RedisSettings) -> redis.Redis:
+        pool = settings.jedisPoolConfig
+        name = pool.model_dump_json()
+        if name not in self._clients:
+            self._clients[name] = redis.Redis(
+                host=pool.host,
+                port=pool.port,
+                db=pool.database,
+                username=pool.username,
+                password=pool.password.get_secret_value() if pool.password is not None else None,
+                ssl=pool.ssl,
+                socket_timeout=pool.timeout / 1000,
+                socket_connect_timeout=pool.timeout / 1000,
+                retry=Retry(ExponentialBackoff(cap=1.0, base=0.02), _RETRIES),
+                retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+            )
+        return self._clients[name]
+
+
+class RedisStore:
+    """A ``CommittedStore``. Every command may be repeated."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._client = client
+        self._values = f"ratchet:{{{namespace}}}"
+        self._meta = f"{self._values}:meta"
+        self._pending = f"{self._values}:prepared"
+
+    def txid(self) -> int:
+        with self._asking():
+            return int(self._client.hget(self._meta, "txid") or 0)
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._asking():
+            if len(keys) == 1:
+                return [self._client.hget(self._values, keys[0])]  # type: ignore[list-item]
+            found: list[bytes | None] = []
+            for part in _batched(keys, PART_CHANGES):
+                found += self._client.hmget(self._values, list(part))  # type: ignore[arg-type]
+            return found
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        with self._asking():
+            yield from self._client.hscan_iter(self._values, count=SCAN_COUNT)
+
+    def prepare(self, txid: int, changes: Changes) -> None:
+        self.discard(txid)
+        parts = 0
+        with self._asking():
+            self._client.sadd(self._pending, txid)
+            for parts, part in enumerate(_batched(changes.items(), PART_CHANGES), 1):
+                name = self._part(txid, parts - 1)
+                mapping = {key: b"-" if value is None else b"+" + value for key, value in part}
+                with self._client.pipeline(transaction=True) as pipeline:
+                    pipeline.delete(name)
+                    pipeline.hset(name, mapping=mapping)  # type: ignore[arg-type]
+                    pipeline.execute()
+            self._client.hset(self._meta, f"ready:{txid}", parts)
+
+    def commit(self, txid: int) -> None:
+        with self._asking():
+            if self.txid() >= txid:
+                return
+            ready = self._client.hget(self._meta, f"ready:{txid}")
+            if ready is None:
+                if self.txid() >= txid:
+                    return
+                raise CorruptStateError(f"{self._values} has nothing prepared as checkpoint {txid}: was Redis emptied?")
+            parts = int(ready)
+            for part in range(max(parts, 1)):
+                last = "1" if part >= parts - 1 else "0"
+                keys = [self._meta, self._values, self._part(txid, part)]
+                self._client.eval(_APPLY, len(keys), *keys, txid, last)
+        self.discard(txid)
+
+    def discard(self, upto: int | None) -> None:
+        with self._asking():
+            for each in sorted(int(each) for each in self._client.smembers(self._pending)):
+                if upto is not None and each > upto:
+                    continue
+                parts = int(self._client.hget(self._meta, f"ready:{each}") or 0)
+                self._client.hdel(self._meta, f"ready:{each}")
+                # What was not ready may have parts all the same: one after the other until there is none.
+                for part in itertools.count():
+                    if not self._client.unlink(self._part(each, part)) and part >= parts:
+                        break
+                self._client.srem(self._pending, each)
+
+    def write(self, changes: Changes, txid: int | None) -> None:
+        with self._asking():
+            for part in _batched(changes.items(), PART_CHANGES):
+                with self._client.pipeline(transaction=True) as pipeline:
+                    puts = {key: value for key, value in part if value is not None}
+                    deleted = [key for key, value in part if value is None]
+                    if puts:
+                        pipeline.hset(self._values, mapping=puts)  # type: ignore[arg-type]
+                    if deleted:
+                        pipeline.hdel(self._values, *deleted)
+                    pipeline.execute()
+            if txid is not None:
+                self._client.hset(self._meta, "txid", txid)
+
+    def drop(self) -> None:
+        self.discard(None)
+        with self._asking():
+            self._client.unlink(self._values, self._meta, self._pending)
+
+    def close(self) -> None:
+        """The connections are the provider's."""
+
+    def _part(self, txid: int, part: int) -> str:
+        return f"{self._values}:{txid}:{part}"
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.ResponseError as error:
+            raise CorruptStateError(f"{self._values}: {error}; does something else use these keys?") from error
+        except redis.RedisError as error:
+            raise RetryableError(f"{self._values}: Redis does not answer: {error}") from error
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    waiting = iter(items)
+    while batch := list(itertools.islice(waiting, size)):
+        yield batch

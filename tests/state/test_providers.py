@@ -1,0 +1,167 @@
+"""Every provider against the contract; serializers; what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from framework.errors import BadRecordError, ConfigError, CorruptStateError
+from framework.state import (
+    InMemoryKeyValueStateProvider,
+    LmdbKeyValueStateProvider,
+    MsgpackSerializer,
+    RedisKeyValueStateProvider,
+)
+from framework.state.contract import StateProviderContract
+from framework.state.redis import _APPLY
+from framework.state.settings import RedisSettings, provider_of, settings_of
+from framework.topology.stateful import StateProvider
+from integration import RedisServer
+
+CONFIG = "topology.state.provider.config"
+
+
+@pytest.mark.behaviour("5.2")
+class TestInMemory(StateProviderContract):
+    def provider(self) -> StateProvider:
+        return InMemoryKeyValueStateProvider()
+
+
+@pytest.mark.behaviour("5.2")
+class TestLmdb(StateProviderContract):
+    def begin(self, request: pytest.FixtureRequest) -> None:
+        self.folder = request.getfixturevalue("tmp_path")
+
+    def provider(self) -> StateProvider:
+        return LmdbKeyValueStateProvider()
+
+    def conf(self) -> Mapping[str, Any]:
+        return {CONFIG: {"path": str(self.folder)}}
+
+
+@pytest.mark.behaviour("5.2")
+@pytest.mark.integration
+class TestRedis(StateProviderContract):
+    def begin(self, request: pytest.FixtureRequest) -> None:
+        self.server = request.getfixturevalue("redis_server")
+
+    def provider(self) -> StateProvider:
+        return RedisKeyValueStateProvider()
+
+    def conf(self) -> Mapping[str, Any]:
+        return {CONFIG: {"jedisPoolConfig": redis_pool(self.server)}}
+
+
+def redis_pool(server: RedisServer) -> dict[str, Any]:
+    url = urlsplit(server.url)
+    return {"host": url.hostname, "port": url.port, "database": int(url.path.strip("/") or 0)}
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclasses.dataclass
+class Account:
+    owner: str
+    amount: int
+
+
+class Upper:
+    def dumps(self, value: Any) -> bytes:
+        return str(value).upper().encode()
+
+    def loads(self, data: bytes) -> Any:
+        return data.decode()
+
+
+def test_classes_and_serializers_of_ones_own(tmp_path: Path) -> None:
+    here = __name__
+    given = {"path": str(tmp_path), "keySerializerClass": f"{here}.Upper", "valueClass": f"{here}.Account"}
+    state = LmdbKeyValueStateProvider().new_state("t/b/1/0", {CONFIG: json.dumps(given)}, None)
+    state.put("ann", Account("ann", 3))
+    assert (state.get("Ann"), list(state.items())) == (Account("ann", 3), [("ANN", Account("ann", 3))])
+    with pytest.raises(BadRecordError, match="a state of Account cannot hold 7"):
+        state.put("bob", 7)
+    points = InMemoryKeyValueStateProvider().new_state("t/b/1/0", {CONFIG: {"keyClass": f"{here}.Point"}}, None)
+    points.put(Point(1, 2), "here")
+    assert list(points.items()) == [(Point(1, 2), "here")]
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({CONFIG: "{"}, "topology.state.provider.config is not JSON"),
+        (
+            {CONFIG: {"jedisPoolConfig": {"hots": "x"}}},
+            r"config\.jedisPoolConfig\.hots: Extra inputs are not permitted",
+        ),
+        ({CONFIG: {"keyclass": "str"}}, "config.keyclass: .*; it knows keyClass, valueClass"),
+        ({CONFIG: {"jedisPoolConfig": {"port": 70_000}}}, "config.jedisPoolConfig.port: Input should be less"),
+        ({CONFIG: {"valueClass": "nowhere.Thing"}}, "config.valueClass: there is no 'nowhere.Thing'"),
+        ({CONFIG: {"valueClass": "io.StringIO"}}, "io.StringIO is neither a dataclass nor a NamedTuple"),
+    ],
+)
+def test_wrong_settings_are_named(conf: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings_of(conf, RedisSettings).values()
+
+
+@pytest.mark.parametrize(
+    "name", ["framework.state.Nothing", "nothing", "json.dumps", "framework.state.MsgpackSerializer"]
+)
+def test_a_provider_that_is_none_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"topology.state.provider: .*{name}"):
+        provider_of({"topology.state.provider": name})
+
+
+def test_redis_that_is_not_there_is_named() -> None:
+    conf = {CONFIG: {"jedisPoolConfig": {"port": 1, "timeout": 50}}}
+    with pytest.raises(ConfigError, match="Redis at localhost:1 does not answer"):
+        RedisKeyValueStateProvider().check(conf)
+
+
+def test_bytes_that_are_none_of_ours_are_corrupt() -> None:
+    with pytest.raises(CorruptStateError, match="not MessagePack"):
+        MsgpackSerializer().loads(b"\xc1")
+
+
+def test_lmdb_makes_room_and_keeps_keys_of_any_length(tmp_path: Path) -> None:
+    provider = LmdbKeyValueStateProvider()
+    conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
+    state = provider.new_state("t/b/1/0", conf, None)
+    values = {f"{number}{'k' * number}": b"x" * 1_000_000 for number in range(0, 1_000, 10)}
+    for key, value in values.items():
+        state.put(key, value)
+    state.prepare_commit(1)
+    state.commit(1)
+    assert dict(state.items()) == values
+    assert all(state.get(key) == value for key, value in values.items())
+
+
+@pytest.mark.integration
+def test_redis_keeps_large_checkpoints_in_parts_and_leaves_nothing_behind(redis_server: RedisServer) -> None:
+    namespace = f"large/{uuid.uuid4().hex}/1/0"
+    conf = {CONFIG: {"jedisPoolConfig": redis_pool(redis_server)}}
+    state = RedisKeyValueStateProvider().new_state(namespace, conf, None)
+    for number in range(12_000):
+        state.put(number, number)
+    state.prepare_commit(1)
+    with redis.Redis.from_url(redis_server.url) as client:
+        assert len(client.keys(f"ratchet:{{{namespace}}}:1:*")) == 3
+        # A commit that broke off after its first part is done again.
+        client.eval(_APPLY, 3, *(f"ratchet:{{{namespace}}}{each}" for each in (":meta", "", ":1:0")), 1, "0")
+        other = RedisKeyValueStateProvider().new_state(namespace, conf, None)
+        other.recover(1, prepared=True, upto=1)
+        assert len(dict(other.items())) == 12_000
+        names = {each.decode().rpartition("}")[2] for each in client.keys(f"ratchet:{{{namespace}}}*")}
+        assert names == {"", ":meta"}
