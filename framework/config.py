@@ -8,6 +8,7 @@ Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -37,6 +38,7 @@ _SECRET_FRAGMENTS = (
     "oauthbearer.config",
     "private.key",
 )
+_PROVIDER_CONFIG = "topology.state.provider.config"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Spark settings that the protocol depends on (C10), and why.
@@ -75,6 +77,12 @@ class Config(BaseModel):
     collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
         20_000, alias="topology.collapse.records.max"
     )
+    state_provider: str = Field("framework.state.InMemoryKeyValueStateProvider", alias="topology.state.provider")
+    state_provider_config: Mapping[str, Any] | str = Field(default_factory=dict, alias="topology.state.provider.config")
+    checkpoint_interval_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
+        1_000, alias="topology.state.checkpoint.interval.ms"
+    )
+    state_exactly_once: bool = Field(True, alias="topology.state.exactly.once")
     zookeeper_servers: tuple[str, ...] = Field((), alias="transactional.zookeeper.servers")
     zookeeper_port: Annotated[int, Field(ge=1, le=65_535)] = Field(2181, alias="transactional.zookeeper.port")
     zookeeper_root: str = Field("/ratchet", alias="transactional.zookeeper.root")
@@ -115,11 +123,22 @@ class Config(BaseModel):
             raise ValueError("must be digest:user:password; SASL has transactional.zookeeper.sasl.* and TLS .tls.*")
         return value
 
+    @field_validator("state_provider_config", mode="before")
+    @classmethod
+    def _provider_config(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"is not JSON: {error}") from None
+        return _wrapped(value)
+
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
         """Check a flat mapping of dotted keys. Raises ``ConfigError`` with one line per problem."""
         if isinstance(values, Config):
             return values
+        values = _gathered(values)
         spark = {key: _spark_value(key, value) for key, value in values.items() if key.startswith("spark.")}
         app = {key: value for key, value in values.items() if key.startswith("app.")}
         kafka = {
@@ -203,6 +222,28 @@ class Config(BaseModel):
             if field.alias and not _hides(field.alias)
         }
         return {**visible, **self.kafka, **self.app}
+
+
+def _gathered(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys below the one of the state provider, which are the provider's own, as one table."""
+    gathered = {key: value for key, value in values.items() if not key.startswith(f"{_PROVIDER_CONFIG}.")}
+    for key, value in values.items():
+        if key not in gathered:
+            table = gathered.setdefault(_PROVIDER_CONFIG, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{_PROVIDER_CONFIG} is given as text, and {key} too: give one of them")
+            *path, last = key.removeprefix(f"{_PROVIDER_CONFIG}.").split(".")
+            for each in path:
+                table = table.setdefault(each, {})
+            table[last] = value
+    return gathered
+
+
+def _wrapped(value: Any, key: str = "") -> Any:
+    """A table with its secrets hidden."""
+    if isinstance(value, Mapping):
+        return {each: _wrapped(item, each) for each, item in value.items()}
+    return SecretStr(value) if isinstance(value, str) and is_secret(key) else value
 
 
 def is_secret(key: str) -> bool:

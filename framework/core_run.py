@@ -13,7 +13,9 @@ from framework.config import Config
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles, plan_execution
 from framework.running import RunningThread
+from framework.stateful_run import StatefulTerms, check_stateful, stateful_components, store_for
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
+from framework.transactions import CoordinationStore
 
 
 class CoreTopologyFailed(RatchetError):
@@ -25,12 +27,22 @@ class CoreRun(RunningThread):
     """A core topology that runs in a thread of this process. Made by ``submit``. When it is stopped, nothing more is taken from the
     spouts, what is under way may end for a while, and every component is closed."""
 
-    def __init__(self, topology: CoreTopology, plan: CorePlan, executor: RoundExecutor, config: Config) -> None:
+    def __init__(
+        self,
+        topology: CoreTopology,
+        plan: CorePlan,
+        executor: RoundExecutor,
+        config: Config,
+        store: CoordinationStore | None = None,
+        owned: bool = False,
+    ) -> None:
         self._topology = topology
         self._executor = executor
+        self._store = store if owned else None
         self._driver = RoundDriver(
             plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
         )
+        self._terms = StatefulTerms(topology, config, store, self._driver) if store is not None else None
         self._stop_metrics: Callable[[], None] | None = None
         if config.metrics_port is not None:
             from framework.observe.metrics import CoreRunCollector, serve_metrics  # loaded only by runs that serve them
@@ -42,9 +54,14 @@ class CoreRun(RunningThread):
 
     def _main(self) -> None:
         try:
-            self._driver.run()
+            if self._terms is not None:
+                self._terms.run()
+            else:
+                self._driver.run()
         finally:
             self._executor.close()
+            if self._store is not None:
+                self._store.close()
             if self._stop_metrics is not None:
                 self._stop_metrics()
 
@@ -67,6 +84,8 @@ class CoreRun(RunningThread):
         )
 
     def _request_stop(self) -> None:
+        if self._terms is not None:
+            self._terms.request_stop()
         self._driver.request_stop()
 
     def _raise_failure(self) -> None:
@@ -77,17 +96,34 @@ class CoreRun(RunningThread):
             raise CoreTopologyFailed(f"{trouble}\n{trouble.trace}".rstrip())
 
 
-def submit_core(topology: CoreTopology, config: Config, executor: str | None) -> CoreRun:
-    """Start a core topology. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
+def submit_core(
+    topology: CoreTopology,
+    config: Config,
+    executor: str | None,
+    store: CoordinationStore | None,
+    store_of: Callable[[Config], CoordinationStore],
+) -> CoreRun:
+    """Start a core topology. ``store``: of the record of its checkpoints, if it has state; otherwise ``store_of`` makes one. Raises
+    ``ConfigError`` or ``TopologyError`` before anything has started."""
     check_pickles(topology)
+    check_stateful(topology, config)
     conf = config.for_components()
     for component in topology.components:
         if isinstance(component.instance, (BaseRichSpout, Bolt)):
             component.instance.check_before_start(conf)
-    plan = CorePlan(plan_execution(topology), conf, config.acker_executors, config.max_tuples_pending)
+    stateful = frozenset(stateful_components(topology))
+    plan = CorePlan(plan_execution(topology), conf, config.acker_executors, config.max_tuples_pending, stateful)
     runner = _executor(executor, plan, config)
-    runner.start()
-    return CoreRun(topology, plan, runner, config)
+    owned = store is None and bool(stateful)
+    if stateful:
+        store = store_for(topology, config, store) or store_of(config)
+    try:
+        runner.start()
+    except BaseException:
+        if owned and store is not None:
+            store.close()
+        raise
+    return CoreRun(topology, plan, runner, config, store, owned)
 
 
 def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:

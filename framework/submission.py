@@ -17,6 +17,7 @@ from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskF
 from framework.execution.plan import check_pickles
 from framework.observe import TransactionEvent, TransactionRecord
 from framework.running import RunningThread
+from framework.stateful_run import stateful_components
 from framework.topology import Bolt, CoreTopology, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.reset import reset_positions
@@ -261,7 +262,7 @@ def submit(
 def submit(
     topology: CoreTopology,
     config: Mapping[str, Any] | Config | None = None,
-    store: None = None,
+    store: CoordinationStore | None = None,
     executor: str | None = None,
 ) -> CoreRun: ...
 
@@ -287,15 +288,15 @@ def submit(
     that are read again count again. ``standby``: make everything ready, leave the lead to another driver, and take over when
     that one is gone; without it a driver leads when nobody else does.
 
-    A core topology, which ``TopologyBuilder`` builds, keeps no positions of its own: it takes ``config`` and ``executor`` alone,
-    and returns a ``CoreRun``.
+    A core topology, which ``TopologyBuilder`` builds, takes ``config`` and ``executor``, and, if it has stateful bolts, a ``store``
+    for the record of its checkpoints; it returns a ``CoreRun``.
 
     Raises ``ConfigError`` or ``TopologyError`` before anything has started.
     """
     checked = Config.of(config or {})
     if isinstance(topology, CoreTopology):
         if (
-            store is not None
+            (store is not None and not stateful_components(topology))
             or accept_changed_topology
             or fresh
             or standby
@@ -303,9 +304,9 @@ def submit(
         ):
             raise ConfigError(
                 f"topology {topology.id!r} is a core topology: it has no transactional state, so submit() takes its "
-                "configuration and 'spark' or 'local' as its executor, and nothing else"
+                "configuration, 'spark' or 'local' as its executor, a store if it has stateful bolts, and nothing else"
             )
-        return submit_core(topology, checked, executor)
+        return submit_core(topology, checked, executor, store, store_of)
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
     if executor is None or executor == "spark":

@@ -19,14 +19,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from framework.acking.home import CorePlan
 from framework.acking.living import TIMEOUT_TICKS
 from framework.acking.rounds import Counts, Decisions, News, Orders, Record, Round, RoundExecutor, Trouble, TroubleKind
-from framework.errors import InvariantViolation, RetryableError
+from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
+from framework.state.checkpoints import CheckpointAction, Checkpoints, CheckpointStatus, Standing, Step
 
 _log = structlog.get_logger()
 
@@ -36,6 +37,8 @@ _PATIENCE_MIN_S = 0.005
 #: How long a driver waits before it tries again after a round was lost, at most.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
+#: How long a driver waits before it tries a recovery again that did not come about.
+_RECOVERY_PAUSE_S = 0.5
 #: How long tuples that are under way have when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
 
@@ -44,7 +47,7 @@ DRAIN_S = 10.0
 class CoreStatus:
     """A snapshot of a core topology. ``components``: what each did since the start, summed over its tasks; ``pending`` is as of
     the last round. ``held``: tuples per bolt that it has received and neither acked nor failed. ``trees``: tracked by the ackers.
-    """
+    ``checkpoint``: of the states; None without any."""
 
     phase: str
     rounds: int
@@ -52,6 +55,7 @@ class CoreStatus:
     components: Mapping[str, Counts]
     trees: int
     last_error: str | None
+    checkpoint: CheckpointStatus | None = None
 
     @property
     def pending(self) -> int:
@@ -76,6 +80,10 @@ class CoreStatus:
         timed_out = sum(each.timed_out for each in counts)
         if failed:
             parts.append(f"{failed:,} failed ({timed_out:,} timed out)")
+        if self.checkpoint is not None:
+            parts.append(f"checkpoint {self.checkpoint.txid} ({self.checkpoint.guarantee})")
+            if self.checkpoint.recoveries:
+                parts.append(f"{self.checkpoint.recoveries} recoveries")
         if self.rounds_lost:
             parts.append(f"{self.rounds_lost} rounds lost")
         if self.last_error:
@@ -95,6 +103,15 @@ class CoreStatus:
         }
 
 
+class _Found(NamedTuple):
+    """What a round says. ``busy``: something happened in it. ``failed``: a tree, a tuple or a component did."""
+
+    busy: bool
+    failed: bool
+    troubles: Sequence[Trouble]
+    standings: Sequence[Standing]
+
+
 class RoundDriver:
     """``timeout_s``: of a tuple. ``attempts_max``: so often in a row a component may fail to start, or a spout die, before the
     topology fails. Run it in a thread of its own; everything else may be called from any."""
@@ -112,6 +129,7 @@ class RoundDriver:
         self._executor = executor
         self._tick_s = timeout_s / TIMEOUT_TICKS
         self._attempts_max = attempts_max
+        self._checkpoints: Checkpoints | None = None
         self._clock = clock
         self._spouts = frozenset(plan.spout_tasks())
         self._orders: dict[int, Orders] = {}
@@ -150,18 +168,41 @@ class RoundDriver:
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, checkpoints: Callable[[], Checkpoints] | None = None) -> None:
+        """Round after round. Returns when it was asked to stop, has failed, or has lost the right to write ``checkpoints``: it may
+        be run again then. ``checkpoints``: makes those of a topology with state."""
+        phase = "stopped"
         try:
+            self._checkpoints = checkpoints() if checkpoints is not None else None
             self._show(phase="running")
             with ThreadPoolExecutor(thread_name_prefix="ratchet-round") as pool:
                 self._go_on(pool)
             if self.failure is None:
                 self._drain()
+        except (StaleWriterError, LeadershipLostError, RetryableError) as error:
+            _log.warning("driver.stepped_down", topology=self._plan.plan.topology_id, reason=str(error))
+            phase = "stopped" if self._stopping.is_set() else "standby"
+            self._show(last_error=str(error))
         except BaseException as error:  # noqa: BLE001 - told to whoever waits for the run
             self.error = error
         finally:
+            self._under_way.clear()
             failed = self.failure is not None or self.error is not None
-            self._show(phase="failed" if failed else "stopped")
+            self._show(phase="failed" if failed else phase)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended for good."""
+        return self._over()
+
+    def stand_by(self) -> None:
+        """Another driver leads."""
+        self._show(phase="standby")
+
+    def stop_standing_by(self) -> None:
+        """It was stopped before it led."""
+        if not self._over():
+            self._show(phase="stopped")
 
     def step(self, *, drain: bool = False) -> bool:
         """One round, alone. False when it was lost."""
@@ -173,11 +214,28 @@ class RoundDriver:
         now = self._clock()
         ticks = int((now - self._ticked_at) / self._tick_s)
         self._ticked_at += ticks * self._tick_s
+        step, patience_s = Step(), self._patience_s
+        if self._checkpoints is not None:
+            quiet = not self._under_way and not sum(self._trees.values())
+            due_in_s = self._checkpoints.due_in(now)
+            patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
+            step = self._checkpoints.plan(now, quiet=quiet)
+        if step.marker is not None and step.marker.action is CheckpointAction.RECOVER:
+            self._orders.clear()  # they are of trees that nobody tracks any more
         orders, self._orders = self._orders, {}
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
             self._number += 1
-        round_ = Round(self._number, ticks, orders, self._patience_s, drain, follows, self._executor.rounds_max)
+        round_ = Round(
+            self._number,
+            ticks,
+            orders,
+            0.0 if step.alone else patience_s,
+            drain or step.drain,
+            follows,
+            self._executor.rounds_max,
+            step.marker,
+        )
         self._under_way.append(round_)
         return round_
 
@@ -194,12 +252,17 @@ class RoundDriver:
                 self._order(task, told)
             follows_lost = round_.follows and round_.follows == self._lost
             self._lost = round_.number
+            if self._checkpoints is not None:
+                self._checkpoints.lost(str(error))
             self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False
-        busy = self._take(records) or bool(round_.orders)
+        found = self._take(records)
+        busy = found.busy or bool(round_.orders)
+        settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
         pending = sum(each.pending for each in self._totals.values())
+        asked = not round_.drain or self._stopping.is_set()
         with self._changed:
-            self._idle = round_.number if not busy and not pending else None
+            self._idle = round_.number if asked and not busy and not pending and settled else None
         if busy:
             self._patience_s = 0.0
         else:
@@ -214,7 +277,7 @@ class RoundDriver:
         losses, settling = 0, False
         while True:
             wanted = not self._stopping.is_set() and self.failure is None
-            at_once = self._executor.rounds_max if self._patience_s == 0.0 else 1
+            at_once = self._executor.rounds_max if self._patience_s == 0.0 and not self._alone() else 1
             if wanted and not settling and len(running) < at_once:
                 round_ = self.begin()
                 running.append((round_, pool.submit(self._executor.run, round_)))
@@ -230,31 +293,68 @@ class RoundDriver:
                 losses, settling = losses + 1, False
                 self._stopping.wait(min(0.05 * 2**losses, LOST_PAUSE_MAX_S))
 
+    def _alone(self) -> bool:
+        """Whether the next round has something to do for a checkpoint."""
+        return self._checkpoints is not None and self._checkpoints.due_in(self._clock()) == 0.0
+
     def _drain(self) -> None:
-        """Let what is under way end, as long as it gets on."""
+        """Let what is under way end, as long as it gets on, and have it in a checkpoint."""
         self._patience_s = 0.0
+        if self._checkpoints is not None:
+            self._checkpoints.want()
         until = self._clock() + DRAIN_S
         while self._clock() < until and self.step(drain=True) and self._idle is None and self._patience_s == 0.0:
             pass
 
-    def _take(self, records: Sequence[Record]) -> bool:
-        """Learn what a round says. True when anything happened in it."""
-        busy = False
+    def _take(self, records: Sequence[Record]) -> _Found:
+        """Learn what a round says."""
+        busy = failed = False
         troubles: list[Trouble] = []
+        standings: list[Standing] = []
         for record in records:
             if isinstance(record, Decisions):
                 self._trees[record.acker] = record.trees
                 busy = self._decided(record) or busy
+                failed = failed or bool(record.failed)
             elif isinstance(record, News):
                 busy = self._heard(record) or busy
+                failed = failed or any(each.failed or each.died for each in record.counts.values())
                 troubles += record.troubles
+                standings += record.standings
         for trouble in troubles:
             say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
             say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
         if troubles:
             self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
-        return busy or bool(troubles)
+        return _Found(busy or bool(troubles), failed, troubles, standings)
+
+    def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
+        """Tell the checkpoints what came of a round. Whether everything is in one."""
+        marker = round_.checkpoint
+        if found.busy and (marker is None or marker.action is not CheckpointAction.RECOVER):
+            checkpoints.worked()
+        if marker is not None:
+            checkpoints.heard(marker, found.standings)
+        if marker is None or marker.action is not CheckpointAction.RECOVER:
+            why = next(
+                (
+                    str(each)
+                    for each in found.troubles
+                    if each.kind is TroubleKind.DIED and (checkpoints.exact or each.component_id in self._plan.stateful)
+                ),
+                "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None,
+            )
+            if why is not None:
+                checkpoints.failed(why)
+                self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
+        elif checkpoints.recovering and self.failure is None:
+            self._stopping.wait(_RECOVERY_PAUSE_S)
+        if checkpoints.failed_for_good is not None and self.failure is None:
+            died = [each for each in found.troubles if each.kind is TroubleKind.DIED]
+            self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)
+            _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
+        return checkpoints.settled
 
     def _decided(self, decisions: Decisions) -> bool:
         for kind in ("completed", "failed", "reset"):
@@ -324,5 +424,6 @@ class RoundDriver:
                 components=components,
                 trees=sum(self._trees.values()),
                 last_error=last_error or known.last_error,
+                checkpoint=self._checkpoints.status() if self._checkpoints is not None else None,
             )
             self._changed.notify_all()

@@ -20,10 +20,14 @@ from framework.acking.acker import Acker
 from framework.acking.living import TIMEOUT_TICKS, Living, LivingBolt, LivingSpout
 from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
 from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble, TroubleKind
+from framework.acking.stateful import LivingStatefulBolt
 from framework.acking.turns import OVERTAKE_S, Turns
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
 from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
+from framework.state.checkpoints import CheckpointAction, Standing
+from framework.state.settings import provider_of
+from framework.topology import StateProvider
 
 #: Errors of user code that a task tells of after one round.
 TROUBLES_MAX = 10
@@ -34,12 +38,13 @@ _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 @dataclass(frozen=True, slots=True)
 class CorePlan:
     """A plan with what a core topology adds to it. ``pending_max``: tuples of unknown fate per spout task. ``ackers``: 0 for
-    none. ``conf``: what components see."""
+    none. ``conf``: what components see. ``stateful``: the components whose state is kept."""
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]
     ackers: int
     pending_max: int
+    stateful: frozenset[str] = frozenset()
 
     @property
     def widths(self) -> list[int]:
@@ -71,6 +76,7 @@ class Home:
         self._hurried_round = 0
         self._waiting_round = 0
         self._numbers = {each: number for number, each in enumerate(plan.spout_tasks())}
+        self._provider = provider_of(plan.conf) if plan.stateful else None
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
         """Run one task of one level for a round: ``RunTask``. Raises ``OvertakenError``."""
@@ -123,6 +129,8 @@ class Home:
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.close()
+        if self._provider is not None:
+            self._provider.close()
 
     def _begin(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
         levels = self._plan.plan.processing
@@ -130,7 +138,16 @@ class Home:
             return AckerTask(partition)
         segment, task = levels[level].slot(partition)
         return SegmentTask(
-            self._plan, self._topology, segment, task, level, partition, self._numbers, round_.number, self._encode
+            self._plan,
+            self._topology,
+            segment,
+            task,
+            level,
+            partition,
+            self._numbers,
+            round_.number,
+            self._encode,
+            self._provider,
         )
 
 
@@ -148,6 +165,7 @@ class SegmentTask:
         numbers: Mapping[tuple[str, int], int],
         first_round: int,
         encode: bool,
+        provider: StateProvider | None,
     ) -> None:
         self._plan = plan
         self._level = level
@@ -162,7 +180,9 @@ class SegmentTask:
         for component_id in segment.components:
             component = plan.plan.components[component_id]
             living: Living
-            if component.inputs:
+            if component_id in plan.stateful and provider is not None:
+                living = LivingStatefulBolt(topology, component, task, self._hear, provider)
+            elif component.inputs:
                 living = LivingBolt(topology, component, task, self._hear)
             else:
                 number = numbers[(component_id, task)]
@@ -180,7 +200,13 @@ class SegmentTask:
             self._living[component_id] = living
 
     def begin(self, round_: Round) -> None:
-        """Tell the spouts what became of their trees."""
+        """Go back to a checkpoint or commit one, and tell the spouts what became of their trees."""
+        if round_.checkpoint is not None:
+            for living in self._living.values():
+                if round_.checkpoint.action is CheckpointAction.RECOVER:
+                    living.recover(round_.checkpoint)
+                elif round_.checkpoint.action is CheckpointAction.COMMIT:
+                    living.commit(round_.checkpoint)
         for number, spout in self._spouts.items():
             spout.tell(round_.orders.get(number, Orders()), round_.ticks)
 
@@ -209,11 +235,13 @@ class SegmentTask:
         for component_id, living in self._living.items():  # in topological order: fused rows come before the flush
             for piece in by_target[component_id]:
                 self._execute(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
+            if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.PREPARE:
+                living.prepare(round_.checkpoint)
             try:
                 living.out.flush()
             except Exception as error:  # noqa: BLE001 - what was emitted does not fit what was declared
                 living.died(error)
-        return self._leave(round_.number)
+        return self._leave(round_)
 
     def close(self) -> None:
         for living in self._living.values():
@@ -240,15 +268,19 @@ class SegmentTask:
         self._sequence += 1
         self._pass_on(piece)
 
-    def _leave(self, round_number: int) -> Sequence[Addressed]:
+    def _leave(self, round_: Round) -> Sequence[Addressed]:
         ledger = Ledger()
         counts: dict[tuple[str, int], Counts] = {}
+        standings: list[Standing] = []
         for component_id, living in self._living.items():
+            standing = living.standing(round_.checkpoint) if round_.checkpoint is not None else None
+            if standing is not None:
+                standings.append(standing)
             its_ledger, counts[(component_id, self._task)] = living.take()
             ledger.merge(its_ledger)
-        for part in ledger.parts(self._plan.ackers, (self._level, self._partition), round_number):
+        for part in ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
-        self._pass_on(News(counts, tuple(self._troubles)))
+        self._pass_on(News(counts, tuple(self._troubles), standings))
         self._troubles.clear()
         exits, self._exits = self._exits, []
         return exits
@@ -281,14 +313,12 @@ class AckerTask:
         self._heard: dict[tuple[int, int], int] = {}  # task -> the last round that it has spoken of
         self._completed: list[int] = []
         self._failed: list[int] = []
-        self._acker: Acker[int, int] = Acker(
-            on_complete=lambda root, task: self._completed.append(root),
-            on_fail=lambda root, task: self._failed.append(root),
-            buckets=TIMEOUT_TICKS + 1,
-        )
+        self._acker = self._new_acker()
 
     def begin(self, round_: Round) -> None:
-        """Nothing before what has come is taken in."""
+        """After a recovery, no tree from before it is tracked."""
+        if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.RECOVER:
+            self._acker = self._new_acker()
 
     def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
         passing: list[Addressed] = []
@@ -311,6 +341,13 @@ class AckerTask:
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def _new_acker(self) -> Acker[int, int]:
+        return Acker(
+            on_complete=lambda root, task: self._completed.append(root),
+            on_fail=lambda root, task: self._failed.append(root),
+            buckets=TIMEOUT_TICKS + 1,
+        )
 
     def _apply(self, part: LedgerPart) -> Iterable[int]:
         """Take in what a task says; returns the trees that are given the whole timeout again."""

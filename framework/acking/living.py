@@ -25,11 +25,13 @@ from framework.errors import (
     DataLossError,
     FailedException,
     InvariantViolation,
+    RetryableError,
     TopologyError,
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology, no_such_task
+from framework.state.checkpoints import CheckpointAction, Marker, Standing
 from framework.topology import (
     DEFAULT_STREAM,
     BaseBasicBolt,
@@ -194,6 +196,20 @@ class Living:
         """Close or clean up."""
         raise NotImplementedError
 
+    def recover(self, marker: Marker) -> None:
+        """Begin anew, as of a checkpoint."""
+        self.close()
+
+    def prepare(self, marker: Marker) -> None:
+        """Save for a checkpoint what there is to save."""
+
+    def commit(self, marker: Marker) -> None:
+        """Make it the state."""
+
+    def standing(self, marker: Marker) -> Standing | None:
+        """What to say of it after the round; None for nothing, and when it could not be done."""
+        return None
+
     def close(self) -> None:
         made, self._instance = self._instance, None
         if made is not None:
@@ -257,6 +273,7 @@ class LivingSpout(Living):
         self._tracked = tracked
         self._pending: RotatingMap[int, tuple[Any, float]] = self._new_pending()
         self._emitted = 0
+        self._exact = False
 
     def begin(self, made: BaseRichSpout) -> None:
         self._pending = self._new_pending()
@@ -268,7 +285,7 @@ class LivingSpout(Living):
     def emitted(self, values: Sequence[Any], message_id: Any, stream: str, task: int | None) -> None:
         """Called by the collector."""
         self._emitted += 1
-        if message_id is None or not self._tracked:
+        if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)
             if message_id is not None:
                 self.out.counts.completed += 1
@@ -317,9 +334,49 @@ class LivingSpout(Living):
             self.died(error)
         return self._emitted > first
 
+    def recover(self, marker: Marker) -> None:
+        """To the positions of a checkpoint, as a new instance; without them everything that is under way fails, and comes again
+        from this one."""
+        self._exact = marker.exact
+        self.out.counts.failed += len(self._pending)
+        if not marker.exact:
+            self._fail_pending()
+            return
+        super().recover(marker)
+        spout = self.instance()
+        positions = marker.positions.get(self.component.id) if marker.positions is not None else None
+        if spout is not None and positions is not None:
+            try:
+                spout.seek(positions)
+            except RetryableError as error:
+                self.report(error)
+                self.close()
+            except Exception as error:  # noqa: BLE001 - user code
+                self.died(error)
+
+    def standing(self, marker: Marker) -> Standing | None:
+        if not marker.exact or self._instance is None:
+            return None
+        try:
+            position = self._instance.position() if marker.action is CheckpointAction.PREPARE else None
+        except Exception as error:  # noqa: BLE001 - user code
+            self.died(error)
+            return None
+        return Standing(self.component.id, self.task, position=position)
+
     def take(self) -> tuple[Ledger, Counts]:
         self.out.counts.pending = len(self._pending)
         return super().take()
+
+    def _fail_pending(self) -> None:
+        pending, self._pending = self._pending, self._new_pending()
+        for root in pending:
+            entry = pending.get(root)
+            if entry is not None and entry[0] is not None and self._instance is not None:
+                try:
+                    self._instance.fail(entry[0])
+                except Exception as error:  # noqa: BLE001 - user code
+                    self.died(error)
 
     def _settle(self, root: int, *, done: bool) -> None:
         entry = self._pending.remove(root)
@@ -329,10 +386,12 @@ class LivingSpout(Living):
         if done:
             self.out.counts.completed += 1
             self.out.counts.latency_s += time.monotonic() - since
-            self._instance.ack(message_id)
+            if message_id is not None:
+                self._instance.ack(message_id)
         else:
             self.out.counts.failed += 1
-            self._instance.fail(message_id)
+            if message_id is not None:
+                self._instance.fail(message_id)
 
     def _new_pending(self) -> RotatingMap[int, tuple[Any, float]]:
         return RotatingMap(TIMEOUT_TICKS + 1, self._expire)
@@ -340,7 +399,8 @@ class LivingSpout(Living):
     def _expire(self, root: int, entry: tuple[Any, float]) -> None:
         self.out.counts.timed_out += 1
         self.out.counts.failed += 1
-        self._instance.fail(entry[0])
+        if entry[0] is not None:
+            self._instance.fail(entry[0])
 
 
 class BoltCollector:
@@ -359,21 +419,17 @@ class BoltCollector:
         self._out.emit(values, _roots(anchors), stream, task)
 
     def ack(self, tup: Tuple) -> None:
-        received = _received(tup)
-        if not received.settled:
-            received.settled = True
-            self._out.counts.acked += 1
-            self._out.ledger.acked(received.roots, received.edge)
+        self._bolt.ack(tup)
 
     def fail(self, tup: Tuple) -> None:
-        received = _received(tup)
-        if not received.settled:
-            received.settled = True
+        found = received(tup)
+        if not found.settled:
+            found.settled = True
             self._out.counts.failed += 1
-            self._out.ledger.failed(received.roots)
+            self._out.ledger.failed(found.roots)
 
     def reset_timeout(self, tup: Tuple) -> None:
-        self._out.ledger.reset(_received(tup).roots)
+        self._out.ledger.reset(received(tup).roots)
 
     def report_error(self, error: BaseException) -> None:
         self._bolt.report(error)
@@ -412,11 +468,12 @@ def _roots(anchors: Anchors) -> Sequence[int]:
     if isinstance(anchors, AnchoredTuple):
         return anchors.roots
     if isinstance(anchors, Tuple):
-        return _received(anchors).roots
-    return tuple(dict.fromkeys(root for each in anchors for root in _received(each).roots))
+        return received(anchors).roots
+    return tuple(dict.fromkeys(root for each in anchors for root in received(each).roots))
 
 
-def _received(tup: Tuple) -> AnchoredTuple:
+def received(tup: Tuple) -> AnchoredTuple:
+    """A tuple that a bolt has been given. Raises ``TopologyError`` for another."""
     if not isinstance(tup, AnchoredTuple):
         raise TopologyError(f"give a tuple that this bolt has received, not {tup!r}")
     return tup
@@ -440,6 +497,18 @@ class LivingBolt(Living):
 
     def end(self, made: Any) -> None:
         made.cleanup()
+
+    def ack(self, tup: Tuple) -> None:
+        """Called by the collector."""
+        found = received(tup)
+        if not found.settled:
+            found.settled = True
+            self.acked(found)
+
+    def acked(self, tup: AnchoredTuple) -> None:
+        """Tell the ackers."""
+        self.out.counts.acked += 1
+        self.out.ledger.acked(tup.roots, tup.edge)
 
     def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
         """Every tuple of a batch. An error ends the instance and fails the tuple; the next one finds a new instance."""

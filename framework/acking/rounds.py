@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, Union
 
 from framework.acking.roots import LedgerPart, Roots
 from framework.execution.records import Piece
+from framework.state.checkpoints import Marker, Standing
 
 
 class Orders(NamedTuple):
@@ -30,7 +31,7 @@ class Round:
     what it is told. ``patience_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
     every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
-    its share in one, so that the next one has something too."""
+    its share in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint."""
 
     number: int
     ticks: int = 0
@@ -39,6 +40,7 @@ class Round:
     drain: bool = False
     follows: int = 0
     at_once: int = 1
+    checkpoint: Marker | None = None
 
 
 class Decisions(NamedTuple):
@@ -95,10 +97,11 @@ class Trouble(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a task tells the driver after a round."""
+    """What a task tells the driver after a round. ``standings``: of those of its components that a checkpoint concerns."""
 
     counts: Mapping[tuple[str, int], Counts]
     troubles: Sequence[Trouble] = ()
+    standings: Sequence[Standing] = ()
 
 
 Record = Union[Piece, LedgerPart, News, Decisions]

@@ -7,6 +7,7 @@ nobody up.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import struct
@@ -77,6 +78,8 @@ class LmdbKeyValueStateProvider(StateProvider):
         if store is not None:
             store.end()
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the last of its layout
+            folder.parent.rmdir()
 
     def close(self) -> None:
         with self._lock:

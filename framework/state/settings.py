@@ -65,11 +65,11 @@ class LmdbSettings(SerializerSettings):
 def settings_of(conf: Mapping[str, Any], kind: type[S]) -> S:
     """The provider's part of a configuration: a table, or JSON text as Storm has it. Raises ``ConfigError``."""
     given = conf.get(PROVIDER_CONFIG) or {}
-    if isinstance(given, str):
-        try:
+    try:
+        if isinstance(given, str):
             given = json.loads(given)
-        except ValueError as error:
-            raise ConfigError(f"{PROVIDER_CONFIG} is not JSON: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{PROVIDER_CONFIG} is not JSON: {error}") from None
     try:
         return kind.model_validate(given)
     except ValidationError as error:

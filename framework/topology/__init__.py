@@ -22,7 +22,7 @@ from framework.topology.core_builder import CoreTopology, TopologyBuilder
 from framework.topology.fencing import CommitFence, Difference, FencedState, Header, OpenCommit, Reach, Stamp, ValueType
 from framework.topology.fields import Fields
 from framework.topology.graph import Component, Graph, Subscription
-from framework.topology.groupings import Grouping
+from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -39,6 +39,7 @@ from framework.topology.spouts import (
     TransactionalSpoutCoordinator,
     TransactionalSpoutEmitter,
 )
+from framework.topology.stateful import BaseStatefulBolt, KeyValueState, ReplayableSpout, State, StateProvider
 from framework.topology.tuples import Tuple
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "BaseBatchBolt",
     "BaseRichBolt",
     "BaseRichSpout",
+    "BaseStatefulBolt",
     "BaseTransactionalBolt",
     "Bolt",
     "Combiner",
@@ -61,10 +63,13 @@ __all__ = [
     "Difference",
     "FencedState",
     "Fields",
+    "FieldsGrouping",
+    "GlobalGrouping",
     "Graph",
     "Grouping",
     "Header",
     "Input",
+    "KeyValueState",
     "OnStream",
     "OpaquePartitionedTransactionalSpout",
     "OpenCommit",
@@ -77,10 +82,13 @@ __all__ = [
     "PartitionedTransactionalSpout",
     "Reach",
     "ReadCounts",
+    "ReplayableSpout",
     "RichOutputCollector",
     "Spout",
     "SpoutOutputCollector",
     "Stamp",
+    "State",
+    "StateProvider",
     "Subscription",
     "Topology",
     "TopologyBuilder",

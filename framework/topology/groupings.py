@@ -7,7 +7,7 @@ order. Source: Storm's stream groupings.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation
 from framework.topology.fields import Fields
-from framework.topology.hashing import hash_rows
+from framework.topology.hashing import hash_rows, hash_values
 
 
 class Grouping(ABC):
@@ -68,6 +68,11 @@ class FieldsGrouping(Grouping):
             return
         hashes = hash_rows([batch.column(name) for name in self.fields])
         yield from split_by_target(batch, (hashes % np.uint64(task_count)).astype(np.int64), task_count)
+
+    @staticmethod
+    def task_of(values: Sequence[Any], task_count: int) -> int:
+        """The task that rows with these values of the fields go to."""
+        return 0 if task_count == 1 else hash_values(values) % task_count
 
     def key_fields(self) -> Fields | None:
         return self.fields

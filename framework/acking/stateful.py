@@ -1,0 +1,134 @@
+"""A stateful bolt task that lives.
+
+Its state goes back only together with those of all others: after an error it does nothing until the recovery that the driver
+begins then. Where state is at-least-once, its acks wait until the checkpoint that covers them is committed: whatever is lost with
+a process comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from framework.acking.living import AnchoredTuple, LivingBolt, received
+from framework.acking.rounds import Trouble
+from framework.errors import CorruptStateError, RetryableError
+from framework.execution.plan import TaskComponent
+from framework.execution.tasks import PlannedTopology
+from framework.state.checkpoints import CheckpointAction, Marker, Standing
+from framework.state.rescaling import namespace_of
+from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
+
+
+class LivingStatefulBolt(LivingBolt):
+    """``provider``: makes the states of this process."""
+
+    def __init__(
+        self,
+        topology: PlannedTopology,
+        component: TaskComponent,
+        task: int,
+        trouble: Callable[[Trouble], None],
+        provider: StateProvider,
+    ) -> None:
+        super().__init__(topology, component, task, trouble)
+        self._provider = provider
+        self._state: State | None = None
+        self._marker: Marker | None = None
+        self._exact = False
+        self._acked: list[AnchoredTuple] = []
+        self._prepared: list[AnchoredTuple] = []
+        self._done: CheckpointAction | None = None
+
+    def instance(self) -> Any:
+        """The user's object; None from an error until the recovery."""
+        return self._instance
+
+    def begin(self, made: BaseStatefulBolt) -> None:
+        super().begin(made)
+        marker = self._marker
+        assert marker is not None
+        layout = marker.layouts[self.component.id]
+        namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
+        state = self._provider.new_state(namespace, self.topology.conf, self.context)
+        known = self.component.id in marker.known
+        try:
+            state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
+        except CorruptStateError:
+            if self._provider.durable:
+                raise
+            state.rollback()  # it was lost with its process; the driver decides what follows
+        made.init_state(state)
+        self._state = state
+
+    def end(self, made: BaseStatefulBolt) -> None:
+        state, self._state = self._state, None
+        try:
+            super().end(made)
+        finally:
+            if state is not None:
+                state.close()
+
+    def ack(self, tup: Tuple) -> None:
+        if self._exact:
+            super().ack(tup)
+        elif not (kept := received(tup)).settled:
+            kept.settled = True
+            self._acked.append(kept)
+
+    def recover(self, marker: Marker) -> None:
+        self._marker, self._exact = marker, marker.exact
+        made = self._instance
+        if isinstance(made, BaseStatefulBolt):
+            self._guarded(made.pre_rollback)
+        super().recover(marker)
+        self._acked, self._prepared = [], []
+        try:
+            LivingBolt.instance(self)
+        except RetryableError as error:  # the store is away: the driver tries again
+            self.report(error)
+        self._done = CheckpointAction.RECOVER if self._instance is not None else None
+
+    def prepare(self, marker: Marker) -> None:
+        made, state = self._instance, self._state
+        if made is not None and state is not None and self._guarded(lambda: _prepare(made, state, marker.txid)):
+            self._prepared += self._acked
+            self._acked = []
+            self._done = CheckpointAction.PREPARE
+
+    def commit(self, marker: Marker) -> None:
+        made, state = self._instance, self._state
+        if made is not None and state is not None and self._guarded(lambda: _commit(made, state, marker.txid)):
+            for tup in self._prepared:
+                self.acked(tup)
+            self._prepared = []
+            self._done = CheckpointAction.COMMIT
+
+    def standing(self, marker: Marker) -> Standing | None:
+        done, self._done = self._done, None
+        if done is not marker.action or self._state is None:
+            return None
+        return Standing(self.component.id, self.task, self._state.txid)
+
+    def _guarded(self, action: Callable[[], None]) -> bool:
+        """Whether it was done; otherwise the instance is not used any more."""
+        try:
+            action()
+        except RetryableError as error:
+            self.report(error)
+            self.close()
+        except Exception as error:  # noqa: BLE001 - user code
+            self.died(error)
+        else:
+            return True
+        return False
+
+
+def _prepare(made: BaseStatefulBolt, state: State, txid: int) -> None:
+    made.pre_prepare(txid)
+    state.prepare_commit(txid)
+
+
+def _commit(made: BaseStatefulBolt, state: State, txid: int) -> None:
+    made.pre_commit(txid)
+    state.commit(txid)

@@ -1,0 +1,346 @@
+"""The protocol of checkpoints: what the next round has to do for the states, and what follows from what came of it.
+
+A pure state machine: no thread, clock or I/O, but for ``save``, the port through which its record becomes durable. It does what
+Storm's checkpoint spout does, and lives where the rounds are made: a round passes through all components, level by level, so
+that what it carries reaches each task after everything that was emitted before it, on all of the task's inputs.
+
+Phases, as in ``org.apache.storm.spout.CheckPointState``::
+
+    COMMITTED ── prepare(n+1) ──> PREPARING ── all tasks have ──> COMMITTING ── all tasks have ──> COMMITTED
+        ^                             │ any failure                   │ any failure
+        └───── recover, roll back ────┘                               └─── recover, commit again ───> COMMITTED
+
+Invariants:
+
+1. An id is used for one checkpoint, ever: it is saved before the first task prepares it.
+2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and before any commits.
+3. Nothing is processed between a failure and the recovery that follows it.
+4. Exactly-once: when a checkpoint is prepared, every tree that was emitted is complete, and none is emitted before the round has
+   passed: the states hold exactly the input up to the positions. After any failure, states and spouts go back to the last
+   checkpoint together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+from framework.errors import CorruptStateError
+
+FORMAT = 1
+Positions = Mapping[str, Sequence[Any]]
+
+
+class CheckpointAction(Enum):
+    """What a checkpoint asks of a task."""
+
+    RECOVER = "recover"  # begin anew, from what is committed
+    PREPARE = "prepare"
+    COMMIT = "commit"
+
+
+class Layout(NamedTuple):
+    """Which namespaces a component's state is in: those of layout ``number``, one for each of so many ``tasks``."""
+
+    number: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a round carries to every task. ``txid``: the checkpoint concerned; to recover: the one to have. ``prepared``: it may be
+    prepared only, and is to be committed then. ``upto``: no id beyond it is known here. ``layouts``: component -> number of its
+    layout. ``known``: components whose state is part of the checkpoint; others begin empty. ``positions``: where spouts go back
+    to; None where they stay."""
+
+    action: CheckpointAction
+    txid: int
+    prepared: bool = False
+    upto: int = 0
+    layouts: Mapping[str, int] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+    positions: Positions | None = None
+    exact: bool = False
+
+
+class Standing(NamedTuple):
+    """What a task says after a round with a marker: which checkpoint it has (None when its state does not know), and, a spout that
+    can go back, its position."""
+
+    component_id: str
+    task: int
+    txid: int | None = None
+    position: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
+    that cannot go back. ``pending``: the next one, when it has been begun; ``prepared``: by all tasks, at ``pending_positions``.
+    ``layouts``: of the components that were part of ``txid``. ``last``: the highest id ever used. ``base``: positions that the run
+    began at, for states that do not survive."""
+
+    txid: int = 0
+    positions: Positions | None = None
+    pending: int | None = None
+    prepared: bool = False
+    pending_positions: Positions | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    last: int = 0
+    base: Positions | None = None
+
+    def document(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"format": FORMAT, **asdict(self), "layouts": {key: list(each) for key, each in self.layouts.items()}}
+
+    @classmethod
+    def of(cls, document: Any, where: str) -> CheckpointRecord:
+        """Raises ``CorruptStateError`` that begins with ``where``."""
+        try:
+            if document["format"] != FORMAT:
+                found = document["format"]
+                raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
+            fields = {name: document[name] for name in cls.__dataclass_fields__}
+            fields["layouts"] = {key: Layout(*each) for key, each in fields["layouts"].items()}
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
+
+    @property
+    def phase(self) -> str:
+        return "COMMITTED" if self.pending is None else "COMMITTING" if self.prepared else "PREPARING"
+
+
+class Step(NamedTuple):
+    """What the next round has to be like. ``drain``: spouts give nothing. ``alone``: no other round may be under way."""
+
+    marker: Marker | None = None
+    drain: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``: of the state."""
+
+    txid: int
+    phase: str
+    guarantee: str
+    recoveries: int
+    last_failure: str | None
+
+
+class Checkpoints:
+    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``exact``: all spouts can go back. ``durable``: the
+    states survive their processes. ``save``: makes a record durable, or raises. ``attempts_max``: so often in a row may components
+    fail without a checkpoint in between."""
+
+    def __init__(
+        self,
+        record: CheckpointRecord,
+        stateful: Mapping[str, int],
+        spouts: Mapping[str, int],
+        *,
+        exact: bool,
+        durable: bool,
+        interval_s: float,
+        attempts_max: int,
+        save: Callable[[CheckpointRecord], None],
+    ) -> None:
+        self._stateful = stateful
+        self._spouts = spouts if exact else {}
+        self._exact = exact
+        self._durable = durable
+        self._interval_s = interval_s
+        self._attempts_max = attempts_max
+        self._save = save
+        self._layouts: dict[str, Layout] = {
+            each: record.layouts.get(each, Layout(1, tasks)) for each, tasks in stateful.items()
+        }
+        self.record = record
+        self._recovering = True
+        self._dirty = False
+        self._wanted = False
+        self._taken_at: float | None = None
+        self._failures = 0
+        self._recoveries = 0
+        self._last_failure: str | None = None
+
+    # --- for whoever makes the rounds ------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last checkpoint has everything."""
+        return not self._recovering and not self._dirty and not self._first and self.record.pending is None
+
+    @property
+    def exact(self) -> bool:
+        return self._exact
+
+    @property
+    def recovering(self) -> bool:
+        return self._recovering
+
+    @property
+    def failed_for_good(self) -> str | None:
+        """Why the topology cannot go on, when components have failed too often."""
+        return self._last_failure if self._failures >= self._attempts_max else None
+
+    @property
+    def failures(self) -> int:
+        """How often in a row components have failed."""
+        return self._failures
+
+    def want(self) -> None:
+        """Take a checkpoint as soon as there is something new."""
+        self._wanted = True
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until there is something to do; None when there is nothing unless something happens."""
+        if self._recovering or self.record.pending is not None or self._first:
+            return 0.0
+        if not self._dirty:
+            return None
+        return 0.0 if self._wanted or self._taken_at is None else max(self._taken_at + self._interval_s - now, 0.0)
+
+    def plan(self, now: float, *, quiet: bool) -> Step:
+        """What the next round has to be. ``quiet``: every tree is complete, and no round is under way. Raises what ``save``
+        raises."""
+        if self._recovering:
+            return Step(self._recovery(), drain=True, alone=True)
+        if self.record.pending is not None:  # prepared: see ``heard``
+            return Step(self._marker(CheckpointAction.COMMIT, self.record.pending), alone=True)
+        if self.due_in(now) != 0.0:
+            return Step()
+        if self._exact and not quiet:
+            return Step(drain=True, alone=True)
+        txid = self.record.last + 1
+        self._put(replace(self.record, pending=txid, prepared=False, pending_positions=None, last=txid))
+        self._taken_at = now
+        self._wanted = False
+        return Step(self._marker(CheckpointAction.PREPARE, txid), drain=self._exact, alone=True)
+
+    def worked(self) -> None:
+        """A round did something."""
+        self._dirty = True
+
+    def lost(self, why: str) -> None:
+        """A round was lost: nobody knows what it did."""
+        self._recover(why)
+
+    def failed(self, why: str) -> None:
+        """A component died, or a tree failed where that may not be."""
+        if not self._recovering:
+            self._failures += 1
+        self._recover(why)
+
+    def heard(self, marker: Marker, standings: Sequence[Standing]) -> None:
+        """What came of a round with a marker. Raises what ``save`` raises, and ``CorruptStateError`` for a state that is not
+        where the record says."""
+        found = {(each.component_id, each.task): each for each in standings}
+        missing = [
+            f"{component_id}[{task}]"
+            for component_id, tasks in {**self._stateful, **self._spouts}.items()
+            for task in range(tasks)
+            if (component_id, task) not in found
+        ]
+        if marker.action is CheckpointAction.RECOVER:
+            if not missing:
+                self._recovered(marker, standings)
+        elif missing:
+            self._recover(f"checkpoint {marker.txid}: {', '.join(missing[:3])} did not {marker.action.value} it")
+        elif marker.action is CheckpointAction.PREPARE:
+            positions = (
+                {each: [found[(each, task)].position for task in range(tasks)] for each, tasks in self._spouts.items()}
+                if self._exact
+                else None
+            )
+            self._put(replace(self.record, prepared=True, pending_positions=positions))
+            self._dirty = False
+        else:
+            self._failures = 0
+            self._put(self._committed())
+
+    def status(self) -> CheckpointStatus:
+        return CheckpointStatus(
+            self.record.txid,
+            "recovering" if self._recovering else self.record.phase,
+            "exactly-once" if self._exact else "at-least-once",
+            self._recoveries,
+            self._last_failure,
+        )
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _first(self) -> bool:
+        """Exactly-once begins with a checkpoint: of where the input begins."""
+        return self._exact and self.record.positions is None and self.record.pending is None
+
+    def _recover(self, why: str) -> None:
+        self._last_failure = why
+        if not self._recovering:
+            self._recovering = True
+            self._recoveries += 1
+
+    def _recovery(self) -> Marker:
+        """To the checkpoint that every task has prepared, or else to the last one that is committed."""
+        aim = self._committed() if self.record.prepared else self.record
+        return Marker(
+            CheckpointAction.RECOVER,
+            aim.txid,
+            self.record.prepared,
+            self.record.last,
+            {each: layout.number for each, layout in self._layouts.items()},
+            frozenset(aim.layouts),
+            aim.positions if self._exact else None,
+            self._exact,
+        )
+
+    def _recovered(self, marker: Marker, standings: Sequence[Standing]) -> None:
+        for each in standings:
+            expected = marker.txid if each.component_id in marker.known else 0
+            if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
+                continue
+            if self._durable:
+                raise CorruptStateError(
+                    f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and the record of this "
+                    f"topology says {expected}: its store was emptied, restored or replaced; restore it, or give the "
+                    "topology another id"
+                )
+            if self._exact:
+                self._begin_anew()
+                return
+        aim = self._committed() if marker.prepared else replace(self.record, pending=None)
+        if aim != self.record:
+            self._put(aim)
+        self._recovering = False
+        self._dirty = False
+
+    def _begin_anew(self) -> None:
+        """States that do not survive are gone with a process: all begin empty, and the spouts where the run began."""
+        self._layouts = {each: Layout(layout.number + 1, layout.tasks) for each, layout in self._layouts.items()}
+        base = self.record.base if self.record.base is not None else self.record.pending_positions
+        self._put(CheckpointRecord(positions=base, last=self.record.last, base=base))
+        self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"
+
+    def _committed(self) -> CheckpointRecord:
+        """The record once what is pending is committed."""
+        assert self.record.pending is not None
+        positions = self.record.pending_positions
+        return CheckpointRecord(
+            txid=self.record.pending,
+            positions=positions,
+            layouts=dict(self._layouts),
+            last=self.record.last,
+            base=self.record.base if self.record.base is not None or self._durable else positions,
+        )
+
+    def _marker(self, action: CheckpointAction, txid: int) -> Marker:
+        return Marker(action, txid, exact=self._exact)
+
+    def _put(self, record: CheckpointRecord) -> None:
+        self._save(record)
+        self.record = record

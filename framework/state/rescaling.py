@@ -1,0 +1,121 @@
+"""Moves the keys of a state to other tasks, when the number of a component's tasks has changed.
+
+The new tasks get namespaces of their own, which nobody has used before; the record names them once they are complete. A crash
+before that leaves the old ones as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from framework.errors import ConfigError, TopologyError
+from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.topology import (
+    BaseStatefulBolt,
+    Component,
+    FieldsGrouping,
+    GlobalGrouping,
+    KeyValueState,
+    State,
+    StateProvider,
+)
+
+_log = structlog.get_logger()
+
+#: Entries that are kept before they are written.
+BATCH = 100_000
+
+
+def namespace_of(topology_id: str, component_id: str, layout: int, task: int) -> str:
+    return f"{topology_id}/{component_id}/{layout}/{task}"
+
+
+def rescaled(
+    topology_id: str,
+    components: Mapping[str, Component],
+    record: CheckpointRecord,
+    provider: StateProvider,
+    conf: Mapping[str, Any],
+    save: Callable[[CheckpointRecord], None],
+) -> CheckpointRecord:
+    """The record for the parallelism that components have now. ``components``: the stateful ones. Raises ``TopologyError`` for
+    keys that belong to no task."""
+    for component_id, layout in list(record.layouts.items()):
+        component = components.get(component_id)
+        if component is None:
+            _log.warning(
+                "state.left_behind", component=component_id, reason="the topology has no such stateful bolt now"
+            )
+        elif component.parallelism != layout.tasks:
+            # An id that nobody else has, whoever else tries the same at the same time.
+            record = replace(record, last=record.last + 1)
+            save(record)
+            new = Layout(record.last, component.parallelism)
+            _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
+            _move(topology_id, component, record, layout, new, provider, conf)
+            record = replace(record, layouts={**record.layouts, component_id: new})
+            save(record)
+            for task in range(layout.tasks):
+                provider.drop(namespace_of(topology_id, component_id, layout.number, task), conf)
+    return record
+
+
+def _move(
+    topology_id: str,
+    component: Component,
+    record: CheckpointRecord,
+    old: Layout,
+    new: Layout,
+    provider: StateProvider,
+    conf: Mapping[str, Any],
+) -> None:
+    task_of = _router(component, new.tasks)
+
+    def states(layout: Layout) -> list[State]:
+        names = [namespace_of(topology_id, component.id, layout.number, task) for task in range(layout.tasks)]
+        return [provider.new_state(name, conf, None) for name in names]
+
+    sources, targets = states(old), states(new)
+    try:
+        waiting = 0
+        for source in sources:
+            aim = record.pending if record.prepared and record.pending is not None else record.txid
+            source.recover(aim, prepared=record.prepared, upto=record.last)
+            for key, value in _key_value(source).items():
+                _key_value(targets[task_of(key)]).put(key, value)
+                waiting += 1
+                if waiting >= BATCH:
+                    waiting = 0
+                    for each in targets:
+                        each.commit()
+        for target in targets:
+            target.prepare_commit(aim)
+            target.commit(aim)
+    finally:
+        for each in [*sources, *targets]:
+            each.close()
+
+
+def _router(component: Component, tasks: int) -> Callable[[Any], int]:
+    """Which task a key of the state belongs to: the one that its tuples go to."""
+    groupings = [each.grouping for each in component.subscriptions]
+    if all(isinstance(each, GlobalGrouping) for each in groupings):
+        return lambda key: 0
+    bolt = component.instance
+    assert isinstance(bolt, BaseStatefulBolt)
+    if not all(isinstance(each, FieldsGrouping) for each in groupings):
+        raise TopologyError(
+            f"bolt {component.id!r} has state, and takes tuples otherwise than by fields grouping: its keys belong to no task, so "
+            "its number of tasks cannot change"
+        )
+    return lambda key: FieldsGrouping.task_of(bolt.grouping_key(key), tasks)
+
+
+def _key_value(state: State) -> KeyValueState[Any, Any]:
+    if not isinstance(state, KeyValueState):
+        raise ConfigError(f"{type(state).__name__} is no KeyValueState: the number of tasks of its bolt cannot change")
+    return state

@@ -1,0 +1,144 @@
+"""Leads a stateful core topology: one driver at a time writes its checkpoints, and whoever leads next goes on from them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import structlog
+
+from framework.acking.driver import RoundDriver
+from framework.config import Config
+from framework.errors import ConfigError
+from framework.state.checkpoints import CheckpointRecord, Checkpoints
+from framework.state.rescaling import rescaled
+from framework.state.settings import provider_of
+from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout
+from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
+
+_log = structlog.get_logger()
+
+CHECKPOINT = "checkpoint"
+#: How long a driver waits before it stands for election again.
+_PAUSE_S = 0.2
+_ELECTION_S = 0.5
+
+
+def stateful_components(topology: CoreTopology) -> dict[str, Component]:
+    return {each.id: each for each in topology.components if isinstance(each.instance, BaseStatefulBolt)}
+
+
+def check_stateful(topology: CoreTopology, config: Config) -> None:
+    """What can be known before anything starts. Raises ``ConfigError``."""
+    if not stateful_components(topology):
+        return
+    interval_s = config.checkpoint_interval_ms / 1000
+    if interval_s >= config.message_timeout_secs:
+        raise ConfigError(
+            f"topology.state.checkpoint.interval.ms is {config.checkpoint_interval_ms}: it must be less than "
+            f"topology.message.timeout.secs ({config.message_timeout_secs:g} s), or tuples time out before a checkpoint covers them"
+        )
+    if config.acker_executors == 0:
+        raise ConfigError(
+            f"topology {topology.id!r} has state, and topology.acker.executors is 0: without ackers nobody knows what a checkpoint "
+            "covers; set 1 or more"
+        )
+    provider = provider_of(config.for_components())
+    provider.check(config.for_components())
+
+
+def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:
+    """Where the record of checkpoints is kept: ZooKeeper, for states that survive. None: made by ``submission.store_of``."""
+    if store is not None or provider_of(config.for_components()).durable:
+        if store is None and config.zookeeper_hosts() is None:
+            raise ConfigError(
+                f"topology {topology.id!r} keeps its state in {config.state_provider}, and transactional.zookeeper.servers is not "
+                "set: the record of its checkpoints must survive as its state does"
+            )
+        return store
+    return MemoryStore()
+
+
+def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord | None:
+    """What is recorded of a topology's checkpoints; None when there are none."""
+    found = TransactionalState(store, topology_id).get_data(CHECKPOINT)
+    return None if found is None else CheckpointRecord.of(found, f"{topology_id}/{CHECKPOINT}")
+
+
+class StatefulTerms:
+    """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed."""
+
+    def __init__(self, topology: CoreTopology, config: Config, store: CoordinationStore, driver: RoundDriver) -> None:
+        self._topology = topology
+        self._config = config
+        self._store = store
+        self._driver = driver
+        self._stop = threading.Event()
+
+    def request_stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> None:
+        identity = f"{socket.gethostname()}:{os.getpid()}"
+        announced = False
+        while not self._stop.is_set():
+            leadership = self._store.lead(self._topology.id, identity, timeout_s=_ELECTION_S)
+            if leadership is None:
+                if not announced:
+                    _log.info(
+                        "driver.standby",
+                        topology=self._topology.id,
+                        reason="another driver leads, or its session lasts",
+                    )
+                    self._driver.stand_by()
+                announced = True
+                continue
+            try:
+                self._driver.run(partial(self._checkpoints, leadership))
+            finally:
+                leadership.resign()
+            if self._driver.over:
+                return
+            self._stop.wait(_PAUSE_S)
+        self._driver.stop_standing_by()
+
+    def _checkpoints(self, leadership: Leadership) -> Checkpoints:
+        conf = self._config.for_components()
+        components = stateful_components(self._topology)
+        state = TransactionalState(self._store, self._topology.id, leadership.apply)
+        provider = provider_of(conf)
+
+        def save(record: CheckpointRecord) -> None:
+            state.set_data(CHECKPOINT, record.document())
+
+        record = read_record(self._store, self._topology.id) if provider.durable else None
+        leadership.confirm()
+        try:
+            found = rescaled(self._topology.id, components, record or CheckpointRecord(), provider, conf, save)
+        finally:
+            provider.close()
+        spouts = {each.id: each for each in self._topology.spouts}
+        stuck = [name for name, each in spouts.items() if not isinstance(each.instance, ReplayableSpout)]
+        exact = self._config.state_exactly_once and not stuck
+        _log.info("state.guarantee", topology=self._topology.id, **_guarantee(exact, stuck))
+        return Checkpoints(
+            found,
+            {name: each.parallelism for name, each in components.items()},
+            {name: each.parallelism for name, each in spouts.items()},
+            exact=exact,
+            durable=provider.durable,
+            interval_s=self._config.checkpoint_interval_ms / 1000,
+            attempts_max=self._config.max_attempts,
+            save=save,
+        )
+
+
+def _guarantee(exact: bool, stuck: list[str]) -> Mapping[str, Any]:
+    if exact:
+        return {"guarantee": "exactly-once"}
+    reason = f"spouts that cannot go back: {', '.join(stuck)}" if stuck else "topology.state.exactly.once is false"
+    return {"guarantee": "at-least-once", "reason": reason}

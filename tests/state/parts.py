@@ -1,0 +1,183 @@
+"""Spouts and bolts for tests of state. What they did is kept outside of them, by key, as long as this process lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework import (
+    BaseBasicBolt,
+    BaseRichSpout,
+    BaseStatefulBolt,
+    CoreTopology,
+    Fields,
+    KeyValueState,
+    ReplayableSpout,
+    TopologyBuilder,
+    Tuple,
+)
+
+
+@dataclass
+class Journal:
+    """``steps``: hooks and the like, in order, as (component, task, what). ``emitted``: by spouts. ``on``: what to do when
+    something happens, by its name: may raise."""
+
+    steps: list[tuple[str, int, str]] = field(default_factory=list)
+    emitted: list[Any] = field(default_factory=list)
+    acked: list[Any] = field(default_factory=list)
+    failed: list[Any] = field(default_factory=list)
+    seeks: list[Any] = field(default_factory=list)
+    results: dict[Any, Any] = field(default_factory=dict)
+    on: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+
+    def happens(self, what: str, value: Any) -> None:
+        if what in self.on:
+            self.on[what](value)
+
+
+_journals: dict[str, Journal] = {}
+
+
+def journal(key: str) -> Journal:
+    return _journals.setdefault(key, Journal())
+
+
+class Source(BaseRichSpout):
+    """Words, once each; failed ones again. It cannot go back."""
+
+    def __init__(self, key: str, words: Sequence[str], *, tracked: bool = True) -> None:
+        self.key, self.words, self.tracked = key, list(words), tracked
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.collector = collector
+        mine = range(context.task_index, len(self.words), context.task_count)
+        self.waiting = [number for number in mine if number not in journal(self.key).acked]
+
+    def next_tuple(self) -> None:
+        if self.waiting:
+            number = self.waiting.pop(0)
+            journal(self.key).emitted.append(number)
+            self.collector.emit([self.words[number]], message_id=number)
+
+    def ack(self, message_id: Any) -> None:
+        journal(self.key).acked.append(message_id)
+
+    def fail(self, message_id: Any) -> None:
+        journal(self.key).failed.append(message_id)
+        self.waiting.append(message_id)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+class Log(ReplayableSpout):
+    """Words of a log: task ``t`` of ``n`` reads the partitions ``p`` with ``p % n == t``, of as many as ``words`` has lists.
+    Positions are offsets by partition. ``tracked``: with message ids."""
+
+    def __init__(self, key: str, words: Sequence[Sequence[str]], *, tracked: bool = True, per_call: int = 1) -> None:
+        self.key, self.words, self.tracked, self.per_call = key, [list(each) for each in words], tracked, per_call
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.collector = collector
+        self.offsets = {p: 0 for p in range(len(self.words)) if p % context.task_count == context.task_index}
+
+    def next_tuple(self) -> None:
+        for _ in range(self.per_call):
+            for partition, offset in self.offsets.items():
+                if offset < len(self.words[partition]):
+                    self.offsets[partition] += 1
+                    message_id = (partition, offset)
+                    journal(self.key).emitted.append(message_id)
+                    word = self.words[partition][offset]
+                    self.collector.emit([word], message_id=message_id if self.tracked else None)
+                    break
+
+    def position(self) -> Any:
+        return {str(partition): offset for partition, offset in self.offsets.items()}
+
+    def seek(self, positions: Sequence[Any]) -> None:
+        journal(self.key).seeks.append(list(positions))
+        found = {int(p): offset for each in positions for p, offset in each.items()}
+        self.offsets = {p: found.get(p, 0) for p in self.offsets}
+
+    def ack(self, message_id: Any) -> None:
+        journal(self.key).acked.append(message_id)
+
+    def fail(self, message_id: Any) -> None:
+        journal(self.key).failed.append(message_id)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+class Split(BaseBasicBolt):
+    """Without state: a word, with its letters."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        journal(self.key).happens("split", tup["word"])
+        collector.emit([tup["word"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+class Count(BaseStatefulBolt):
+    """Counts words, and tells of each new count."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector, self.context = collector, context
+        self.note("prepare")
+
+    def init_state(self, state: KeyValueState[str, int]) -> None:
+        self.counts = state
+        self.note(f"init_state {state.txid}")
+        journal(self.key).happens("init_state", state.txid)
+
+    def execute(self, tup: Tuple) -> None:
+        journal(self.key).happens("execute", tup["word"])
+        count = (self.counts.get(tup["word"]) or 0) + 1
+        self.counts.put(tup["word"], count)
+        journal(self.key).results[tup["word"]] = count
+        self.collector.emit([tup["word"], count], anchors=tup)
+        self.collector.ack(tup)
+
+    def pre_prepare(self, txid: int) -> None:
+        self.note(f"pre_prepare {txid}")
+        journal(self.key).happens("pre_prepare", txid)
+
+    def pre_commit(self, txid: int) -> None:
+        self.note(f"pre_commit {txid}")
+        journal(self.key).happens("pre_commit", txid)
+
+    def pre_rollback(self) -> None:
+        self.note("pre_rollback")
+
+    def cleanup(self) -> None:
+        self.note("cleanup")
+
+    def note(self, what: str) -> None:
+        journal(self.key).steps.append((self.context.component_id, self.context.task_index, what))
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str, count=int))
+
+
+def counting(key: str, spout: BaseRichSpout, *, spouts: int = 1, counters: int = 2) -> CoreTopology:
+    """Words, split, counted, and counted again by their counts."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", spout, spouts)
+    builder.set_bolt("split", Split(key), 2).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), counters).fields_grouping("split", Fields("word"))
+    return builder.build()
+
+
+def steps_of(key: str, component_id: str = "count", task: int = 0) -> list[str]:
+    return [what for name, number, what in journal(key).steps if (name, number) == (component_id, task)]

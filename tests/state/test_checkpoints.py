@@ -1,0 +1,271 @@
+"""Checkpoints of topologies in one process: hooks and their order, recovery, what a spout that can go back makes of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import CoreTopologyFailed, submit
+from framework.errors import ConfigError, CorruptStateError
+from framework.state import LmdbKeyValueStateProvider
+from framework.stateful_run import read_record
+from framework.transactions import MemoryStore
+from tests.state.parts import Log, Source, counting, journal, steps_of
+
+WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "came", "back"]
+
+
+@pytest.fixture
+def key() -> str:
+    return f"t{uuid.uuid4().hex[:8]}"
+
+
+def lmdb(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
+        "topology.state.provider.config.path": str(folder),
+        "topology.state.checkpoint.interval.ms": 50,
+        **more,
+    }
+
+
+def committed(
+    conf: Mapping[str, Any], store: MemoryStore, topology_id: str, component_id: str = "count"
+) -> dict[Any, Any]:
+    """The committed state of a component, all its tasks together, as another process finds it."""
+    record = read_record(store, topology_id)
+    assert record is not None
+    layout = record.layouts[component_id]
+    provider = LmdbKeyValueStateProvider()
+    found: dict[Any, Any] = {}
+    config = {"topology.state.provider.config": {"path": conf["topology.state.provider.config.path"]}}
+    for task in range(layout.tasks):
+        state = provider.new_state(f"{topology_id}/{component_id}/{layout.number}/{task}", config, None)
+        assert state.txid == record.txid  # type: ignore[attr-defined]
+        found.update(state.items())
+    provider.close()
+    return found
+
+
+@pytest.mark.behaviour("5.1", "5.3", "5.4")
+def test_hooks_come_in_order(key: str) -> None:
+    topology = counting(key, Source(key, WORDS), counters=1)
+    with submit(topology, {"topology.state.checkpoint.interval.ms": 20}, executor="local") as run:
+        run.wait_until_idle(30)
+        status = run.status().checkpoint
+        assert status is not None
+        assert (status.guarantee, status.phase, status.recoveries) == ("at-least-once", "COMMITTED", 0)
+        assert status.txid >= 1
+    steps = steps_of(key)
+    assert steps[:2] == ["prepare", "init_state 0"]
+    assert steps[-1] == "cleanup"
+    hooks = steps[2:-1]
+    assert hooks == [
+        f"{hook} {txid}" for txid in range(1, len(hooks) // 2 + 1) for hook in ("pre_prepare", "pre_commit")
+    ]
+    assert journal(key).results == Counter(WORDS)
+
+
+@pytest.mark.behaviour("5.1", "5.2", "5.4")
+@pytest.mark.parametrize("spout", [Source, Log])
+def test_a_topology_that_is_started_again_goes_on_from_its_state(key: str, tmp_path: Path, spout: Any) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    source = spout(key, WORDS) if spout is Source else Log(key, [WORDS])
+    for _ in range(3):
+        with submit(counting(key, source), conf, store=store, executor="local") as run:
+            run.wait_until_idle(30)
+        assert committed(conf, store, key) == Counter(WORDS)
+    assert len(journal(key).emitted) == len(WORDS)
+    record = read_record(store, key)
+    assert record is not None
+    assert f"init_state {record.txid}" in steps_of(key)[-2:-1] + steps_of(key)
+
+
+@pytest.mark.behaviour("5.3")
+def test_an_ack_waits_for_the_checkpoint_where_the_spout_cannot_go_back(key: str) -> None:
+    seen: list[int] = []
+    journal(key).on["pre_prepare"] = lambda txid: seen.append(len(journal(key).acked))
+    with submit(
+        counting(key, Source(key, WORDS)), {"topology.state.checkpoint.interval.ms": 200}, executor="local"
+    ) as run:
+        run.wait_until_idle(30)
+    assert seen[0] == 0
+    assert sorted(journal(key).acked) == list(range(len(WORDS)))
+
+
+def checked(key: str, words: list[list[str]], conf: Mapping[str, Any], **parallelism: int) -> MemoryStore:
+    """Run a log to its end, exactly once."""
+    store = MemoryStore()
+    with submit(counting(key, Log(key, words), **parallelism), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+        assert run.status().checkpoint.guarantee == "exactly-once"  # type: ignore[union-attr]
+    assert committed(conf, store, key) == Counter(word for each in words for word in each)
+    return store
+
+
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("where", ["split", "execute", "pre_prepare", "pre_commit"])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_state_is_exactly_once_whatever_dies(key: str, tmp_path: Path, where: str, tracked: bool) -> None:
+    """An error in user code now and then: everything goes back, and each word counts once."""
+    happened = 0
+
+    def sometimes(value: Any) -> None:
+        nonlocal happened
+        happened += 1
+        if happened in ((5, 8) if where.startswith("pre_") else (3, 40, 41, 100)):
+            raise RuntimeError(f"died at {value}")
+
+    journal(key).on[where] = sometimes
+    words = [WORDS * 15, WORDS * 7]
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 10})
+    conf["topology.max.spout.pending"] = 7
+    topology = counting(key, Log(key, words, tracked=tracked), spouts=2)
+    with submit(topology, conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+        assert run.status().checkpoint.recoveries >= 2  # type: ignore[union-attr]
+    assert committed(conf, store, key) == Counter(word for each in words for word in each)
+    assert journal(key).seeks
+    assert journal(key).failed == []
+
+
+@pytest.mark.behaviour("5.5")
+def test_state_is_at_least_once_with_a_spout_that_cannot_go_back(key: str, tmp_path: Path) -> None:
+    happened = 0
+
+    def sometimes(value: Any) -> None:
+        nonlocal happened
+        happened += 1
+        if happened in (5, 30):
+            raise RuntimeError("died")
+
+    journal(key).on["execute"] = sometimes
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    words = WORDS * 10
+    with submit(counting(key, Source(key, words)), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+        assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
+    found = committed(conf, store, key)
+    assert all(found[word] >= count for word, count in Counter(words).items())
+    assert set(found) == set(words)
+    assert sorted(journal(key).acked) == list(range(len(words)))
+
+
+@pytest.mark.behaviour("5.4")
+def test_a_component_that_always_fails_ends_the_topology_and_is_named(key: str) -> None:
+    def always(value: Any) -> None:
+        raise RuntimeError(f"cannot do {value}")
+
+    journal(key).on["split"] = always
+    with (
+        pytest.raises(CoreTopologyFailed, match=r"split\[\d\]: RuntimeError: cannot do the"),
+        submit(counting(key, Log(key, [WORDS])), {"topology.max.attempts": 3}, executor="local") as run,
+    ):
+        run.wait_until_idle(60)
+
+
+@pytest.mark.behaviour("5.5")
+def test_states_in_memory_that_are_lost_begin_anew_with_the_input(key: str) -> None:
+    from framework.acking.local import LocalRounds
+
+    words = [WORDS * 20]
+    topology = counting(key, Log(key, words))
+    conf = {"topology.state.checkpoint.interval.ms": 10, "topology.max.spout.pending": 5}
+    with submit(topology, conf, executor="local") as run:
+        rounds = run._executor
+        assert isinstance(rounds, LocalRounds)
+        lost = False
+
+        def lose(txid: int) -> None:
+            nonlocal lost
+            if txid == 4 and not lost:
+                lost = True
+                assert rounds._home._provider is not None
+                rounds._home._provider._stores.clear()  # type: ignore[attr-defined]
+                raise RuntimeError("its process is gone")
+
+        journal(key).on["pre_prepare"] = lose
+        run.wait_until_idle(60)
+        assert lost
+        assert "read again from its beginning" in str(run.status().checkpoint.last_failure)  # type: ignore[union-attr]
+    assert journal(key).results == Counter(words[0])
+
+
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2)])
+def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: int, after: int) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    words = [WORDS, WORDS]
+    with submit(counting(key, Log(key, words), counters=before), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    words = [[*each, "again", "the"] for each in words]
+    with submit(counting(key, Log(key, words), spouts=2, counters=after), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert committed(conf, store, key) == Counter(words[0] + words[1])
+    record = read_record(store, key)
+    assert record is not None
+    assert record.layouts["count"].tasks == after
+    assert len(list((tmp_path / key / "count").iterdir())) == 1  # the old namespaces are gone
+
+
+@pytest.mark.behaviour("5.4")
+def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
+    store = MemoryStore()
+    with submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "a"), store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    with (
+        pytest.raises(
+            CorruptStateError, match=r"the state of count\[\d\] holds checkpoint 0, and the record .* says \d"
+        ),
+        submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "b"), store=store, executor="local") as run,
+    ):
+        run.wait_until_idle(30)
+
+
+@pytest.mark.behaviour("5.4")
+def test_a_driver_that_no_longer_leads_writes_nothing_and_leads_again(key: str, tmp_path: Path) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.max.spout.pending": 3})
+    words = [WORDS * 30]
+    deposed = []
+
+    def depose(txid: int) -> None:
+        if txid in (3, 6) and txid not in deposed:
+            deposed.append(txid)
+            store.depose(key)
+
+    journal(key).on["pre_commit"] = depose
+    conf["topology.state.checkpoint.interval.ms"] = 10
+    with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+    assert deposed == [3, 6]
+    assert committed(conf, store, key) == Counter(words[0])
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"topology.state.checkpoint.interval.ms": 30_000}, "it must be less than topology.message.timeout.secs"),
+        ({"topology.acker.executors": 0}, "without ackers nobody knows"),
+        ({"topology.state.provider": "framework.state.Nope"}, "topology.state.provider: there is no"),
+        (
+            {
+                "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
+                "topology.state.provider.config": '{"path": "/tmp"}',
+            },
+            "transactional.zookeeper.servers is not set",
+        ),
+        (
+            {"topology.state.provider": "framework.state.LmdbKeyValueStateProvider"},
+            "topology.state.provider.config.path: Field required",
+        ),
+        ({"topology.state.provider.config": "{"}, "is not JSON"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(key: str, conf: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        submit(counting(key, Source(key, WORDS)), conf, executor="local")
