@@ -17,9 +17,9 @@ from framework.topology import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
     DEFAULT_STREAM,
-    BaseRichSpout,
     Fields,
     OutputFieldsDeclarer,
+    ReplayableSpout,
     TopologyContext,
 )
 from framework.topology.tuples import rows_of
@@ -36,6 +36,7 @@ from spouts.kafka_checks import (
     fields_of,
 )
 from spouts.kafka_decoding import RecordDecoder, dead_letters
+from spouts.kafka_partitions import partition_id, topic_and_number
 from spouts.kafka_session import Where
 from spouts.kafka_tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
@@ -58,7 +59,7 @@ class _Row(NamedTuple):
     message: Any
 
 
-class KafkaSpout(BaseRichSpout):
+class KafkaSpout(ReplayableSpout):
     """Reads topics in the tasks of a core topology; what is read passes no driver.
 
     **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``, ``header_codecs`` and ``metadata`` are as
@@ -74,6 +75,10 @@ class KafkaSpout(BaseRichSpout):
     what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with ``DEAD_LETTER_FIELDS``, "drop" reports
     it and lets it go. ``"at_most_once"``: offsets are committed before their records are emitted; nothing is emitted twice, and
     what fails is lost. ``"none"``: not tracked; offsets are committed now and then, records may be lost or come twice.
+
+    **With stateful bolts.** Checkpoints hold the offsets, and the spout goes back to them: the state is exactly-once, ``retry`` and
+    ``on_exhausted`` have no part in it, and the offsets of the group only tell others how far things are. A partition that appears
+    after the first checkpoint is read from its earliest offset.
 
     **How far ahead.** ``topology.max.spout.pending`` bounds the tuples of a task whose fate is open. ``uncommitted_max`` bounds the
     offsets of each partition between what is done and what is next, so that one record that fails for ever does not let the others
@@ -164,6 +169,13 @@ class KafkaSpout(BaseRichSpout):
     def next_tuple(self) -> None:
         self._task.next_tuple()
 
+    def position(self) -> dict[str, int]:
+        """Partition -> next offset."""
+        return self._task.position()
+
+    def seek(self, positions: Sequence[Any]) -> None:
+        self._task.seek({topic_and_number(name): offset for each in positions for name, offset in each.items()})
+
     def ack(self, message_id: Key) -> None:
         self._task.acked(message_id)
 
@@ -249,6 +261,16 @@ class _Task:
             RuntimeError(f"{key[0]}/{key[1]}, offset {key[2]}: given up after its retries; the record is dropped")
         )
         self.acked(key)
+
+    def position(self) -> dict[str, int]:
+        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin."""
+        self._begin()
+        self._tail.settle()
+        begun = {where: offsets.position for where, offsets in self._offsets.items()}
+        return {partition_id(*where): offset for where, offset in {**self._tail.sought, **begun}.items()}
+
+    def seek(self, positions: Mapping[Where, int]) -> None:
+        self._tail.seek(positions)
 
     def close(self) -> None:
         try:

@@ -21,7 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from framework.errors import DataLossError
+from framework.errors import DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
 from spouts.kafka_partitions import partition_id
 from spouts.kafka_session import Where
@@ -71,6 +71,21 @@ class KafkaTail:
         self._paused: set[Where] = set()
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
+        self._known = self._settled = False
+        #: Where partitions begin, by a checkpoint, that have not begun yet.
+        self.sought: dict[Where, int] = {}
+
+    def seek(self, positions: Mapping[Where, int]) -> None:
+        """Begin at these offsets, as far as they are this task's, and at the earliest of other partitions. Before ``look_up``."""
+        mine = {where: at for where, at in positions.items() if task_of(*where, self._tasks) == self._task}
+        self.sought, self._settled = mine, True
+
+    def settle(self) -> None:
+        """Partitions that appear from now on begin at their earliest offsets, wherever the group is. Raises ``RetryableError`` when
+        it is not known yet which there are."""
+        if not self._known:
+            raise RetryableError(f"Kafka at {self._where} has not told which partitions there are")
+        self._settled = True
 
     def look_up(self) -> dict[Where, int]:
         """Assign partitions that are new. Returns the offset that each of those begins at. Cheap when it was called lately."""
@@ -92,8 +107,10 @@ class KafkaTail:
                 self._consumer.incremental_assign([TopicPartition(*where, offset) for where, offset in begins.items()])
         except KafkaException as error:
             raise self._errors.explain(error) from error
-        self._errors.connected = True
+        self._errors.connected = self._known = True
         self._looked_up = now
+        for where in begins:
+            self.sought.pop(where, None)
         self._assigned.update(begins)
         return begins
 
@@ -148,10 +165,12 @@ class KafkaTail:
         return [name for name in self._topics if name in listed]
 
     def _begins(self, new: list[Where]) -> dict[Where, int]:
-        """Where partitions begin: at what the group has committed, else where ``start`` says; and that is committed, so that it
-        stays where it was first said to be."""
+        """Where partitions begin: where a checkpoint says; else at what the group has committed, or else where ``start`` says, and
+        that is committed, so that it stays where it was first said to be."""
         if not new:
             return {}
+        if self._settled:
+            return {where: self.sought[where] if where in self.sought else self._low_of(where) for where in new}
         found = self._consumer.committed([TopicPartition(*where) for where in new], timeout=_REQUEST_S)
         begins: dict[Where, int] = {}
         fresh: dict[Where, int] = {}
@@ -174,6 +193,10 @@ class KafkaTail:
             return int(high)
         asked = self._consumer.offsets_for_times([TopicPartition(*where, int(self._start))], timeout=_REQUEST_S)[0]
         return int(asked.offset) if asked.offset >= 0 else int(high)
+
+    def _low_of(self, where: Where) -> int:
+        low, _ = self._consumer.get_watermark_offsets(TopicPartition(*where), timeout=_REQUEST_S)
+        return int(low)
 
     def _event(self, message: Message) -> None:
         error, where = message.error(), (message.topic(), message.partition())

@@ -359,6 +359,9 @@ class LivingSpout(Living):
             return None
         try:
             position = self._instance.position() if marker.action is CheckpointAction.PREPARE else None
+        except RetryableError as error:  # its source is away: the checkpoint is for later
+            self.report(error)
+            return None
         except Exception as error:  # noqa: BLE001 - user code
             self.died(error)
             return None

@@ -40,24 +40,29 @@ _ID = struct.Struct(">Q")
 _TXID = b"txid"
 _READY = b"ready:"
 _PUT, _DELETED = b"+", b"-"
+#: One process may open an environment once: those that are open, and how many providers hold each.
+_open: dict[Path, tuple[LmdbStore, int]] = {}
+_lock = threading.Lock()
 
 
 class LmdbKeyValueStateProvider(StateProvider):
     """Set ``topology.state.provider.config.path`` to a folder."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, LmdbStore] = {}
-        self._lock = threading.Lock()
+        self._held: set[Path] = set()
 
     def new_state(
         self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None
     ) -> KeyValueState[Any, Any]:
         settings = settings_of(conf, LmdbSettings)
         folder = _folder(settings, namespace)
-        with self._lock:  # one process may open an environment once
-            store = self._open.get(folder)
-            if store is None:
-                store = self._open[folder] = LmdbStore(folder, sync=settings.sync)
+        with _lock:
+            if folder not in _open:
+                _open[folder] = LmdbStore(folder, sync=settings.sync), 0
+            if folder not in self._held:
+                self._held.add(folder)
+                _open[folder] = _open[folder][0], _open[folder][1] + 1
+            store = _open[folder][0]
         return LayeredState(store, settings.keys(), settings.values())
 
     def check(self, conf: Mapping[str, Any]) -> None:
@@ -73,19 +78,23 @@ class LmdbKeyValueStateProvider(StateProvider):
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
         folder = _folder(settings_of(conf, LmdbSettings), namespace)
-        with self._lock:
-            store = self._open.pop(folder, None)
-        if store is not None:
-            store.end()
+        self._let_go([folder])
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # the last of its layout
             folder.parent.rmdir()
 
     def close(self) -> None:
-        with self._lock:
-            stores, self._open = list(self._open.values()), {}
-        for each in stores:
-            each.end()
+        self._let_go(list(self._held))
+
+    def _let_go(self, folders: Sequence[Path]) -> None:
+        with _lock:
+            for folder in self._held.intersection(folders):
+                store, holders = _open.pop(folder)
+                if holders > 1:
+                    _open[folder] = store, holders - 1
+                else:
+                    store.end()
+            self._held.difference_update(folders)
 
 
 class LmdbStore:
@@ -201,7 +210,7 @@ class LmdbStore:
 
 
 def _folder(settings: LmdbSettings, namespace: str) -> Path:
-    return Path(settings.path) / namespace
+    return Path(settings.path).absolute() / namespace
 
 
 def _range(reading: lmdb.Transaction, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import spouts.kafka_tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.errors import ConfigError
 from framework.topology import DEAD_LETTER_STREAM
+from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka_tail import task_of
 from tests.acking.parts import Rich, Stepped, ack, hold, seen
 from tests.conftest import Topics
+from tests.state.parts import checkpointed, counting, journal, lmdb
 
 pytestmark = pytest.mark.integration
 
@@ -48,6 +51,13 @@ def until(run: Stepped, condition: Callable[[], bool], seconds: float = 30) -> N
         assert time.monotonic() < end, (run.driver.status(), run.driver.failure)
         run.step()
         time.sleep(0.002)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def words(values: list[tuple[Any, ...]]) -> list[str]:
@@ -337,3 +347,47 @@ def test_what_makes_no_sense_is_refused() -> None:
         builder = TopologyBuilder("core")
         builder.set_spout("kafka", KafkaSpout(["t"]))
         submit(builder.build(), {}, executor="local")
+
+
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
+    topics: Topics, name: str, tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bolts die now and then; the parallelism of the spout changes; a partition appears: each record counts once."""
+    topics.create(name, 3)
+    before = [b"before"] * 10
+    for number in range(3):
+        topics.send(name, before, number)
+    spout = KafkaSpout(
+        [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec("word"), group=name, start=start
+    )
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.max.spout.pending": 20})
+    expected: Counter[str] = Counter({"before": 30} if start == "earliest" else {})
+    happened = 0
+
+    def sometimes(value: Any) -> None:
+        nonlocal happened
+        happened += 1
+        if happened % 100 == 50:
+            raise RuntimeError("now and then")
+
+    journal(name).on["execute"] = sometimes
+    for tasks in (1, 2, 2):
+        with submit(counting(name, spout, spouts=tasks), conf, store=store, executor="local") as run:
+            run.wait_until_idle(60)
+            for number in range(3):
+                words = [f"{number}-{n % 7}" for n in range(80)]
+                topics.send(name, [each.encode() for each in words], number)
+                expected.update(words)
+            wait_for(lambda: Counter(checkpointed(conf, store, name)) == expected)
+    assert journal(name).steps.count(("count", 0, "pre_rollback")) >= 2
+    if start == "latest":
+        return
+    monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.2)
+    with submit(counting(name, spout), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+        topics.admin.create_partitions([NewPartitions(name, 4)])[name].result(20)
+        topics.send(name, [b"new"] * 250, 3)
+        expected["new"] = 250
+        wait_for(lambda: Counter(checkpointed(conf, store, name)) == expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from framework import (
@@ -17,6 +18,9 @@ from framework import (
     TopologyBuilder,
     Tuple,
 )
+from framework.state import LmdbKeyValueStateProvider
+from framework.stateful_run import read_record
+from framework.transactions import CoordinationStore
 
 
 @dataclass
@@ -181,3 +185,29 @@ def counting(key: str, spout: BaseRichSpout, *, spouts: int = 1, counters: int =
 
 def steps_of(key: str, component_id: str = "count", task: int = 0) -> list[str]:
     return [what for name, number, what in journal(key).steps if (name, number) == (component_id, task)]
+
+
+def lmdb(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
+        "topology.state.provider.config.path": str(folder),
+        "topology.state.checkpoint.interval.ms": 50,
+        **more,
+    }
+
+
+def checkpointed(
+    conf: Mapping[str, Any], store: CoordinationStore, topology_id: str, component_id: str = "count"
+) -> dict[Any, Any]:
+    """The committed state of a component, all its tasks together, as another process finds it."""
+    record = read_record(store, topology_id)
+    assert record is not None
+    layout = record.layouts[component_id]
+    provider = LmdbKeyValueStateProvider()
+    found: dict[Any, Any] = {}
+    config = {"topology.state.provider.config": {"path": conf["topology.state.provider.config.path"]}}
+    for task in range(layout.tasks):
+        state = provider.new_state(f"{topology_id}/{component_id}/{layout.number}/{task}", config, None)
+        found.update(state.items())
+    provider.close()
+    return found

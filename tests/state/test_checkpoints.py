@@ -12,10 +12,9 @@ import pytest
 
 from framework import CoreTopologyFailed, submit
 from framework.errors import ConfigError, CorruptStateError
-from framework.state import LmdbKeyValueStateProvider
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
-from tests.state.parts import Log, Source, counting, journal, steps_of
+from tests.state.parts import Log, Source, checkpointed, counting, journal, lmdb, steps_of
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "came", "back"]
 
@@ -23,33 +22,6 @@ WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "ca
 @pytest.fixture
 def key() -> str:
     return f"t{uuid.uuid4().hex[:8]}"
-
-
-def lmdb(folder: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
-        "topology.state.provider.config.path": str(folder),
-        "topology.state.checkpoint.interval.ms": 50,
-        **more,
-    }
-
-
-def committed(
-    conf: Mapping[str, Any], store: MemoryStore, topology_id: str, component_id: str = "count"
-) -> dict[Any, Any]:
-    """The committed state of a component, all its tasks together, as another process finds it."""
-    record = read_record(store, topology_id)
-    assert record is not None
-    layout = record.layouts[component_id]
-    provider = LmdbKeyValueStateProvider()
-    found: dict[Any, Any] = {}
-    config = {"topology.state.provider.config": {"path": conf["topology.state.provider.config.path"]}}
-    for task in range(layout.tasks):
-        state = provider.new_state(f"{topology_id}/{component_id}/{layout.number}/{task}", config, None)
-        assert state.txid == record.txid  # type: ignore[attr-defined]
-        found.update(state.items())
-    provider.close()
-    return found
 
 
 @pytest.mark.behaviour("5.1", "5.3", "5.4")
@@ -79,7 +51,7 @@ def test_a_topology_that_is_started_again_goes_on_from_its_state(key: str, tmp_p
     for _ in range(3):
         with submit(counting(key, source), conf, store=store, executor="local") as run:
             run.wait_until_idle(30)
-        assert committed(conf, store, key) == Counter(WORDS)
+        assert checkpointed(conf, store, key) == Counter(WORDS)
     assert len(journal(key).emitted) == len(WORDS)
     record = read_record(store, key)
     assert record is not None
@@ -104,7 +76,7 @@ def checked(key: str, words: list[list[str]], conf: Mapping[str, Any], **paralle
     with submit(counting(key, Log(key, words), **parallelism), conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
         assert run.status().checkpoint.guarantee == "exactly-once"  # type: ignore[union-attr]
-    assert committed(conf, store, key) == Counter(word for each in words for word in each)
+    assert checkpointed(conf, store, key) == Counter(word for each in words for word in each)
     return store
 
 
@@ -129,7 +101,7 @@ def test_state_is_exactly_once_whatever_dies(key: str, tmp_path: Path, where: st
     with submit(topology, conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
         assert run.status().checkpoint.recoveries >= 2  # type: ignore[union-attr]
-    assert committed(conf, store, key) == Counter(word for each in words for word in each)
+    assert checkpointed(conf, store, key) == Counter(word for each in words for word in each)
     assert journal(key).seeks
     assert journal(key).failed == []
 
@@ -150,7 +122,7 @@ def test_state_is_at_least_once_with_a_spout_that_cannot_go_back(key: str, tmp_p
     with submit(counting(key, Source(key, words)), conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
         assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
-    found = committed(conf, store, key)
+    found = checkpointed(conf, store, key)
     assert all(found[word] >= count for word, count in Counter(words).items())
     assert set(found) == set(words)
     assert sorted(journal(key).acked) == list(range(len(words)))
@@ -206,7 +178,7 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
     words = [[*each, "again", "the"] for each in words]
     with submit(counting(key, Log(key, words), spouts=2, counters=after), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
-    assert committed(conf, store, key) == Counter(words[0] + words[1])
+    assert checkpointed(conf, store, key) == Counter(words[0] + words[1])
     record = read_record(store, key)
     assert record is not None
     assert record.layouts["count"].tasks == after
@@ -243,7 +215,7 @@ def test_a_driver_that_no_longer_leads_writes_nothing_and_leads_again(key: str, 
     with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
     assert deposed == [3, 6]
-    assert committed(conf, store, key) == Counter(words[0])
+    assert checkpointed(conf, store, key) == Counter(words[0])
 
 
 @pytest.mark.parametrize(
