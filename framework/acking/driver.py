@@ -104,12 +104,14 @@ class CoreStatus:
 
 
 class _Found(NamedTuple):
-    """What a round says. ``busy``: something happened in it. ``failed``: a tree, a tuple or a component did."""
+    """What a round says. ``busy``: something happened. ``failed``: a tree, a tuple or a component did. ``silent``: a task that
+    has said nothing, or is new and knows of no checkpoint."""
 
     busy: bool
     failed: bool
     troubles: Sequence[Trouble]
     standings: Sequence[Standing]
+    silent: str | None
 
 
 class RoundDriver:
@@ -132,6 +134,10 @@ class RoundDriver:
         self._checkpoints: Checkpoints | None = None
         self._clock = clock
         self._spouts = frozenset(plan.spout_tasks())
+        self._speakers = [
+            *((each.id, task) for each in plan.plan.components.values() for task in range(each.parallelism)),
+            *(("$acker", number) for number in range(plan.ackers)),
+        ]
         self._orders: dict[int, Orders] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
@@ -216,10 +222,9 @@ class RoundDriver:
         self._ticked_at += ticks * self._tick_s
         step, patience_s = Step(), self._patience_s
         if self._checkpoints is not None:
-            quiet = not self._under_way and not sum(self._trees.values())
             due_in_s = self._checkpoints.due_in(now)
             patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
-            step = self._checkpoints.plan(now, quiet=quiet)
+            step = self._checkpoints.plan(now, quiet=self._quiet())
         if step.marker is not None and step.marker.action is CheckpointAction.RECOVER:
             self._orders.clear()  # they are of trees that nobody tracks any more
         orders, self._orders = self._orders, {}
@@ -256,10 +261,10 @@ class RoundDriver:
                 self._checkpoints.lost(str(error))
             self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False
-        found = self._take(records)
+        found = self._take(round_, records)
         busy = found.busy or bool(round_.orders)
         settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
-        pending = sum(each.pending for each in self._totals.values())
+        pending = self._pending()
         asked = not round_.drain or self._stopping.is_set()
         with self._changed:
             self._idle = round_.number if asked and not busy and not pending and settled else None
@@ -306,12 +311,18 @@ class RoundDriver:
         while self._clock() < until and self.step(drain=True) and self._idle is None and self._patience_s == 0.0:
             pass
 
-    def _take(self, records: Sequence[Record]) -> _Found:
+    def _take(self, round_: Round, records: Sequence[Record]) -> _Found:
         """Learn what a round says."""
         busy = failed = False
         troubles: list[Trouble] = []
         standings: list[Standing] = []
+        silent = dict.fromkeys(self._speakers)
         for record in records:
+            if isinstance(record, (Decisions, News)) and record.round == round_.number:
+                spoke = [("$acker", record.acker)] if isinstance(record, Decisions) else record.counts
+                if not (isinstance(record, News) and record.unrecovered):
+                    for each in spoke:
+                        silent.pop(each, None)
             if isinstance(record, Decisions):
                 self._trees[record.acker] = record.trees
                 busy = self._decided(record) or busy
@@ -320,18 +331,24 @@ class RoundDriver:
                 busy = self._heard(record) or busy
                 failed = failed or any(each.failed or each.died for each in record.counts.values())
                 troubles += record.troubles
-                standings += record.standings
+                standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
             say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
             say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
         if troubles:
             self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
-        return _Found(busy or bool(troubles), failed, troubles, standings)
+        first = next(iter(silent), None)
+        return _Found(
+            busy or bool(troubles), failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]"
+        )
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
         marker = round_.checkpoint
+        if found.silent is not None:
+            checkpoints.lost(f"{found.silent} is gone or began anew")
+            return False
         if found.busy and (marker is None or marker.action is not CheckpointAction.RECOVER):
             checkpoints.worked()
         if marker is not None:
@@ -395,6 +412,16 @@ class RoundDriver:
                 return
         if pause_s:
             self._stopping.wait(pause_s)
+
+    def _pending(self) -> int:
+        return sum(each.pending for each in self._totals.values())
+
+    def _quiet(self) -> bool:
+        """Whether every tree is complete, and no round is under way: the ackers track none, and the spouts have none whose
+        completion they are not about to be told of."""
+        if self._under_way or sum(self._trees.values()):
+            return False
+        return self._pending() == sum(len(each.completed) for each in self._orders.values())
 
     def _idle_after(self, number: int) -> bool:
         """Whether a round with a higher number found nothing to do."""

@@ -173,6 +173,7 @@ class SegmentTask:
         self._encode = encode
         self._task = task
         self._sequence = 0
+        self._unrecovered = bool(plan.stateful)
         self._troubles: list[Trouble] = []
         self._exits: list[Addressed] = []
         self._spouts: dict[int, LivingSpout] = {}
@@ -204,6 +205,7 @@ class SegmentTask:
         if round_.checkpoint is not None:
             for living in self._living.values():
                 if round_.checkpoint.action is CheckpointAction.RECOVER:
+                    self._unrecovered = False
                     living.recover(round_.checkpoint)
                 elif round_.checkpoint.action is CheckpointAction.COMMIT:
                     living.commit(round_.checkpoint)
@@ -216,7 +218,10 @@ class SegmentTask:
         return bool(self._spouts)
 
     def give(self, round_: Round) -> bool:
-        """Have the spouts give what they have. Whether they had anything."""
+        """Have the spouts give what they have. Whether they had anything. Where there is state, they give nothing before they know
+        from where on."""
+        if self._unrecovered:
+            return False
         gave = [spout.give(round_.at_once) for spout in self._spouts.values()]
         return any(gave)
 
@@ -280,7 +285,7 @@ class SegmentTask:
             ledger.merge(its_ledger)
         for part in ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
-        self._pass_on(News(counts, tuple(self._troubles), standings))
+        self._pass_on(News(round_.number, counts, tuple(self._troubles), standings, self._unrecovered))
         self._troubles.clear()
         exits, self._exits = self._exits, []
         return exits
@@ -333,7 +338,12 @@ class AckerTask:
         for _ in range(round_.ticks):
             self._acker.tick()
         decisions = Decisions(
-            self._number, Roots.of(self._completed), Roots.of(self._failed), Roots.of(reset), self._acker.pending
+            round_.number,
+            self._number,
+            Roots.of(self._completed),
+            Roots.of(self._failed),
+            Roots.of(reset),
+            self._acker.pending,
         )
         self._completed.clear()
         self._failed.clear()

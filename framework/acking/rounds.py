@@ -46,6 +46,7 @@ class Round:
 class Decisions(NamedTuple):
     """What one acker has decided in a round. ``trees``: how many it still tracks."""
 
+    round: int
     acker: int
     completed: Roots
     failed: Roots
@@ -97,11 +98,14 @@ class Trouble(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a task tells the driver after a round. ``standings``: of those of its components that a checkpoint concerns."""
+    """What a task tells the driver after a round, whose number it is. ``standings``: of those of its components that a checkpoint
+    concerns. ``unrecovered``: it is new, and waits for a recovery."""
 
+    round: int
     counts: Mapping[tuple[str, int], Counts]
     troubles: Sequence[Trouble] = ()
     standings: Sequence[Standing] = ()
+    unrecovered: bool = False
 
 
 Record = Union[Piece, LedgerPart, News, Decisions]

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from framework.errors import CorruptStateError
+from framework.errors import CorruptStateError, InvariantViolation
 
 FORMAT = 1
 Positions = Mapping[str, Sequence[Any]]
@@ -210,7 +210,9 @@ class Checkpoints:
         raises."""
         if self._recovering:
             return Step(self._recovery(), drain=True, alone=True)
-        if self.record.pending is not None:  # prepared: see ``heard``
+        if self.record.pending is not None:
+            if not self.record.prepared:
+                raise InvariantViolation(f"checkpoint {self.record.pending} is neither prepared nor given up")
             return Step(self._marker(CheckpointAction.COMMIT, self.record.pending), alone=True)
         if self.due_in(now) != 0.0:
             return Step()
@@ -305,6 +307,7 @@ class Checkpoints:
             if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
                 continue
             if self._durable:
+                self._save(self.record)  # a driver that no longer leads hears of that here
                 raise CorruptStateError(
                     f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and the record of this "
                     f"topology says {expected}: its store was emptied, restored or replaced; restore it, or give the "

@@ -20,6 +20,7 @@ from framework.acking.driver import RoundDriver
 from framework.acking.home import CorePlan
 from framework.acking.local import LocalRounds
 from framework.execution.plan import plan_execution
+from framework.stateful_run import stateful_components
 
 
 @dataclass
@@ -147,9 +148,18 @@ class Clock:
 class Stepped:
     """A core topology in this process, round by round, by a clock of its own. The timeout is 30 s."""
 
-    def __init__(self, topology: CoreTopology, *, ackers: int = 1, pending: int = 1_000, attempts: int = 5) -> None:
+    def __init__(
+        self,
+        topology: CoreTopology,
+        *,
+        ackers: int = 1,
+        pending: int = 1_000,
+        attempts: int = 5,
+        conf: Mapping[str, Any] | None = None,
+    ) -> None:
         self.clock = Clock()
-        self.plan = CorePlan(plan_execution(topology), {}, ackers, pending)
+        stateful = frozenset(stateful_components(topology))
+        self.plan = CorePlan(plan_execution(topology), conf or {}, ackers, pending, stateful)
         self.rounds = LocalRounds(self.plan)
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
 

@@ -1,0 +1,143 @@
+"""Rounds that are under way two at once, task by task, with trouble, all of it from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from framework.acking.roots import LedgerPart
+from framework.acking.rounds import Addressed, Record, Round, stepping
+from framework.errors import RetryableError
+from tests.acking.parts import Stepped
+
+TROUBLES = (
+    "lost output",
+    "task dies",
+    "round breaks off",
+    "round overtakes",
+    "late records",
+    "doubled ledger",
+    "flipped bit",
+    "failed tuple",
+)
+
+
+@dataclass
+class Chances:
+    """What comes when. ``struck``: how often each trouble has come."""
+
+    seed: int
+    troubles: frozenset[str]
+    chance: random.Random = field(init=False)
+    struck: Counter[str] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    def strikes(self, trouble: str, probability: float) -> bool:
+        """Whether a trouble comes now."""
+        hit = trouble in self.troubles and self.chance.random() < probability
+        self.struck[trouble] += hit
+        return hit
+
+
+class Walk:
+    """A round that is under way, task by task."""
+
+    def __init__(self, round_: Round, rounds: TroubledRounds) -> None:
+        self.round = round_
+        self._steps = stepping(round_, rounds.widths, rounds.run_task)
+        self.at: tuple[int, int] | None = next(self._steps)
+        self.done: set[tuple[int, int]] = set()
+        self._records: Sequence[Record] = ()
+        self._error: RetryableError | None = None
+
+    def go_on(self) -> None:
+        """Run the next task."""
+        assert self.at is not None
+        self.done.add(self.at)
+        try:
+            self.at = next(self._steps)
+        except StopIteration as end:
+            self.at, self._records = None, end.value
+        except RetryableError as error:
+            self.at, self._error = None, error
+
+    def result(self) -> Sequence[Record]:
+        if self._error is not None:
+            raise self._error
+        return self._records
+
+
+class TroubledRounds:
+    """Rounds around a home, two at once, with trouble."""
+
+    def __init__(self, world: Chances, stepped: Stepped) -> None:
+        self.world = world
+        self._stepped = stepped
+        self._home = stepped.rounds._home
+        self._home._overtake_s = 0.0  # whether a round may wait is decided here
+        self.widths = stepped.plan.widths
+        self._late: dict[tuple[int, int], list[Record]] = defaultdict(list)
+        self._walks: list[Walk] = []
+        self._settling = False
+
+    def go_on(self) -> None:
+        """Until a round has ended, with another under way where order allows."""
+        driver, chance = self._stepped.driver, self.world.chance
+        while not self._walks or self._walks[0].at is not None:
+            more = len(self._walks) == 1 and not self._settling and not driver._alone()
+            if not self._walks or (more and chance.random() < 0.3):
+                if self.world.strikes("task dies", 0.02) and self._home._tasks:
+                    del self._home._tasks[chance.choice(list(self._home._tasks))]
+                self._walks.append(Walk(driver.begin(), self))
+            first, *others = self._walks
+            for later in others:
+                if later.at is None or chance.random() < 0.3:
+                    continue
+                if later.at in first.done or self.world.strikes("round overtakes", 0.1):
+                    later.go_on()
+            if chance.random() < 0.6:
+                first.go_on()
+        ended = self._walks.pop(0)
+        whole = driver.end(ended.round, ended.result)
+        driver._patience_s = 0.0
+        self._settling = bool(self._walks) and (self._settling or not whole)
+
+    def wander(self) -> bool:
+        """A task of some round that is under way, with no driver any more. False when there is none."""
+        walks = [each for each in self._walks if each.at is not None]
+        if walks:
+            self.world.chance.choice(walks).go_on()
+        return bool(walks)
+
+    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+        world, chance = self.world, self.world.chance
+        if world.strikes("round breaks off", 0.006):
+            raise RetryableError("broke off")
+        arriving = [*records, *self._late.pop((level, partition), [])]
+        now: list[Record] = []
+        for record in arriving:
+            if isinstance(record, LedgerPart):
+                record = self._damaged(record)
+                if world.strikes("doubled ledger", 0.02):
+                    now.append(record)
+            if world.strikes("late records", 0.05):
+                self._late[(level, partition)].append(record)
+            else:
+                now.append(record)
+        if "late records" in world.troubles:
+            chance.shuffle(now)
+        exits = self._home.run_task(round_, level, partition, now)
+        return [] if world.strikes("lost output", 0.01) else exits
+
+    def _damaged(self, part: LedgerPart) -> LedgerPart:
+        if not len(part.values) or not self.world.strikes("flipped bit", 0.01):
+            return part
+        values = part.values.copy()
+        values[self.world.chance.randrange(len(values))] ^= np.uint64(1 << self.world.chance.randrange(64))
+        return part._replace(values=values)
