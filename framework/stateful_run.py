@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,8 @@ import structlog
 from framework.acking.driver import RoundDriver
 from framework.config import Config
 from framework.errors import ConfigError
-from framework.state.checkpoints import CheckpointRecord, Checkpoints
-from framework.state.rescaling import rescaled
+from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.state.rescaling import Filling, namespace_of, rescaled
 from framework.state.settings import provider_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
@@ -26,6 +27,8 @@ CHECKPOINT = "checkpoint"
 #: How long a driver waits before it stands for election again.
 _PAUSE_S = 0.2
 _ELECTION_S = 0.5
+#: A leader whose session is about to end is waited for this long.
+_RESTORE_LEAD_S = 15.0
 
 
 def stateful_components(topology: CoreTopology) -> dict[str, Component]:
@@ -69,6 +72,68 @@ def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord 
     return None if found is None else CheckpointRecord.of(found, f"{topology_id}/{CHECKPOINT}")
 
 
+def restore_state(
+    topology: CoreTopology,
+    config: Config,
+    store: CoordinationStore,
+    document: Any,
+    entries: Callable[[], Iterable[tuple[str, Any, Any]]],
+    where: str,
+) -> tuple[int, int]:
+    """Put a snapshot in place of what there is: the record of its checkpoint, and component, key and value of its states. Returns
+    the checkpoint that the topology goes on from, and how many keys that has. Raises ``ConfigError`` while a driver leads."""
+    snapshot = CheckpointRecord.of(document, where)
+    conf, components = config.for_components(), stateful_components(topology)
+    missing = sorted(set(snapshot.layouts) - set(components))
+    if missing:
+        raise ConfigError(
+            f"{where} has state of {', '.join(missing)}, and topology {topology.id!r} has no such stateful bolt"
+        )
+    leadership = store.lead(topology.id, f"restore on {_identity()}", timeout_s=_RESTORE_LEAD_S)
+    if leadership is None:
+        raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
+    provider = provider_of(conf)
+    fillings: dict[str, Filling] = {}
+    try:
+        log = _RecordLog(store, leadership, topology.id)
+        current = read_record(store, topology.id) or CheckpointRecord()
+        txid = max(current.last, snapshot.last) + 1
+        log.save(replace(current, last=txid))
+        layouts = {name: Layout(txid, components[name].parallelism) for name in snapshot.layouts}
+        for name, layout in layouts.items():
+            fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
+        count = 0
+        for name, key, value in entries():
+            fillings[name].put(key, value)
+            count += 1
+        for each in fillings.values():
+            each.finish(txid)
+        log.save(CheckpointRecord(txid=txid, positions=snapshot.positions, layouts=layouts, last=txid))
+        for name, old in current.layouts.items():
+            for task in range(old.tasks):
+                provider.drop(namespace_of(topology.id, name, old.number, task), conf)
+    finally:
+        for each in fillings.values():
+            each.close()
+        provider.close()
+        leadership.resign()
+    return txid, count
+
+
+class _RecordLog:
+    """Writes the record of a topology under a leadership."""
+
+    def __init__(self, store: CoordinationStore, leadership: Leadership, topology_id: str) -> None:
+        self._state = TransactionalState(store, topology_id, leadership.apply)
+
+    def save(self, record: CheckpointRecord) -> None:
+        self._state.set_data(CHECKPOINT, record.document())
+
+
+def _identity() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 class StatefulTerms:
     """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed."""
 
@@ -83,10 +148,9 @@ class StatefulTerms:
         self._stop.set()
 
     def run(self) -> None:
-        identity = f"{socket.gethostname()}:{os.getpid()}"
         announced = False
         while not self._stop.is_set():
-            leadership = self._store.lead(self._topology.id, identity, timeout_s=_ELECTION_S)
+            leadership = self._store.lead(self._topology.id, _identity(), timeout_s=_ELECTION_S)
             if leadership is None:
                 if not announced:
                     _log.info(
@@ -109,12 +173,8 @@ class StatefulTerms:
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()
         components = stateful_components(self._topology)
-        state = TransactionalState(self._store, self._topology.id, leadership.apply)
+        save = _RecordLog(self._store, leadership, self._topology.id).save
         provider = provider_of(conf)
-
-        def save(record: CheckpointRecord) -> None:
-            state.set_data(CHECKPOINT, record.document())
-
         record = read_record(self._store, self._topology.id) if provider.durable else None
         leadership.confirm()
         try:

@@ -169,6 +169,10 @@ class KafkaSpout(ReplayableSpout):
     def next_tuple(self) -> None:
         self._task.next_tuple()
 
+    def caught_up(self) -> bool:
+        """Whether every partition has been read to its end."""
+        return self._task.caught_up()
+
     def position(self) -> dict[str, int]:
         """Partition -> next offset."""
         return self._task.position()
@@ -261,6 +265,9 @@ class _Task:
             RuntimeError(f"{key[0]}/{key[1]}, offset {key[2]}: given up after its retries; the record is dropped")
         )
         self.acked(key)
+
+    def caught_up(self) -> bool:
+        return self._tail.at_ends and not self._unsure and not any(self._buffers.values())
 
     def position(self) -> dict[str, int]:
         """Raises ``RetryableError`` when the cluster has not told yet where partitions begin."""

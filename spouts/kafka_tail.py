@@ -69,6 +69,7 @@ class KafkaTail:
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
         self._assigned: set[Where] = set()
         self._paused: set[Where] = set()
+        self._ended: set[Where] = set()
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
         self._known = self._settled = False
@@ -114,6 +115,11 @@ class KafkaTail:
         self._assigned.update(begins)
         return begins
 
+    @property
+    def at_ends(self) -> bool:
+        """Whether every partition that there is has been read to its end."""
+        return self._known and self._assigned <= self._ended
+
     def poll(self, wait_s: float = 0.0) -> list[Message]:
         """Records that have come, in the order of their partitions."""
         try:
@@ -123,6 +129,7 @@ class KafkaTail:
         records = []
         for message in heard:
             if message.error() is None:
+                self._ended.discard((message.topic(), message.partition()))
                 records.append(message)
             else:
                 self._event(message)
@@ -201,6 +208,7 @@ class KafkaTail:
     def _event(self, message: Message) -> None:
         error, where = message.error(), (message.topic(), message.partition())
         if error.code() == KafkaError._PARTITION_EOF:
+            self._ended.add(where)
             return
         if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             if error.fatal() or not error.retriable():

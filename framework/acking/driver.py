@@ -265,9 +265,10 @@ class RoundDriver:
         busy = found.busy or bool(round_.orders)
         settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
         pending = self._pending()
-        asked = not round_.drain or self._stopping.is_set()
+        behind = sum(each.behind for each in self._totals.values())
+        done = self._stopping.is_set() or not (round_.drain or behind)
         with self._changed:
-            self._idle = round_.number if asked and not busy and not pending and settled else None
+            self._idle = round_.number if done and not busy and not pending and settled else None
         if busy:
             self._patience_s = 0.0
         else:
@@ -388,7 +389,7 @@ class RoundDriver:
         busy = False
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
-            total.pending = 0  # it is as of now
+            total.pending = total.behind = 0  # they are as of now
             total.add(counts)
             did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
             if did and not counts.died:

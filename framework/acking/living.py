@@ -369,6 +369,11 @@ class LivingSpout(Living):
 
     def take(self) -> tuple[Ledger, Counts]:
         self.out.counts.pending = len(self._pending)
+        try:
+            self.out.counts.behind = int(self._instance is None or not self._instance.caught_up())
+        except Exception as error:  # noqa: BLE001 - user code
+            self.out.counts.behind = 1
+            self.died(error)
         return super().take()
 
     def _fail_pending(self) -> None:

@@ -57,7 +57,8 @@ class Decisions(NamedTuple):
 @dataclass(slots=True)
 class Counts:
     """What one component did in one task. ``pending``: tuples of a spout whose fate is open, now. ``latency_s``: from emission
-    until a spout was told of completion, summed over ``completed``. ``died``: instances that an error of theirs ended."""
+    until a spout was told of completion, summed over ``completed``. ``died``: instances that an error of theirs ended.
+    ``behind``: spout tasks that expect more, now."""
 
     emitted: int = 0
     executed: int = 0
@@ -68,6 +69,7 @@ class Counts:
     latency_s: float = 0.0
     died: int = 0
     pending: int = 0
+    behind: int = 0
 
     def add(self, other: Counts) -> None:
         """Sum everything up."""

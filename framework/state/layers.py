@@ -35,6 +35,12 @@ class CommittedStore(Protocol):
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """Everything, without keeping others from the store. What is committed meanwhile may be seen."""
 
+    #: Whether what ``snapshot`` returns stays as it is.
+    frozen: bool
+
+    def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
+        """The last committed checkpoint, and everything that it holds."""
+
     def prepare(self, txid: int, changes: Changes) -> None:
         """Save changes for ``commit``, in place of what was prepared under this id before. Forget what was under lower ones."""
 
@@ -127,6 +133,14 @@ class LayeredState(KeyValueState[Any, Any]):
         self._store.discard(upto)
         self._changes, self._prepared, self._prepared_txid = {}, {}, None
         self._cached.clear()
+
+    @property
+    def frozen(self) -> bool:  # type: ignore[override]
+        return self._store.frozen
+
+    def committed_items(self) -> tuple[int, Iterator[tuple[Any, Any]]]:
+        txid, scanned = self._store.snapshot()
+        return txid, ((self._keys.loads(key), self._values.loads(value)) for key, value in scanned)
 
     def load(self, items: Iterable[tuple[Any, Any]], txid: int) -> None:
         batch: dict[bytes, bytes | None] = {}

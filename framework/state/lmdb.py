@@ -120,10 +120,23 @@ class LmdbStore:
         with self._reading(self._values) as reading:
             return [_value_in(reading.get(_short(key))) for key in keys]
 
+    frozen = True
+
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        return self.snapshot()[1]
+
+    def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
+        """One read transaction, which lasts until the iterator has ended or is gone."""
+        scanning = self._scanning()
+        return next(scanning), scanning
+
+    def _scanning(self) -> Iterator[Any]:
+        """The checkpoint first, then keys and values."""
         with self._reading(self._values) as reading:
+            found = reading.get(_TXID, db=self._meta)
+            yield 0 if found is None else int(_ID.unpack(found)[0])
             for short, stored in reading.cursor():
-                yield _key_in(short, stored), _value_in(stored)  # type: ignore[misc]
+                yield _key_in(short, stored), _value_in(stored)
 
     def prepare(self, txid: int, changes: Changes) -> None:
         def write(writing: lmdb.Transaction) -> None:

@@ -61,6 +61,11 @@ class MemoryStore:
             if value is not None:
                 yield key, value
 
+    frozen = True
+
+    def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
+        return self._txid, iter(list(self._values.items()))
+
     def prepare(self, txid: int, changes: Changes) -> None:
         self.discard(txid)
         self._prepared[txid] = dict(changes)

@@ -152,6 +152,11 @@ class RedisStore:
         with self._asking():
             yield from self._client.hscan_iter(self._values, count=SCAN_COUNT)
 
+    frozen = False
+
+    def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
+        return self.txid(), self.scan()
+
     def prepare(self, txid: int, changes: Changes) -> None:
         self.discard(txid)
         parts = 0

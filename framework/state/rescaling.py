@@ -64,6 +64,43 @@ def rescaled(
     return record
 
 
+class Filling:
+    """Fills new namespaces of a component with keys, each in its task's."""
+
+    def __init__(
+        self, topology_id: str, component: Component, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
+    ) -> None:
+        self._component = component
+        self._tasks = layout.tasks
+        self._targets = _states(topology_id, component.id, layout, provider, conf)
+        self._waiting = 0
+
+    def put(self, key: Any, value: Any) -> None:
+        """Raises ``TopologyError`` for a key that belongs to no task."""
+        task = task_of_key(self._component, key, self._tasks)
+        if task is None:
+            raise TopologyError(
+                f"bolt {self._component.id!r} has state, and takes tuples otherwise than by fields grouping: its keys belong to no "
+                "task, so its number of tasks cannot change"
+            )
+        self._targets[task].put(key, value)
+        self._waiting += 1
+        if self._waiting >= BATCH:
+            self._waiting = 0
+            for each in self._targets:
+                each.commit()
+
+    def finish(self, txid: int) -> None:
+        """All of it is the state of checkpoint ``txid``."""
+        for each in self._targets:
+            each.prepare_commit(txid)
+            each.commit(txid)
+
+    def close(self) -> None:
+        for each in self._targets:
+            each.close()
+
+
 def _move(
     topology_id: str,
     component: Component,
@@ -73,46 +110,38 @@ def _move(
     provider: StateProvider,
     conf: Mapping[str, Any],
 ) -> None:
-    task_of = _router(component, new.tasks)
-
-    def states(layout: Layout) -> list[State]:
-        names = [namespace_of(topology_id, component.id, layout.number, task) for task in range(layout.tasks)]
-        return [provider.new_state(name, conf, None) for name in names]
-
-    sources, targets = states(old), states(new)
+    aim = record.pending if record.prepared and record.pending is not None else record.txid
+    filling = Filling(topology_id, component, new, provider, conf)
+    sources = _states(topology_id, component.id, old, provider, conf)
     try:
-        waiting = 0
         for source in sources:
-            aim = record.pending if record.prepared and record.pending is not None else record.txid
             source.recover(aim, prepared=record.prepared, upto=record.last)
-            for key, value in _key_value(source).items():
-                _key_value(targets[task_of(key)]).put(key, value)
-                waiting += 1
-                if waiting >= BATCH:
-                    waiting = 0
-                    for each in targets:
-                        each.commit()
-        for target in targets:
-            target.prepare_commit(aim)
-            target.commit(aim)
+            for key, value in source.items():
+                filling.put(key, value)
+        filling.finish(aim)
     finally:
-        for each in [*sources, *targets]:
+        filling.close()
+        for each in sources:
             each.close()
 
 
-def _router(component: Component, tasks: int) -> Callable[[Any], int]:
-    """Which task a key of the state belongs to: the one that its tuples go to."""
+def _states(
+    topology_id: str, component_id: str, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
+) -> list[KeyValueState[Any, Any]]:
+    names = [namespace_of(topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
+    return [_key_value(provider.new_state(name, conf, None)) for name in names]
+
+
+def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
+    """Which task a key of the state belongs to: the one that its tuples go to. None when that cannot be told from the key."""
     groupings = [each.grouping for each in component.subscriptions]
     if all(isinstance(each, GlobalGrouping) for each in groupings):
-        return lambda key: 0
+        return 0
+    if not all(isinstance(each, FieldsGrouping) for each in groupings):
+        return None
     bolt = component.instance
     assert isinstance(bolt, BaseStatefulBolt)
-    if not all(isinstance(each, FieldsGrouping) for each in groupings):
-        raise TopologyError(
-            f"bolt {component.id!r} has state, and takes tuples otherwise than by fields grouping: its keys belong to no task, so "
-            "its number of tasks cannot change"
-        )
-    return lambda key: FieldsGrouping.task_of(bolt.grouping_key(key), tasks)
+    return FieldsGrouping.task_of(bolt.grouping_key(key), tasks)
 
 
 def _key_value(state: State) -> KeyValueState[Any, Any]:

@@ -101,6 +101,11 @@ class BaseRichSpout(ABC):
         """The tuple that was emitted with this id has failed, or has not been fully processed in time. Called once. To emit it
         again is the spout's decision."""
 
+    def caught_up(self) -> bool:
+        """Whether the spout has nothing more to give, as far as it knows; False while it only waits for what is on its way. Who
+        waits for a topology to be idle waits for this."""
+        return True
+
     @abstractmethod
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         """Called once, on the driver, by the builder."""

@@ -88,6 +88,14 @@ class KeyValueState(State, Generic[K, V]):
         missing: Any = _MISSING
         return self.get(key, missing) is not missing
 
+    #: Whether ``committed_items`` stay as they are while they are read.
+    frozen: ClassVar[bool] = False
+
+    def committed_items(self) -> tuple[int, Iterator[tuple[K, V]]]:
+        """For who reads from outside: the last committed checkpoint and everything that it holds. Where the state is not
+        ``frozen``, later ones may be seen as well."""
+        return self.txid or 0, self.items()
+
     def load(self, items: Iterable[tuple[K, V]], txid: int) -> None:
         """Fill an empty state, and commit it as checkpoint ``txid``."""
         for key, value in items:

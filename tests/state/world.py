@@ -74,6 +74,11 @@ class FailingStore:
     def scan(self) -> Any:
         return self._store.scan()
 
+    frozen = True
+
+    def snapshot(self) -> Any:
+        return self._store.snapshot()
+
     def prepare(self, txid: int, changes: Changes) -> None:
         self._world.trouble("store", lambda: self._store.prepare(txid, changes), 0.02)
 

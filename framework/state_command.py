@@ -1,0 +1,297 @@
+"""``python -m framework.state``: the state of a topology, read at the last committed checkpoint while the topology runs; and its
+snapshots.
+
+Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'`` for a tuple. A snapshot is a
+file of JSON lines: a header, then one line per key with the bytes of key and value, which ``restore`` puts back as they were.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import gzip
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from framework.config import Config
+from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
+from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
+from framework.state import MsgpackSerializer
+from framework.stateful_run import restore_state
+from framework.submission import store_of
+from framework.topology import CoreTopology
+from framework.topology_state import TopologyState
+from framework.transactions import CoordinationStore
+
+SNAPSHOT_FORMAT = "ratchet-state-1"
+_PLAIN = MsgpackSerializer()
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY")]
+Settings = Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")]
+Component = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
+File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its name ends in .gz.")]
+
+
+@app.command()
+def get(
+    topology: Name, key: str, component: Component = None, config: Settings = None, overrides: Overrides = None
+) -> None:
+    """Show the value of a key. Exits with 1 when it is not there."""
+    with _opened(topology, config, overrides) as (_, state):
+        found = state.get(state.component(component), _key(key))
+        if found is None:
+            typer.echo(f"there is no key {key} at checkpoint {state.record.txid}", err=True)
+            raise typer.Exit(EXIT_FAILED)
+        typer.echo(_shown(found))
+
+
+@app.command()
+def scan(
+    topology: Name,
+    component: Component = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show so many keys at most.")] = None,
+    config: Settings = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show all keys with their values, one JSON array per line: component, key, value."""
+    with _opened(topology, config, overrides) as (_, state):
+        shown = 0
+        for name in [state.component(component)] if component else state.components:
+            for key, value in state.items(name):
+                if limit is not None and shown >= limit:
+                    break
+                typer.echo(json.dumps([name, _plain(key), _plain(value)], ensure_ascii=False))
+                shown += 1
+        _say_which(state)
+
+
+@app.command()
+def export(
+    topology: Name, file: Path, component: Component = None, config: Settings = None, overrides: Overrides = None
+) -> None:
+    """Write all keys and values as JSON lines for other programs: {"component", "key", "value"}."""
+    with _opened(topology, config, overrides) as (_, state), _written(file) as out:
+        count = 0
+        for name in [state.component(component)] if component else state.components:
+            for key, value in state.items(name):
+                line = {"component": name, "key": _plain(key), "value": _plain(value)}
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        typer.echo(f"{count} keys written to {file}")
+        _say_which(state)
+
+
+@app.command()
+def snapshot(topology: Name, file: File, config: Settings = None, overrides: Overrides = None) -> None:
+    """Save the state of all bolts, and the positions of the spouts, of one checkpoint. Needs a store that can be read as of one
+    moment, or a topology that is not running."""
+    with _opened(topology, config, overrides) as (built, state), _written(file) as out:
+        record = state.record
+        header = {"format": SNAPSHOT_FORMAT, "topology": built.id, "record": record.document()}
+        out.write(json.dumps(header) + "\n")
+        count = 0
+        for name in state.components:
+            for key, value in state.items(name):
+                line = [name, _encoded(key), _encoded(value)]
+                out.write(json.dumps(line) + "\n")
+                count += 1
+            if (state.txid_before, state.txid_after) != (record.txid, record.txid):
+                raise TopologyError(
+                    f"checkpoints went on while the state was read ({record.txid} to {state.txid_after}): stop the topology, or "
+                    "try again with a longer topology.state.checkpoint.interval.ms"
+                )
+        out.write(json.dumps({"keys": count}) + "\n")
+    typer.echo(f"checkpoint {record.txid}, {count} keys, saved to {file}")
+
+
+@app.command()
+def restore(topology: Name, file: File, config: Settings = None, overrides: Overrides = None) -> None:
+    """Put the state and the positions of a snapshot in place of those that are there. The topology must not be running; its
+    parallelism may differ from the snapshot's."""
+    settings, built, store = _loaded(topology, config, overrides)
+    try:
+        header = next(_lines(file), None)
+        if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
+            raise ConfigError(f"{file} is no snapshot of this release")
+        if header["topology"] != built.id:
+            raise ConfigError(f"{file} is of topology {header['topology']!r}, and {topology} is {built.id!r}")
+        txid, count = restore_state(built, settings, store, header["record"], partial(_entries, file), str(file))
+    finally:
+        store.close()
+    typer.echo(f"{count} keys restored; the topology goes on from checkpoint {txid}")
+
+
+@app.command()
+def diff(
+    topology: Name,
+    file: File,
+    other: Annotated[Path | None, typer.Argument(help="Another snapshot; without it, the state as it is now.")] = None,
+    config: Settings = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there
+    is none. Exits with 1 when anything has."""
+    before = {(name, key): value for name, key, value in _entries(file)}
+    found = 0
+
+    def compare(name: str, key: Any, value: Any) -> None:
+        nonlocal found
+        old = before.pop((name, key), None)
+        if old != value:
+            found += 1
+            typer.echo(json.dumps([name, _plain(key), _plain(old), _plain(value)], ensure_ascii=False))
+
+    if other is not None:
+        for name, key, value in _entries(other):
+            compare(name, key, value)
+    else:
+        with _opened(topology, config, overrides) as (_, state):
+            for name in state.components:
+                for key, value in state.items(name):
+                    compare(name, key, value)
+            _say_which(state)
+    for (name, key), value in before.items():
+        found += 1
+        typer.echo(json.dumps([name, _plain(key), _plain(value), None], ensure_ascii=False))
+    if found:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _opened(
+    topology: str, config: Path | None, overrides: list[str] | None
+) -> Iterator[tuple[CoreTopology, TopologyState]]:
+    settings, built, store = _loaded(topology, config, overrides)
+    try:
+        with TopologyState(built, settings, store) as state:
+            yield built, state
+    finally:
+        store.close()
+
+
+def _loaded(
+    topology: str, config: Path | None, overrides: list[str] | None
+) -> tuple[Config, CoreTopology, CoordinationStore]:
+    settings = Config.load(config, overrides or ())
+    built = load_topology(topology, settings)
+    if not isinstance(built, CoreTopology):
+        raise ConfigError(f"{topology} is a transactional topology: its state is in its sinks, for whoever reads those")
+    if settings.zookeeper_hosts() is None:
+        raise ConfigError("transactional.zookeeper.servers is not set: the record of checkpoints is there")
+    return settings, built, store_of(settings)
+
+
+def _key(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return _tuples(found)
+
+
+def _tuples(value: Any) -> Any:
+    """Lists are no keys: tuples are meant."""
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; what JSON lacks, as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else json.dumps(_plain(key)): _plain(each) for key, each in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(each) for each in value), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _encoded(value: Any) -> str:
+    return base64.b64encode(_PLAIN.dumps(value)).decode()
+
+
+def _entries(file: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Component, key and value of a snapshot. Raises ``CorruptStateError`` for one that is not whole."""
+    lines = _lines(file)
+    header = next(lines, None)
+    if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
+        raise ConfigError(f"{file} is no snapshot of this release")
+    count = 0
+    for line in lines:
+        if isinstance(line, dict):
+            if line.get("keys") == count:
+                return
+            break
+        component, key, value = line
+        yield component, *(_PLAIN.loads(base64.b64decode(each)) for each in (key, value))
+        count += 1
+    raise CorruptStateError(f"{file} breaks off after {count} keys: it is not whole")
+
+
+def _lines(file: Path) -> Iterator[Any]:
+    number = 0
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as opened:
+            for line in opened:
+                number += 1
+                yield json.loads(line)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such snapshot") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise CorruptStateError(f"{file}, line {number}: {error}") from None
+
+
+@contextmanager
+def _written(file: Path) -> Iterator[IO[str]]:
+    """A file that is there whole, or not at all."""
+    try:
+        handle, made = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error}") from None
+    os.close(handle)
+    try:
+        opener = gzip.open if file.suffix == ".gz" else open
+        with opener(made, "wt", encoding="utf-8") as out:
+            yield out
+        os.replace(made, file)
+    except BaseException:
+        os.unlink(made)
+        raise
+
+
+def _say_which(state: TopologyState) -> None:
+    span = (
+        f"{state.txid_before}"
+        if state.txid_before == state.txid_after
+        else f"{state.txid_before} to {state.txid_after}"
+    )
+    typer.echo(f"checkpoint {span}", err=True)
+
+
+def main() -> None:
+    try:
+        app()
+    except RatchetError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED)

@@ -1,0 +1,127 @@
+"""The committed state of a topology, read from outside while it runs, or while it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from framework.config import Config
+from framework.errors import ConfigError
+from framework.state.checkpoints import CheckpointRecord
+from framework.state.rescaling import namespace_of, task_of_key
+from framework.state.settings import provider_of
+from framework.stateful_run import read_record, stateful_components
+from framework.topology import CoreTopology, KeyValueState
+from framework.transactions import CoordinationStore
+
+#: How often, and how long apart, all tasks are looked at until they are at the same checkpoint.
+_TRIES, _PAUSE_S = 100, 0.02
+
+
+class TopologyState:
+    """What the last committed checkpoint holds. Commits nothing, changes nothing, holds nobody up.
+
+    Raises ``ConfigError`` when there is nothing to read: no stateful bolt, no checkpoint, or a provider whose states nobody else
+    can see.
+    """
+
+    def __init__(self, topology: CoreTopology, config: Config, store: CoordinationStore) -> None:
+        self._topology = topology
+        self._components = stateful_components(topology)
+        if not self._components:
+            raise ConfigError(f"topology {topology.id!r} has no stateful bolt")
+        self._conf = config.for_components()
+        self._provider = provider_of(self._conf)
+        if not self._provider.durable:
+            raise ConfigError(
+                f"the states of topology {topology.id!r} are kept by {config.state_provider}, in the memory of its own processes: "
+                "nobody else can read them"
+            )
+        self._store = store
+        self._states: dict[tuple[str, int, int], KeyValueState[Any, Any]] = {}
+        self.txid_before = self.txid_after = self.record.txid
+
+    @property
+    def record(self) -> CheckpointRecord:
+        """What is recorded of the topology's checkpoints now."""
+        found = read_record(self._store, self._topology.id)
+        if found is None or not found.txid:
+            raise ConfigError(f"topology {self._topology.id!r} has not committed a checkpoint yet")
+        return found
+
+    @property
+    def components(self) -> list[str]:
+        """The stateful bolts that are part of the checkpoint."""
+        layouts = self.record.layouts
+        return [each for each in self._components if each in layouts]
+
+    def component(self, name: str | None) -> str:
+        """The component of that name; without one, the only one."""
+        known = self.components
+        if name is None and len(known) == 1:
+            return known[0]
+        if name not in known:
+            raise ConfigError(
+                f"topology {self._topology.id!r} has no state of {name!r}: there is {', '.join(known)}"
+                if name is not None
+                else f"topology {self._topology.id!r} has several states, name one: {', '.join(known)}"
+            )
+        return name
+
+    def get(self, component_id: str, key: Any) -> Any:
+        """The value of a key; None when it is not there."""
+        record = self.record
+        states = self._of(component_id, record)
+        task = task_of_key(self._components[component_id], key, len(states))
+        for state in states if task is None else [states[task]]:
+            found = state.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def items(self, component_id: str) -> Iterator[tuple[Any, Any]]:
+        """All keys with their values. ``txid_before`` and ``txid_after`` say which checkpoint this was of: one and the same, unless
+        the store can only be read while it changes."""
+        for tries_left in range(_TRIES, -1, -1):
+            states = self._of(component_id, self.record)
+            opened = [state.committed_items() for state in states]
+            txids = {txid for txid, _ in opened}
+            if len(txids) == 1 or not tries_left:
+                break
+            time.sleep(_PAUSE_S)
+        self.txid_before, self.txid_after = min(txids), max(txids)
+        for state, (txid, items) in zip(states, opened, strict=True):
+            yield from items
+            if not state.frozen:
+                self.txid_after = max(self.txid_after, state.txid or txid)
+
+    def close(self) -> None:
+        for each in self._states.values():
+            each.close()
+        self._provider.close()
+
+    def __enter__(self) -> TopologyState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _of(self, component_id: str, record: CheckpointRecord) -> list[KeyValueState[Any, Any]]:
+        layout = record.layouts[component_id]
+        found = []
+        for task in range(layout.tasks):
+            place = component_id, layout.number, task
+            if place not in self._states:
+                name = namespace_of(self._topology.id, component_id, layout.number, task)
+                state = self._provider.new_state(name, self._conf, None)
+                if not isinstance(state, KeyValueState):
+                    raise ConfigError(
+                        f"the state of {component_id!r} is a {type(state).__name__}, and no KeyValueState"
+                    )
+                self._states[place] = state
+            found.append(self._states[place])
+        return found

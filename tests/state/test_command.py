@@ -1,0 +1,145 @@
+"""``python -m framework.state``: what it shows, saves and puts back, against real ZooKeeper and Redis."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import Config, CoreTopology, submit
+from framework.submission import store_of
+from framework.topology_state import TopologyState
+from integration import EmbeddedServers, RedisServer
+from tests.pipeline.processes import ROOT
+from tests.state.parts import Log, counting, journal
+from tests.state.test_providers import redis_pool
+
+pytestmark = pytest.mark.integration
+
+WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
+
+
+def topology(app: Mapping[str, Any]) -> CoreTopology:
+    """For the command line."""
+    return counting(app["app.id"], Log(app["app.id"], [WORDS]), counters=int(app.get("app.counters", 2)))
+
+
+@pytest.fixture(params=["redis", "lmdb"])
+def settings(
+    request: pytest.FixtureRequest, servers: EmbeddedServers, redis_server: RedisServer, tmp_path: Path
+) -> dict[str, Any]:
+    common = {"transactional.zookeeper.servers": servers.zookeeper, "topology.state.checkpoint.interval.ms": 50}
+    if request.param == "lmdb":
+        return {
+            **common,
+            "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
+            "topology.state.provider.config.path": str(tmp_path / "state"),
+        }
+    pool = {
+        f"topology.state.provider.config.jedisPoolConfig.{key}": value
+        for key, value in redis_pool(redis_server).items()
+    }
+    return {**common, **pool, "topology.state.provider": "framework.state.RedisKeyValueStateProvider"}
+
+
+def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int = 0) -> tuple[str, str]:
+    overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
+    name, *rest = arguments
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "framework.state", name, f"{__name__}:topology"),
+            *(*rest, *overrides, "--set", f"app.id={key}"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout, done.stderr
+
+
+def run(key: str, words: list[list[str]], settings: Mapping[str, Any], *, counters: int = 2) -> None:
+    with submit(counting(key, Log(key, words), counters=counters), settings, executor="local") as started:
+        started.wait_until_idle(60)
+
+
+def held(key: str, settings: Mapping[str, Any]) -> Counter[str]:
+    config = Config.of(settings)
+    store = store_of(config)
+    try:
+        with TopologyState(counting(key, Log(key, [])), config, store) as state:
+            return Counter(dict(state.items("count")))
+    finally:
+        store.close()
+
+
+@pytest.mark.behaviour("5.2")
+def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tmp_path: Path) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    _, said = command("scan", settings=settings, key=key, status=2)
+    assert said == f"error: topology '{key}' has not committed a checkpoint yet\n"
+    run(key, [WORDS], settings)
+    assert command("get", "the", settings=settings, key=key)[0] == "2\n"
+    assert "there is no key sun" in command("get", "sun", settings=settings, key=key, status=1)[1]
+    shown, said = command("scan", settings=settings, key=key)
+    assert Counter({word: count for _, word, count in map(json.loads, shown.splitlines())}) == Counter(WORDS)
+    assert said.startswith("checkpoint ")
+    assert len(command("scan", "--limit", "2", settings=settings, key=key)[0].splitlines()) == 2
+    exported = tmp_path / "state.jsonl"
+    command("export", str(exported), settings=settings, key=key)
+    lines = [json.loads(line) for line in exported.read_text().splitlines()]
+    assert {"component": "count", "key": "cow", "value": 1} in lines
+    saved = tmp_path / "state.snapshot.gz"
+    assert "5 keys" in command("snapshot", str(saved), settings=settings, key=key)[0]
+    assert command("diff", str(saved), settings=settings, key=key)[0] == ""
+    more = [[*WORDS, "the", "sun"]]
+    run(key, more, settings)
+    changed = command("diff", str(saved), settings=settings, key=key, status=1)[0].splitlines()
+    assert sorted(map(json.loads, changed), key=str) == [["count", "sun", None, 1], ["count", "the", 2, 3]]
+    # Back to the snapshot, with other tasks; the log is read again from where the snapshot was.
+    command("restore", str(saved), "--set", "app.counters=3", settings=settings, key=key)
+    assert held(key, settings) == Counter(WORDS)
+    journal(key).emitted.clear()
+    run(key, [[*more[0], "again"]], settings, counters=3)
+    assert len(journal(key).emitted) == 3
+    assert held(key, settings) == Counter([*more[0], "again"])
+
+
+def test_what_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    run(key, [WORDS], settings)
+    saved = tmp_path / "state.snapshot"
+    command("snapshot", str(saved), settings=settings, key=key)
+    whole = saved.read_text().splitlines()
+    assert (
+        f"{tmp_path}/nothing: no such snapshot"
+        in command("restore", f"{tmp_path}/nothing", settings=settings, key=key, status=2)[1]
+    )
+    saved.write_text("\n".join(whole[:-2]))
+    assert "breaks off after 4 keys" in command("restore", str(saved), settings=settings, key=key, status=1)[1]
+    saved.write_text("{}\n")
+    assert "is no snapshot of this release" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
+    saved.write_text(whole[0].replace(key, "other", 1) + "\n")
+    assert "is of topology 'other'" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
+    assert held(key, settings) == Counter(WORDS)  # nothing of that has changed anything
+
+
+def test_a_topology_that_runs_is_not_restored(settings: dict[str, Any], tmp_path: Path) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    run(key, [WORDS], settings)
+    saved = tmp_path / "state.snapshot"
+    command("snapshot", str(saved), settings=settings, key=key)
+    with submit(counting(key, Log(key, [WORDS])), settings, executor="local") as started:
+        started.wait_until_idle(60)
+        assert "a driver runs topology" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
+        if "Redis" in settings["topology.state.provider"]:
+            assert command("get", "cow", settings=settings, key=key)[0] == "1\n"  # and is read all the same
