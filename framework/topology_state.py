@@ -11,7 +11,7 @@ from framework.config import Config
 from framework.errors import ConfigError
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.rescaling import namespace_of, task_of_key
-from framework.state.settings import provider_of
+from framework.state.settings import provider_of, state_of
 from framework.stateful_run import read_record, stateful_components
 from framework.topology import CoreTopology, KeyValueState
 from framework.transactions import CoordinationStore
@@ -117,7 +117,8 @@ class TopologyState:
             place = component_id, layout.number, task
             if place not in self._states:
                 name = namespace_of(self._topology.id, component_id, layout.number, task)
-                state = self._provider.new_state(name, self._conf, None)
+                bolt = self._components[component_id].instance
+                state = state_of(self._provider, name, bolt, self._conf, None)
                 if not isinstance(state, KeyValueState):
                     raise ConfigError(
                         f"the state of {component_id!r} is a {type(state).__name__}, and no KeyValueState"

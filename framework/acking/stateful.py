@@ -17,6 +17,7 @@ from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.state.checkpoints import CheckpointAction, Marker, Standing
 from framework.state.rescaling import namespace_of
+from framework.state.settings import state_of
 from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
 
 
@@ -50,7 +51,7 @@ class LivingStatefulBolt(LivingBolt):
         assert marker is not None
         layout = marker.layouts[self.component.id]
         namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
-        state = self._provider.new_state(namespace, self.topology.conf, self.context)
+        state = state_of(self._provider, namespace, made, self.topology.conf, self.context)
         known = self.component.id in marker.known
         try:
             state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)

@@ -1,7 +1,7 @@
 """Jobs on Spark that are not batches: one task, a task for each of several items, or a chain of levels with shuffles between.
 
 What they run is handed in; nothing is kept between jobs but the workers. Spark repeats nothing: a task that is a repetition
-fails itself, and the job with it.
+fails itself, and the job with it, which counts as lost.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Each:
         self.function = function
 
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        refuse_repetition()
+        _only_once()
         for item in list(items):
             yield self.function(item)
 
@@ -120,8 +120,16 @@ class _Level:
         self.level = level
 
     def __call__(self, partition: int, records: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        refuse_repetition()
+        _only_once()
         yield from self.task(self.level, partition, [record for _, record in records])
+
+
+def _only_once() -> None:
+    """Raises ``RetryableError`` in a repetition: whose executor was lost in its first run, its job is lost too."""
+    try:
+        refuse_repetition()
+    except InvariantViolation as error:
+        raise RetryableError(str(error)) from None
 
 
 def _no_records(items: Iterable[int]) -> Iterator[tuple[int, Any]]:

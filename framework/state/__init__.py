@@ -7,9 +7,14 @@ from typing import Any
 
 from framework.state.memory import InMemoryKeyValueStateProvider
 from framework.state.serialization import MsgpackSerializer, PickleSerializer, Serializer
+from framework.state.windowing import CountWindow, TimeWindow
+from framework.state.windows import LATE_STREAM, BaseWindowedBolt, Window
 from framework.topology.stateful import KeyValueState, State, StateProvider
 
 __all__ = [
+    "LATE_STREAM",
+    "BaseWindowedBolt",
+    "CountWindow",
     "InMemoryKeyValueStateProvider",
     "KeyValueState",
     "LmdbKeyValueStateProvider",
@@ -19,6 +24,8 @@ __all__ = [
     "Serializer",
     "State",
     "StateProvider",
+    "TimeWindow",
+    "Window",
 ]
 
 

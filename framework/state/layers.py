@@ -7,7 +7,7 @@ changed, whatever the size of the state.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.errors import InvariantViolation
@@ -41,6 +41,9 @@ class CommittedStore(Protocol):
     def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
         """The last committed checkpoint, and everything that it holds."""
 
+    def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
+        """Some ``most`` entries, and the cursor for those that follow; None begins, and ends."""
+
     def prepare(self, txid: int, changes: Changes) -> None:
         """Save changes for ``commit``, in place of what was prepared under this id before. Forget what was under lower ones."""
 
@@ -68,6 +71,7 @@ class LayeredState(KeyValueState[Any, Any]):
         self._prepared_txid: int | None = None
         self._cached: OrderedDict[bytes, bytes | None] = OrderedDict()
         self._cached_max = cached_max
+        self._swept: Any = None
 
     @property
     def txid(self) -> int:
@@ -133,6 +137,13 @@ class LayeredState(KeyValueState[Any, Any]):
         self._store.discard(upto)
         self._changes, self._prepared, self._prepared_txid = {}, {}, None
         self._cached.clear()
+
+    def sweep(self, unwanted: Callable[[Any], bool], most: int) -> None:
+        entries, self._swept = self._store.part(self._swept, most)
+        for key, value in entries:
+            above = self._changes.get(key, self._prepared.get(key, value))
+            if above is not None and unwanted(self._values.loads(above)):
+                self._changes[key] = None
 
     @property
     def frozen(self) -> bool:  # type: ignore[override]

@@ -120,6 +120,17 @@ class LmdbStore:
         with self._reading(self._values) as reading:
             return [_value_in(reading.get(_short(key))) for key in keys]
 
+    def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
+        found: list[tuple[bytes, bytes]] = []
+        with self._reading(self._values) as reading, reading.cursor() as scanning:
+            more = scanning.set_range(cursor) if cursor is not None else scanning.first()
+            while more and len(found) < most:
+                stored = bytes(scanning.value())
+                found.append((_key_in(bytes(scanning.key()), stored), stored))
+                more = scanning.next()
+            after = bytes(scanning.key()) if more else None
+        return [(key, _value_in(stored) or b"") for key, stored in found], after
+
     frozen = True
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:

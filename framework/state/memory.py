@@ -61,6 +61,11 @@ class MemoryStore:
             if value is not None:
                 yield key, value
 
+    def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
+        keys = cursor if cursor is not None else list(self._values)
+        now, later = keys[-most:], keys[:-most]
+        return [(key, self._values[key]) for key in now if key in self._values], later or None
+
     frozen = True
 
     def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:

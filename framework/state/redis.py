@@ -152,6 +152,16 @@ class RedisStore:
         with self._asking():
             yield from self._client.hscan_iter(self._values, count=SCAN_COUNT)
 
+    def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
+        found: dict[bytes, bytes] = {}
+        with self._asking():
+            while len(found) < most:
+                cursor, entries = self._client.hscan(self._values, cursor=cursor or 0, count=SCAN_COUNT)
+                found.update(entries)  # type: ignore[arg-type]
+                if cursor == 0:
+                    return list(found.items()), None
+        return list(found.items()), cursor
+
     frozen = False
 
     def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:

@@ -80,8 +80,8 @@ class Filling:
         task = task_of_key(self._component, key, self._tasks)
         if task is None:
             raise TopologyError(
-                f"bolt {self._component.id!r} has state, and takes tuples otherwise than by fields grouping: its keys belong to no "
-                "task, so its number of tasks cannot change"
+                f"bolt {self._component.id!r} has state whose keys belong to no task, because it takes tuples otherwise than by "
+                "fields grouping, or keeps them for a task as a whole: its number of tasks cannot change"
             )
         self._targets[task].put(key, value)
         self._waiting += 1
@@ -141,7 +141,8 @@ def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
         return None
     bolt = component.instance
     assert isinstance(bolt, BaseStatefulBolt)
-    return FieldsGrouping.task_of(bolt.grouping_key(key), tasks)
+    values = bolt.grouping_key(key)
+    return FieldsGrouping.task_of(values, tasks) if len(values) else None
 
 
 def _key_value(state: State) -> KeyValueState[Any, Any]:

@@ -9,8 +9,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from framework.errors import ConfigError
+from framework.state.expiry import ExpiringState
 from framework.state.serialization import Serializer, named, serializer_of
-from framework.topology.stateful import StateProvider
+from framework.topology.context import TopologyContext
+from framework.topology.stateful import KeyValueState, State, StateProvider
 
 PROVIDER = "topology.state.provider"
 PROVIDER_CONFIG = "topology.state.provider.config"
@@ -77,6 +79,19 @@ def settings_of(conf: Mapping[str, Any], kind: type[S]) -> S:
         where = ".".join([PROVIDER_CONFIG, *(str(part) for part in each["loc"])])
         known = f"; it knows {', '.join(kind.model_fields)}" if each["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{where}: {each['msg']}{known}") from None
+
+
+def state_of(
+    provider: StateProvider, namespace: str, bolt: Any, conf: Mapping[str, Any], context: TopologyContext | None
+) -> State:
+    """The state of a stateful bolt's namespace, as that bolt sees it. Raises ``ConfigError``."""
+    state = provider.new_state(namespace, conf, context)
+    ttl_s = getattr(bolt, "state_ttl_s", None)
+    if ttl_s is None:
+        return state
+    if not isinstance(state, KeyValueState):
+        raise ConfigError(f"state_ttl_s is for a KeyValueState, and {type(state).__name__} is none")
+    return ExpiringState(state, ttl_s)
 
 
 def provider_of(conf: Mapping[str, Any]) -> StateProvider:

@@ -12,7 +12,7 @@ Source: *Storm State Management*; ``org.apache.storm.topology.base.BaseStatefulB
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from framework.topology.context import TopologyContext
@@ -96,6 +96,12 @@ class KeyValueState(State, Generic[K, V]):
         ``frozen``, later ones may be seen as well."""
         return self.txid or 0, self.items()
 
+    def sweep(self, unwanted: Callable[[V], bool], most: int) -> None:
+        """Delete some of the keys whose values are ``unwanted``: look at ``most`` of the committed ones, going on where the last
+        call has ended. By default: look at all."""
+        for key in [key for key, value in self.items() if unwanted(value)]:
+            self.delete(key)
+
     def load(self, items: Iterable[tuple[K, V]], txid: int) -> None:
         """Fill an empty state, and commit it as checkpoint ``txid``."""
         for key, value in items:
@@ -160,6 +166,9 @@ class BaseStatefulBolt(BaseRichBolt):
     def init_state(self, state: Any) -> None:
         """Called after ``prepare`` and before the first tuple, with the state as last committed."""
 
+    #: Seconds after which a key that has not been put again is gone, where the state is a ``KeyValueState``; None: it stays.
+    state_ttl_s: float | None = None
+
     def pre_prepare(self, txid: int) -> None:
         """Called before the state is prepared for a checkpoint: put what is still to be in it."""
 
@@ -171,7 +180,8 @@ class BaseStatefulBolt(BaseRichBolt):
 
     def grouping_key(self, key: Any) -> Sequence[Any]:
         """Of a key of the state: the values of the fields that the input is grouped by, so that the key goes where its tuples go
-        when the number of tasks changes. By default the key itself, or its parts when it is a tuple."""
+        when the number of tasks changes. By default the key itself, or its parts when it is a tuple. Nothing: it belongs to
+        the task as a whole, and the number of tasks cannot change."""
         return key if isinstance(key, tuple) else (key,)
 
 

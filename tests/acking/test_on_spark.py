@@ -16,6 +16,8 @@ import pytest
 from framework import BaseBasicBolt, CoreRun, TopologyBuilder, Tuple, submit
 from framework.acking import homes
 from framework.acking.spark import SparkRounds
+from framework.errors import InvariantViolation, RetryableError
+from framework.execution import spark_rounds
 from framework.execution.spark import python_part
 from tests.acking.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.pipeline.processes import RunProcess
@@ -125,6 +127,17 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
 )
 def test_of_what_spark_says_the_line_is_taken_that_tells_something(text: str, last: str) -> None:
     assert python_part(RuntimeError(text))[-1] == last
+
+
+def test_a_job_whose_task_spark_repeats_is_lost_and_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeated() -> None:
+        raise InvariantViolation("Spark repeated a task")
+
+    monkeypatch.setattr(spark_rounds, "refuse_repetition", repeated)
+    with pytest.raises(RetryableError, match="Spark repeated a task"):
+        list(spark_rounds._Each(str)([1]))
+    with pytest.raises(RetryableError, match="Spark repeated a task"):
+        list(spark_rounds._Level(lambda level, partition, records: [], 0)(0, []))
 
 
 class Hangs(BaseBasicBolt):

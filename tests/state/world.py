@@ -74,6 +74,9 @@ class FailingStore:
     def scan(self) -> Any:
         return self._store.scan()
 
+    def part(self, cursor: Any, most: int) -> Any:
+        return self._store.part(cursor, most)
+
     frozen = True
 
     def snapshot(self) -> Any:

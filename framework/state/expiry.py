@@ -1,0 +1,73 @@
+"""State that expires: what has not been put for a while is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from framework.topology.stateful import KeyValueState
+
+#: Entries that are looked at for each checkpoint, one part of the state after the other.
+SWEEP_MAX = 20_000
+
+
+class ExpiringState(KeyValueState[Any, Any]):
+    """Around another state: each value with the time that it was put. What is older than ``ttl_s`` is not seen, and is deleted, a
+    part of the state at a time, when a checkpoint is prepared. ``clock``: seconds since 1970."""
+
+    def __init__(self, state: KeyValueState[Any, Any], ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._state = state
+        self._ttl_s = ttl_s
+        self._clock = clock
+
+    @property
+    def txid(self) -> int | None:
+        return self._state.txid
+
+    @property
+    def frozen(self) -> bool:  # type: ignore[override]
+        return self._state.frozen
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._fresh(self._state.get(key), default)
+
+    def multi_get(self, keys: Sequence[Any]) -> list[Any]:
+        return [self._fresh(each, None) for each in self._state.multi_get(keys)]
+
+    def put(self, key: Any, value: Any) -> None:
+        self._state.put(key, (self._clock(), value))
+
+    def delete(self, key: Any) -> None:
+        self._state.delete(key)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        return self._living(self._state.items())
+
+    def committed_items(self) -> tuple[int, Iterator[tuple[Any, Any]]]:
+        txid, items = self._state.committed_items()
+        return txid, self._living(items)
+
+    def prepare_commit(self, txid: int) -> None:
+        oldest = self._clock() - self._ttl_s
+        self._state.sweep(lambda kept: kept[0] < oldest, SWEEP_MAX)
+        self._state.prepare_commit(txid)
+
+    def commit(self, txid: int | None = None) -> None:
+        self._state.commit(txid)
+
+    def rollback(self) -> None:
+        self._state.rollback()
+
+    def recover(self, txid: int, *, prepared: bool, upto: int) -> None:
+        self._state.recover(txid, prepared=prepared, upto=upto)
+
+    def close(self) -> None:
+        self._state.close()
+
+    def _fresh(self, kept: Any, default: Any) -> Any:
+        return kept[1] if kept is not None and kept[0] >= self._clock() - self._ttl_s else default
+
+    def _living(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        oldest = self._clock() - self._ttl_s
+        return ((key, kept[1]) for key, kept in items if kept[0] >= oldest)

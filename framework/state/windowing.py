@@ -1,0 +1,127 @@
+"""Which windows a tuple belongs to, when each is due, and when its tuples can go. Pure arithmetic, in whole microseconds.
+
+A sliding window is made of *panes*, of a length that divides both the window's and its step's; a tuple is kept once, in its pane.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Union
+
+from framework.errors import BadRecordError, ConfigError
+
+MICROS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindow:
+    """The last ``length`` tuples, every ``step`` tuples; without a step, one after the other."""
+
+    length: int
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or (self.step is not None and not 1 <= self.step <= self.length):
+            raise ConfigError(f"{self} makes no windows: a length of 1 or more, and a step from 1 to the length")
+
+    @property
+    def every(self) -> int:
+        return self.step if self.step is not None else self.length
+
+    def due(self, count: int) -> bool:
+        """Whether a window ends with the tuple number ``count``, counted from 1."""
+        return count >= self.length and (count - self.length) % self.every == 0
+
+    def gone(self, count: int) -> range:
+        """The numbers, from 0, of the tuples that no window needs after the one that has ended with tuple ``count``."""
+        end = count - self.length + self.every
+        return range(end - self.every, end)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """The tuples of ``length_s`` seconds by their own time, every ``step_s`` seconds; without a step, one after the other. Windows
+    begin at whole steps since 1970.
+
+    ``timestamp``: the field with a tuple's time: a ``datetime`` with a zone, or a number of seconds since 1970. ``lag_s``: how much
+    out of order tuples may come; the *watermark* is that far behind the latest one. A window fires when the watermark has reached
+    its end. ``lateness_s``: for so long after that it is kept, and fires again with each tuple that comes for it; what comes still
+    later is *late*.
+    """
+
+    length_s: float
+    timestamp: str
+    step_s: float | None = None
+    lag_s: float = 0.0
+    lateness_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        step_s = self.step_s if self.step_s is not None else self.length_s
+        if not (self.length_s >= step_s > 0) or min(self.lag_s, self.lateness_s) < 0:
+            raise ConfigError(
+                f"{self} makes no windows: a step above 0 and up to the length, and neither lag nor lateness below 0"
+            )
+
+    @property
+    def length(self) -> int:
+        return micros(self.length_s)
+
+    @property
+    def every(self) -> int:
+        return micros(self.step_s) if self.step_s is not None else self.length
+
+    @property
+    def pane(self) -> int:
+        return math.gcd(self.length, self.every)
+
+    @property
+    def lag(self) -> int:
+        return micros(self.lag_s)
+
+    @property
+    def lateness(self) -> int:
+        return micros(self.lateness_s)
+
+    def pane_of(self, time: int) -> int:
+        """Where the pane of a time begins."""
+        return time // self.pane * self.pane
+
+    def windows_of(self, pane: int) -> Iterator[int]:
+        """Where the windows begin that a pane is part of, the earliest first.
+
+        >>> list(TimeWindow(10, "at", step_s=5).windows_of(20 * MICROS))
+        [15000000, 20000000]
+        """
+        last = pane // self.every * self.every
+        first = -((self.length - self.pane - pane) // self.every) * self.every
+        return iter(range(first, last + 1, self.every))
+
+    def panes_of(self, start: int) -> range:
+        """Where the panes of a window begin."""
+        return range(start, start + self.length, self.pane)
+
+    def expires(self, pane: int) -> int:
+        """The watermark at which no window needs a pane any more."""
+        return pane // self.every * self.every + self.length + self.lateness
+
+
+Windows = Union[CountWindow, TimeWindow]
+
+
+def micros(seconds: float) -> int:
+    return round(seconds * MICROS)
+
+
+def time_of(value: Any, field: str) -> int:
+    """A tuple's time. Raises ``BadRecordError`` for what is none."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        since = value - datetime.datetime.fromtimestamp(0, datetime.UTC)
+        return (since.days * 86_400 + since.seconds) * MICROS + since.microseconds
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return micros(value)
+    raise BadRecordError(
+        f"field {field!r} holds {value!r}: a window needs a datetime with a zone, or seconds since 1970 as a number"
+    )

@@ -1,0 +1,299 @@
+"""Windows: tuples gathered by count or by their own time, in the state of the bolt, so that they survive what the bolt does not.
+
+What a windowed bolt has been given is acked at once: it is in its state. In the state, by keys that begin with the window key::
+
+    (key, "n")                    count windows: tuples so far
+    (key, "t", number)            a tuple: number is its own; or (pane, number) of time windows
+    (key, "p", pane)              time windows: how many tuples a pane has
+    (key, "f", start)             time windows with lateness: how often a window has fired
+    ((), "m", source)             the latest time that was seen of each input of this task
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from framework.errors import ConfigError, TopologyError
+from framework.state.windowing import MICROS, CountWindow, TimeWindow, Windows, time_of
+from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
+from framework.topology.context import TopologyContext
+from framework.topology.fields import Fields
+from framework.topology.stateful import BaseStatefulBolt, KeyValueState
+from framework.topology.tuples import Tuple
+
+LATE_STREAM = "late"
+_NEVER = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window that is due. ``key``: the values of the key fields. ``start`` and ``end``: seconds since 1970, half-open; of count
+    windows, the numbers of the tuples. ``tuples``: in the order in which they came. ``firing``: 0 the first time, and one more for
+    each time that a tuple has come after that. ``watermark``: in seconds; None of count windows."""
+
+    key: tuple[Any, ...]
+    start: float
+    end: float
+    tuples: Sequence[Tuple]
+    firing: int = 0
+    watermark: float | None = None
+
+
+class BaseWindowedBolt(BaseStatefulBolt):
+    """Gathers tuples in windows.
+
+    ``windows``: a ``CountWindow`` or a ``TimeWindow``. ``key``: fields; each combination of their values has windows of its own,
+    and the input must be grouped by them; without any, each task has its own, and the number of tasks cannot change. ``late``: what
+    tuples that come too late are emitted as, on the stream ``late``: fields of the input; without it they are left out.
+
+    >>> class Totals(BaseWindowedBolt):
+    ...     def __init__(self):
+    ...         super().__init__(TimeWindow(60, "at", lag_s=5), key=["user"])
+    ...     def execute_window(self, window, collector):
+    ...         collector.emit([*window.key, window.start, sum(each["amount"] for each in window.tuples)])
+    ...     def declare_output_fields(self, declarer):
+    ...         super().declare_output_fields(declarer)
+    ...         declarer.declare(Fields(user=str, start=float, total=int))
+
+    Source: ``org.apache.storm.topology.base.BaseWindowedBolt`` and ``BaseStatefulWindowedBolt``.
+    """
+
+    def __init__(self, windows: Windows, *, key: Sequence[str] = (), late: Fields | None = None) -> None:
+        if isinstance(windows, CountWindow) and late is not None:
+            raise ConfigError("windows by count know no late tuples: late= is for a TimeWindow")
+        self.windows = windows
+        self.key_fields = tuple(key)
+        self.late = late
+        self._inputs: tuple[tuple[str, str], ...] = ()
+
+    @abstractmethod
+    def execute_window(self, window: Window, collector: WindowCollector) -> None:
+        """Called for each window that is due. What is emitted is anchored to the tuple that has made it due."""
+
+    def open(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        """Called once, before anything else: connect here."""
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        if self.late is not None:
+            declarer.declare(self.late, LATE_STREAM)
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        super().bind(component_id, inputs, parallelism)
+        needed = [*self.key_fields, *(self.late.names if self.late is not None else ())]
+        if isinstance(self.windows, TimeWindow):
+            needed.append(self.windows.timestamp)
+        for each in inputs:
+            for name in needed:
+                if name not in each.fields:
+                    raise TopologyError(
+                        f"windowed bolt {component_id!r} needs field {name!r}, which {each.component_id!r} does not emit (it "
+                        f"emits: {', '.join(each.fields.names)})"
+                    )
+            grouped = each.grouping.key_fields()
+            if self.key_fields and parallelism > 1 and (grouped is None or set(grouped.names) - set(self.key_fields)):
+                raise TopologyError(
+                    f"windowed bolt {component_id!r} has windows per {', '.join(self.key_fields)}: group the stream of "
+                    f"{each.component_id!r} by fields among them, so that each key is in one task"
+                )
+        self._inputs = tuple((each.component_id, each.stream) for each in inputs)
+        self._grouped = tuple(
+            self.key_fields.index(name)
+            for each in inputs[:1]
+            for name in (each.grouping.key_fields() or ())
+            if name in self.key_fields
+        )
+
+    def prepare(  # type: ignore[override]
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: Any
+    ) -> None:
+        self._collector = collector
+        self.open(conf, context)
+
+    def init_state(self, state: KeyValueState[Any, Any]) -> None:
+        self._state = state
+        self._gathering: _ByCount | _ByTime = (
+            _ByTime(self.windows, state, self._inputs)
+            if isinstance(self.windows, TimeWindow)
+            else _ByCount(self.windows, state)
+        )
+
+    def execute(self, tup: Tuple) -> None:
+        key = tuple(tup[name] for name in self.key_fields)
+        late, due = self._gathering.add(key, tup)
+        collector = WindowCollector(self._collector, tup)
+        if late and self.late is not None:
+            self._collector.emit([tup[name] for name in self.late], anchors=tup, stream=LATE_STREAM)
+        for window in due:
+            self.execute_window(window, collector)
+        self._collector.ack(tup)
+
+    def grouping_key(self, key: Any) -> Sequence[Any]:
+        values = key[0]
+        if values == ():
+            return (None,) if self.key_fields else ()  # of the task as a whole
+        return [values[place] for place in self._grouped]
+
+
+class WindowCollector:
+    """Where a window's results go."""
+
+    def __init__(self, collector: Any, tup: Tuple) -> None:
+        self._collector = collector
+        self._tup = tup
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._collector.emit(values, anchors=self._tup, stream=stream)
+
+    def report_error(self, error: BaseException) -> None:
+        self._collector.report_error(error)
+
+
+def _kept(tup: Tuple) -> list[Any]:
+    return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values)]
+
+
+def _tuples(kept: Iterable[Any]) -> list[Tuple]:
+    found: dict[tuple[str, ...], Fields] = {}
+    return [
+        Tuple(None, found.setdefault(tuple(names), Fields(*names)), tuple(values), component, stream)
+        for component, stream, names, values in (each for each in kept if each is not None)
+    ]
+
+
+class _ByCount:
+    """Windows by count."""
+
+    def __init__(self, windows: CountWindow, state: KeyValueState[Any, Any]) -> None:
+        self._windows, self._state = windows, state
+
+    def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
+        """Whether the tuple is late, and the windows that it has made due."""
+        count = (self._state.get((key, "n")) or 0) + 1
+        self._state.put((key, "n"), count)
+        self._state.put((key, "t", count - 1), _kept(tup))
+        if not self._windows.due(count):
+            return False, []
+        start = count - self._windows.length
+        kept = self._state.multi_get([(key, "t", number) for number in range(start, count)])
+        for number in self._windows.gone(count):
+            self._state.delete((key, "t", number))
+        return False, [Window(key, start, count, _tuples(kept))]
+
+
+class _ByTime:
+    """Windows by the tuples' own time."""
+
+    def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], inputs: Sequence[tuple[str, str]]) -> None:
+        self._windows, self._state = windows, state
+        self._latest: dict[tuple[str, str], int] = {}
+        self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
+        self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
+        panes = []
+        for key, value in state.items():
+            if key[1] == "m":
+                self._latest[key[2]] = value
+            elif key[1] == "p":
+                panes.append((key[0], key[2]))
+        for each in inputs:
+            self._latest.setdefault(each, _NEVER)
+        self._watermark = self._reached()
+        for key, pane in panes:
+            self._schedule(key, pane)
+
+    def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
+        """Whether the tuple is late, and the windows that it has made due."""
+        time = time_of(tup[self._windows.timestamp], self._windows.timestamp)
+        pane = self._windows.pane_of(time)
+        late = self._windows.expires(pane) <= self._watermark
+        again: list[Window] = []
+        if not late:
+            number = self._state.get((key, "p", pane)) or 0
+            self._state.put((key, "p", pane), number + 1)
+            self._state.put((key, "t", (pane, number)), _kept(tup))
+            self._schedule(key, pane)
+            again = [
+                self._window(key, start)
+                for start in self._windows.windows_of(pane)
+                if start + self._windows.length
+                <= self._watermark
+                < start + self._windows.length + self._windows.lateness
+            ]
+        source = tup.source_component, tup.source_stream
+        if time > self._latest[source]:
+            self._latest[source] = time
+            self._state.put(((), "m", source), time)
+            self._watermark = max(self._watermark, self._reached())
+        return late, again + self._advance()
+
+    def _reached(self) -> int:
+        """The watermark: what lies that far behind the latest tuple of the input that is furthest behind."""
+        latest = min(self._latest.values(), default=_NEVER)
+        return latest - self._windows.lag if latest > _NEVER else _NEVER
+
+    def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
+        wanted = [(self._windows.expires(pane), "purge", key, pane)]
+        for start in self._windows.windows_of(pane):
+            end = start + self._windows.length
+            if end > self._watermark:
+                wanted.append((end, "fire", key, start))
+            if self._windows.lateness:
+                wanted.append((end + self._windows.lateness, "forget", key, start))
+        for each in wanted:
+            if each[1:] not in self._scheduled:
+                self._scheduled.add(each[1:])
+                heapq.heappush(self._due, (each[0], each[1], _Ordered(key), each[3]))
+
+    def _advance(self) -> list[Window]:
+        """Everything that the watermark has reached; windows before the panes that they need are purged."""
+        fired = []
+        reached = []
+        while self._due and self._due[0][0] <= self._watermark:
+            at, what, ordered, start = heapq.heappop(self._due)
+            self._scheduled.discard((what, ordered.key, start))
+            reached.append((at, what, ordered.key, start))
+        for _, what, key, start in reached:
+            if what == "fire":
+                fired.append(self._window(key, start))
+        for _, what, key, start in reached:
+            if what == "purge":
+                for number in range(self._state.get((key, "p", start)) or 0):
+                    self._state.delete((key, "t", (start, number)))
+                self._state.delete((key, "p", start))
+            elif what == "forget":
+                self._state.delete((key, "f", start))
+        return fired
+
+    def _window(self, key: tuple[Any, ...], start: int) -> Window:
+        panes = list(self._windows.panes_of(start))
+        counts = self._state.multi_get([(key, "p", pane) for pane in panes])
+        places = [
+            (key, "t", (pane, number))
+            for pane, count in zip(panes, counts, strict=True)
+            for number in range(count or 0)
+        ]
+        firing = 0
+        if self._windows.lateness:
+            firing = self._state.get((key, "f", start)) or 0
+            self._state.put((key, "f", start), firing + 1)
+        return Window(
+            key,
+            start / MICROS,
+            (start + self._windows.length) / MICROS,
+            _tuples(self._state.multi_get(places)),
+            firing,
+            self._watermark / MICROS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A key among others that need not compare."""
+
+    key: tuple[Any, ...]
+
+    def __lt__(self, other: _Ordered) -> bool:
+        return repr(self.key) < repr(other.key)

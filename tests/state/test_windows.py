@@ -1,0 +1,322 @@
+"""Windows by count and by time: what fires when, what is late, what survives, what is purged; and state that expires."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework import BaseBasicBolt, CoreTopology, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
+from framework.errors import BadRecordError, ConfigError, TopologyError
+from framework.state import (
+    LATE_STREAM,
+    BaseWindowedBolt,
+    CountWindow,
+    InMemoryKeyValueStateProvider,
+    TimeWindow,
+    Window,
+)
+from framework.state.expiry import ExpiringState
+from framework.state.windowing import MICROS, time_of
+from framework.transactions import MemoryStore
+from tests.state.parts import Count, Log, checkpointed, journal, lmdb
+
+EVENT = Fields(user=str, at=float, n=int)
+
+
+class Events(ReplayableSpout):
+    """Gives events of a list, from where a checkpoint was."""
+
+    def __init__(self, key: str, events: Sequence[tuple[str, float, int]]) -> None:
+        self.key, self.events = key, list(events)
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.collector, self.next = collector, 0
+
+    def next_tuple(self) -> None:
+        if self.next < len(self.events):
+            self.next += 1
+            self.collector.emit(self.events[self.next - 1], message_id=self.next)
+
+    def position(self) -> int:
+        return self.next
+
+    def seek(self, positions: Sequence[int]) -> None:
+        (self.next,) = positions
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(EVENT)
+
+
+class Gather(BaseWindowedBolt):
+    """Tells what is in each window."""
+
+    def __init__(self, name: str, windows: Any, **more: Any) -> None:
+        super().__init__(windows, **more)
+        self.journal = name
+
+    def execute_window(self, window: Window, collector: Any) -> None:
+        journal(self.journal).happens("window", window)
+        numbers = [each["n"] for each in window.tuples]
+        collector.emit([",".join(map(str, window.key)), window.start, window.end, numbers, window.firing])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        super().declare_output_fields(declarer)
+        declarer.declare(Fields(key=str, start=float, end=float, numbers=pa.list_(pa.int64()), firing=int))
+
+
+class Collect(BaseBasicBolt):
+    """Where results go: by the window, the last one stays."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        if tup.source_stream == LATE_STREAM:
+            journal(self.key).results.setdefault("late", []).append(tup["n"])
+        else:
+            journal(self.key).results[(tup["key"], tup["start"], tup["firing"])] = (tup["end"], list(tup["numbers"]))
+
+
+def windowed(
+    key: str, events: Sequence[tuple[str, float, int]], bolt: BaseWindowedBolt, tasks: int = 1
+) -> CoreTopology:
+    builder = TopologyBuilder(key)
+    builder.set_spout("events", Events(key, events))
+    declared = builder.set_bolt("gather", bolt, tasks)
+    if bolt.key_fields:
+        declared.fields_grouping("events", Fields(*bolt.key_fields))
+    else:
+        declared.global_grouping("events")
+    collect = builder.set_bolt("collect", Collect(key)).global_grouping("gather")
+    if bolt.late is not None:
+        collect.global_grouping("gather", LATE_STREAM)
+    return builder.build()
+
+
+def results(events: Sequence[tuple[str, float, int]], windows: Any, *, tasks: int = 1, **more: Any) -> dict[Any, Any]:
+    key = f"w{uuid.uuid4().hex[:8]}"
+    topology = windowed(key, events, Gather(key, windows, **more), tasks)
+    with submit(topology, {"topology.state.checkpoint.interval.ms": 30}, executor="local") as run:
+        run.wait_until_idle(60)
+    return journal(key).results
+
+
+def by_user(users: str) -> list[tuple[str, float, int]]:
+    return [(user, float(number), number) for number, user in enumerate(users)]
+
+
+def test_tumbling_windows_by_count() -> None:
+    assert results(by_user("abaabbaab"), CountWindow(2), key=["user"], tasks=2) == {
+        ("a", 0.0, 0): (2.0, [0, 2]),
+        ("a", 2.0, 0): (4.0, [3, 6]),
+        ("b", 0.0, 0): (2.0, [1, 4]),
+        ("b", 2.0, 0): (4.0, [5, 8]),
+    }
+
+
+def test_sliding_windows_by_count_and_no_key() -> None:
+    assert results(by_user("abcabcab"), CountWindow(4, step=2)) == {
+        ("", 0.0, 0): (4.0, [0, 1, 2, 3]),
+        ("", 2.0, 0): (6.0, [2, 3, 4, 5]),
+        ("", 4.0, 0): (8.0, [4, 5, 6, 7]),
+    }
+
+
+def test_tumbling_windows_by_time_fire_when_the_watermark_has_passed() -> None:
+    events = [("a", 1.0, 1), ("a", 11.0, 2), ("a", 9.0, 3), ("a", 13.0, 4), ("a", 26.0, 5)]
+    assert results(events, TimeWindow(10, "at", lag_s=3), key=["user"]) == {
+        ("a", 0.0, 0): (10.0, [1, 3]),
+        ("a", 10.0, 0): (20.0, [2, 4]),
+    }
+
+
+def test_late_tuples_go_to_a_stream_of_their_own() -> None:
+    events = [("a", 5.0, 1), ("a", 12.0, 2), ("a", 6.0, 3), ("a", 25.0, 4)]
+    assert results(events, TimeWindow(10, "at"), key=["user"], late=Fields(n=int)) == {
+        ("a", 0.0, 0): (10.0, [1]),
+        ("a", 10.0, 0): (20.0, [2]),
+        "late": [3],
+    }
+
+
+def test_a_window_that_is_kept_for_lateness_fires_again() -> None:
+    events = [
+        ("a", 5.0, 1),
+        ("a", 12.0, 2),
+        ("a", 6.0, 3),
+        ("a", 14.9, 4),
+        ("a", 7.0, 5),
+        ("a", 15.0, 6),
+        ("a", 8.0, 7),
+    ]
+    assert results(events, TimeWindow(10, "at", lateness_s=5), key=["user"], late=Fields(n=int)) == {
+        ("a", 0.0, 0): (10.0, [1]),
+        ("a", 0.0, 1): (10.0, [1, 3]),
+        ("a", 0.0, 2): (10.0, [1, 3, 5]),
+        "late": [7],
+    }
+
+
+def expected(events: Sequence[tuple[str, float, int]], windows: TimeWindow) -> dict[Any, Any]:
+    """By hand, for events in the order of their times: every window that has ended by the last watermark of its task."""
+    found: dict[Any, list[int]] = defaultdict(list)
+    for user, at, number in events:
+        start = int(at // (windows.step_s or windows.length_s)) * (windows.step_s or windows.length_s)
+        while start + windows.length_s > at:
+            found[(user, float(start), 0)].append(number)
+            start -= windows.step_s or windows.length_s
+    watermark = max(at for _, at, _ in events) - windows.lag_s
+    return {
+        key: (key[1] + windows.length_s, numbers)
+        for key, numbers in found.items()
+        if key[1] + windows.length_s <= watermark
+    }
+
+
+@pytest.mark.parametrize(("length", "step"), [(10, None), (10, 5), (10, 4), (9, 2), (3, 1)])
+def test_sliding_windows_by_time_are_those_that_one_finds_by_hand(length: float, step: float | None) -> None:
+    chance = random.Random(length * 100 + (step or 0))
+    times = sorted(chance.uniform(0, 60) for _ in range(150))
+    events = [("a", at, number) for number, at in enumerate(times)]
+    windows = TimeWindow(length, "at", step_s=step, lag_s=1)
+    found = results(events, windows, key=["user"])
+    assert found == expected(events, windows)
+    assert len(found) > 4
+
+
+@pytest.mark.behaviour("5.5")
+def test_windows_survive_whatever_dies_and_restarts(tmp_path: Path) -> None:
+    """Exactly-once: what is gathered in the state is neither lost nor doubled; each window holds what it should."""
+    key = f"w{uuid.uuid4().hex[:8]}"
+    chance = random.Random(5)
+    events = [("ab"[number % 2], number * 0.5 + chance.uniform(0, 3), number) for number in range(400)]
+    windows = TimeWindow(12, "at", step_s=6, lag_s=3)
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.max.spout.pending": 9})
+    conf["topology.state.checkpoint.interval.ms"] = 10
+    fired = 0
+
+    def sometimes(window: Window) -> None:
+        nonlocal fired
+        fired += 1
+        if fired in (2, 17, 18, 40):
+            raise RuntimeError("died")
+
+    journal(key).on["window"] = sometimes
+    for end in (90, 220, 400):
+        topology = windowed(key, events[:end], Gather(key, windows, key=["user"]), 2)
+        with submit(topology, conf, store=store, executor="local") as run:
+            run.wait_until_idle(60)
+    found = journal(key).results
+    ended = {each: value for each, value in expected(events, windows).items() if value[0] < 185}
+    assert {each: sorted(numbers) for each, (end, numbers) in found.items() if end < 185} == {
+        each: sorted(numbers) for each, (_, numbers) in ended.items()
+    }
+    assert len(ended) > 50
+    # What no window needs any more is gone.
+    kept = checkpointed(conf, store, key, "gather")
+    assert len(kept) < 150
+
+
+def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="makes no windows"):
+        CountWindow(2, step=3)
+    with pytest.raises(ConfigError, match="makes no windows"):
+        TimeWindow(10, "at", step_s=11)
+    with pytest.raises(TopologyError, match="needs field 'when', which 'events' does not emit"):
+        windowed("w", [], Gather("w", TimeWindow(1, "when")))
+    builder = TopologyBuilder("w")
+    builder.set_spout("events", Events("w", []))
+    builder.set_bolt("gather", Gather("w", CountWindow(1), key=["user"]), 2).shuffle_grouping("events")
+    with pytest.raises(TopologyError, match="group the stream of 'events' by fields among them"):
+        builder.build()
+
+
+def test_times() -> None:
+    assert time_of(1.5, "at") == 1_500_000
+    assert time_of(datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC), "at") == 86_400 * MICROS
+    for wrong in ("1", None, True, float("nan"), datetime.datetime(2024, 1, 1)):
+        with pytest.raises(BadRecordError, match="field 'at' holds"):
+            time_of(wrong, "at")
+
+
+# --- state that expires --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("provider", ["memory", "lmdb"])
+def test_what_was_not_put_for_a_while_is_gone(provider: str, tmp_path: Path) -> None:
+    now = [1_000.0]
+    conf = {"topology.state.provider.config": {"path": str(tmp_path)} if provider == "lmdb" else {}}
+    from framework.state import LmdbKeyValueStateProvider
+
+    made = LmdbKeyValueStateProvider() if provider == "lmdb" else InMemoryKeyValueStateProvider()
+    inner = made.new_state("t/b/1/0", conf, None)
+    state = ExpiringState(inner, 10, clock=lambda: now[0])
+    for number in range(100):
+        state.put(number, number)
+    state.prepare_commit(1)
+    state.commit(1)
+    now[0] += 6
+    for number in range(0, 100, 2):
+        state.put(number, -number)
+    now[0] += 6
+    assert state.get(1) is None
+    assert state.get(1, 7) == 7
+    assert state.multi_get([1, 2]) == [None, -2]
+    assert len(dict(state.items())) == 50
+    state.prepare_commit(2)
+    state.commit(2)
+    assert len(dict(inner.items())) == 50  # and gone from the store
+    now[0] += 20
+    state.prepare_commit(3)
+    state.commit(3)
+    assert dict(inner.items()) == {}
+
+
+class Forgetful(Count):
+    state_ttl_s = 0.3
+
+
+def test_a_bolt_names_the_time_that_its_state_lives(tmp_path: Path) -> None:
+    import time
+
+    key = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [["a", "b"]]))
+    builder.set_bolt("count", Forgetful(key)).fields_grouping("words", Fields("word"))
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    time.sleep(0.5)
+    assert len(checkpointed(conf, store, key)) == 2  # nobody has looked yet
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [["a", "b", "b"]]))
+    builder.set_bolt("count", Forgetful(key)).fields_grouping("words", Fields("word"))
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
+
+
+def test_windows_of_a_task_as_a_whole_cannot_move(tmp_path: Path) -> None:
+    key = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Events(key, by_user("abc")))
+    builder.set_bolt("gather", Gather(key, CountWindow(2)), 2).fields_grouping("words", Fields("user"))
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Events(key, by_user("abc")))
+    builder.set_bolt("gather", Gather(key, CountWindow(2)), 3).fields_grouping("words", Fields("user"))
+    with (
+        pytest.raises(TopologyError, match="keys belong to no task"),
+        submit(builder.build(), conf, store=store, executor="local") as run,
+    ):
+        run.wait_until_idle(30)
