@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import importlib.util
 import io
 import json
@@ -28,15 +29,27 @@ Routes = dict[str, int]
 def flights() -> Iterator[dict[str, str | int | None]]:
     """Every flight, in the order of the file. Arrival delay in minutes, null when the flight did not arrive; a flight
     without a departure time was cancelled."""
+    for row in _rows():
+        yield {
+            "carrier": row["carrier"],
+            "origin": row["origin"],
+            "dest": row["dest"],
+            "arr_delay": _whole(row["arr_delay"]),
+            "cancelled": int(_whole(row["dep_time"]) is None),
+        }
+
+
+def departures() -> Iterator[tuple[str, int]]:
+    """Plane and scheduled departure, in seconds since 1970, of every flight that has left, in the order of the file."""
+    for row in _rows():
+        if _whole(row["dep_time"]) is not None and row["tailnum"] not in ("", "NA"):
+            hour = datetime.datetime.fromisoformat(row["time_hour"])
+            yield row["tailnum"], int(hour.timestamp()) + 60 * int(row["minute"])
+
+
+def _rows() -> Iterator[dict[str, str]]:
     with zipfile.ZipFile(_zipped_csv()) as archive, archive.open(archive.namelist()[0]) as raw:
-        for row in csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")):
-            yield {
-                "carrier": row["carrier"],
-                "origin": row["origin"],
-                "dest": row["dest"],
-                "arr_delay": _whole(row["arr_delay"]),
-                "cancelled": int(_whole(row["dep_time"]) is None),
-            }
+        yield from csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8"))
 
 
 def _whole(text: str) -> int | None:

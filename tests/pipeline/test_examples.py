@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from examples import acker_trace, flights_data, global_count, joined_streams, streaming_word_count, word_count
-from integration import EmbeddedServers
+from examples import (
+    acker_trace,
+    flights_data,
+    global_count,
+    joined_streams,
+    plane_sessions,
+    stateful_word_count,
+    streaming_word_count,
+    word_count,
+)
+from integration import EmbeddedServers, RedisServer
 
 
 @pytest.mark.parametrize("executor", ["local", "spark"])
@@ -57,3 +67,26 @@ def test_the_trace_of_the_ledger_is_that_of_the_text() -> None:
     numbers = [line.rsplit(": ", 1)[1] for line in lines[:8]]
     assert numbers == ["1010", "1011", "0110", "0111", "1100", "1100", "0000, complete", "0000, complete"]
     assert lines[8:] == ["sid1 is told that stid1 is fully processed", "sid2 is told that stid2 is fully processed"]
+
+
+@pytest.mark.integration
+@pytest.mark.behaviour("5.1", "5.2")
+@pytest.mark.parametrize("provider", stateful_word_count.PROVIDERS)
+def test_the_stateful_word_count_on_each_provider(
+    servers: EmbeddedServers, redis_server: RedisServer, tmp_path: Path, provider: str
+) -> None:
+    settings = stateful_word_count.state_settings(provider, tmp_path, redis_server)
+    counts = stateful_word_count.count_words(servers, word_count.TEXT, settings, tmp_path, executor="local")
+    lines = word_count.TEXT.read_text(encoding="utf-8").splitlines()
+    assert counts == Counter(word for line in lines for word in word_count.words_of(line))
+
+
+@pytest.mark.integration
+@pytest.mark.behaviour("5.5")
+def test_sessions_of_planes(tmp_path: Path) -> None:
+    flights = list(islice(flights_data.departures(), 6_000))
+    with EmbeddedServers(tmp_path / "servers") as own:
+        plane_sessions.send(own.bootstrap_servers, flights)
+        found = plane_sessions.sessions(plane_sessions.settings_of(own, tmp_path), "local")
+    assert found == plane_sessions.expected(flights)
+    assert max(each.ended for each in found.values()) > 1

@@ -1,0 +1,158 @@
+"""Sessions of aeroplanes: departures from New York that lie no more than a day apart belong to one session of a plane.
+
+Departures come from Kafka, one record each, a plane's in one partition and in their order. The bolt keeps a session per plane while
+it lasts, and a sum over the ones that have ended: exactly-once, on disk. In the end the state is read from outside, as
+``python -m framework.state examples.plane_sessions:topology get N14228`` would.
+
+    python -m examples.plane_sessions [--local] [--flights N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from examples.flights_data import departures
+from framework import (
+    BaseStatefulBolt,
+    Config,
+    CoreTopology,
+    Fields,
+    KeyValueState,
+    RichOutputCollector,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+    submit,
+)
+from framework.observe import configure_logging
+from framework.submission import store_of
+from framework.topology_state import TopologyState
+from integration import EmbeddedServers
+from spouts import JsonCodec, KafkaSpout
+
+TOPIC = "departures"
+PARTITIONS = 4
+GAP_S = 24 * 3600
+
+
+class Sessions(NamedTuple):
+    """Of one plane. ``began``, ``latest``: of the session that lasts, in seconds since 1970; ``flights``: its departures so far.
+    ``ended``: sessions that have; ``longest``: the most departures that one had."""
+
+    began: int
+    latest: int
+    flights: int
+    ended: int = 0
+    longest: int = 0
+
+    def after(self, at: int) -> Sessions:
+        """With one departure more."""
+        if at - self.latest <= GAP_S:
+            return self._replace(latest=max(self.latest, at), flights=self.flights + 1)
+        return Sessions(at, at, 1, self.ended + 1, max(self.longest, self.flights))
+
+
+class Sessionize(BaseStatefulBolt):
+    def prepare(  # type: ignore[override]
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: RichOutputCollector
+    ) -> None:
+        self.collector = collector
+
+    def init_state(self, state: KeyValueState[str, Sessions]) -> None:
+        self.sessions = state
+
+    def execute(self, tup: Tuple) -> None:
+        plane, at = tup["plane"], tup["at"]
+        known = self.sessions.get(plane)
+        self.sessions.put(plane, known.after(at) if known is not None else Sessions(at, at, 1))
+        self.collector.ack(tup)
+
+
+def topology(app: Mapping[str, Any]) -> CoreTopology:
+    """``app.kafka``: brokers."""
+    spout = KafkaSpout([TOPIC], bootstrap_servers=app["app.kafka"], codec=JsonCodec(Fields(plane=str, at=int)))
+    builder = TopologyBuilder("plane-sessions")
+    builder.set_spout("departures", spout, 2)
+    builder.set_bolt("sessions", Sessionize(), 2).fields_grouping("departures", Fields("plane"))
+    return builder.build()
+
+
+def settings_of(servers: EmbeddedServers, folder: Path) -> dict[str, Any]:
+    return {
+        "app.kafka": servers.bootstrap_servers,
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
+        "topology.state.provider.config": {
+            "path": str(folder / "state"),
+            "valueClass": f"{Sessions.__module__}.{Sessions.__qualname__}",
+        },
+    }
+
+
+def send(bootstrap_servers: str, flights: Iterable[tuple[str, int]]) -> None:
+    """A plane's departures in one partition."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, -1)])[TOPIC].result(30)
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
+    for plane, at in flights:
+        value = json.dumps({"plane": plane, "at": at})
+        while True:
+            try:
+                producer.produce(TOPIC, value, partition=zlib.crc32(plane.encode()) % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    producer.flush(60)
+
+
+def sessions(settings: Mapping[str, Any], executor: str = "spark") -> dict[str, Sessions]:
+    """Run until all departures are in the state, and read it."""
+    config = Config.of(settings)
+    with submit(topology(config.app), config, executor=executor) as run:
+        run.wait_until_idle(600)
+    store = store_of(config)
+    try:
+        with TopologyState(topology(config.app), config, store) as state:
+            return dict(state.items("sessions"))
+    finally:
+        store.close()
+
+
+def expected(flights: Iterable[tuple[str, int]]) -> dict[str, Sessions]:
+    """The same without Ratchet."""
+    found: dict[str, Sessions] = {}
+    for plane, at in flights:
+        found[plane] = found[plane].after(at) if plane in found else Sessions(at, at, 1)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--local", action="store_true", help="in this process instead of on Spark")
+    parser.add_argument("--flights", type=int, default=50_000)
+    arguments = parser.parse_args()
+    configure_logging(level="warning")
+    with (
+        tempfile.TemporaryDirectory(prefix="ratchet-planes-") as made,
+        EmbeddedServers(Path(made) / "servers") as servers,
+    ):
+        send(servers.bootstrap_servers, islice(departures(), arguments.flights))
+        found = sessions(settings_of(servers, Path(made)), "local" if arguments.local else "spark")
+    if found != expected(islice(departures(), arguments.flights)):
+        raise SystemExit("the sessions are wrong")
+    for plane, each in sorted(found.items(), key=lambda each: -each[1].longest)[:10]:
+        print(f"{plane}: {each.ended + 1} sessions, the longest with {max(each.longest, each.flights)} departures")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""State on Spark: in homes that are killed, on a cluster whose parts are killed, in Redis and on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import Config, Fields, TopologyBuilder, submit
+from framework.acking.spark import SparkRounds
+from framework.submission import store_of
+from framework.topology_state import TopologyState
+from integration import EmbeddedServers
+from tests.acking.test_on_spark import homes_of, until
+from tests.state.kafka_counts import run as run_and_kill
+from tests.state.parts import Count, Log, lmdb
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.mark.behaviour("5.4", "5.5")
+@pytest.mark.kills
+def test_a_home_that_is_killed_takes_no_state_with_it(
+    tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int
+) -> None:
+    """The states of all homes go back to the last checkpoint, and the log with them."""
+    words = [[f"{partition}-{n % 97}" for n in range(30_000)] for partition in range(2)]
+    builder = TopologyBuilder(f"t{seed}-{os.getpid()}")
+    builder.set_spout("words", Log("in other processes", words, per_call=20), 2)
+    builder.set_bolt("count", Count("in other processes"), 3).fields_grouping("words", Fields("word"))
+    topology = builder.build()
+    conf: dict[str, Any] = lmdb(
+        tmp_path, **{"spark.master": spark, "transactional.zookeeper.servers": servers.zookeeper}
+    )
+    conf["topology.max.spout.pending"] = 500
+    with submit(topology, conf) as run:
+        until(lambda: run.status().checkpoint is not None and run.status().checkpoint.txid >= 2)  # type: ignore[union-attr]
+        first = homes_of(run)
+        assert isinstance(run._executor, SparkRounds)
+        os.kill(first[seed % 2], signal.SIGKILL)
+        until(lambda: homes_of(run) != first)
+        run.wait_until_idle(120)
+        assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
+    config = Config.of(conf)
+    store = store_of(config)
+    with TopologyState(topology, config, store) as state:
+        assert dict(state.items("count")) == Counter(word for each in words for word in each)
+    store.close()
+
+
+@pytest.mark.behaviour("5.4", "5.5")
+@pytest.mark.kills
+@pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
+def test_the_state_is_the_fold_of_the_records_whatever_is_killed(tmp_path: Path, exact: bool) -> None:
+    """More kills: ``python -m tests.state.kafka_counts``."""
+    order = ["home", "redis", "driver"] if exact else ["executor", "zookeeper"]
+    seen, found, expected = run_and_kill(tmp_path, order, exact=exact, per_second=40)
+    print(seen.summary())
+    assert seen.kills == Counter(order)
+    assert expected.total() > 500
+    assert not expected - found
+    if exact:
+        assert found == expected
