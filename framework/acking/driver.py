@@ -147,6 +147,7 @@ class RoundDriver:
         self._lost = 0  # the last round that was
         self._under_way: deque[Round] = deque()
         self._patience_s = 0.0
+        self._awaited = 0  # how many wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -169,7 +170,11 @@ class RoundDriver:
         ended, or the time."""
         with self._changed:
             after = self._number + 1
-            self._changed.wait_for(lambda: self._over() or self._idle_after(after), timeout_s)
+            self._awaited += 1
+            try:
+                self._changed.wait_for(lambda: self._over() or self._idle_after(after), timeout_s)
+            finally:
+                self._awaited -= 1
             return not self._over() and self._idle_after(after)
 
     # --- the loop ----------------------------------------------------------------------------------------------
@@ -265,6 +270,8 @@ class RoundDriver:
         busy = found.busy or bool(round_.orders)
         settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
         pending = self._pending()
+        if self._checkpoints is not None and self._awaited and not busy:
+            self._checkpoints.want()
         behind = sum(each.behind for each in self._totals.values())
         done = self._stopping.is_set() or not (round_.drain or behind)
         with self._changed:
