@@ -1,5 +1,5 @@
-"""``python -m framework.state``: the state of a topology, read at the last committed checkpoint while the topology runs; and its
-snapshots.
+"""``python -m framework.state MODULE:TOPOLOGY COMMAND``: the state of a topology, read at the last committed checkpoint while the
+topology runs; and its snapshots.
 
 Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'`` for a tuple. A snapshot is a
 file of JSON lines: a header, then one line per key with the bytes of key and value, which ``restore`` puts back as they were.
@@ -35,7 +35,12 @@ from framework.transactions import CoordinationStore
 SNAPSHOT_FORMAT = "ratchet-state-1"
 _PLAIN = MsgpackSerializer()
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="The state of a topology. Name the topology first, as MODULE:TOPOLOGY, or after the command.",
+)
 
 Name = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY")]
 Settings = Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")]
@@ -290,6 +295,9 @@ def _say_which(state: TopologyState) -> None:
 
 
 def main() -> None:
+    first, *rest = [*sys.argv[1:], ""]
+    if ":" in first and rest[0] and not first.startswith("-"):
+        sys.argv[1:3] = sys.argv[2:0:-1]  # the commands take the topology as their first argument
     try:
         app()
     except RatchetError as error:

@@ -1,4 +1,4 @@
-"""Every line of the behaviour document's first four sections is held by a test that says so."""
+"""Every line of the behaviour document's first five sections is held by a test that says so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ MARK = re.compile(r"pytest\.mark\.behaviour\(([^)]*)\)")
 TRANSACTIONAL = {f"1.{number}" for number in range(1, 16)}
 SINKS = {f"3.{number}" for number in range(1, 8)}
 GUARANTEED = {f"4.{number}" for number in range(1, 10)}
+STATE = {f"5.{number}" for number in range(1, 6)}
 KAFKA = {f"2.{number}" for number in range(1, 14)}
 
 
@@ -34,3 +35,7 @@ def test_every_line_of_sinks_has_a_test() -> None:
 
 def test_every_line_of_guaranteed_message_processing_has_a_test() -> None:
     assert sorted(GUARANTEED - named()) == []
+
+
+def test_every_line_of_state_management_has_a_test() -> None:
+    assert sorted(STATE - named()) == []

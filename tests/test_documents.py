@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from framework import Config, Fields, Topology, TransactionAttempt
+from framework import BaseRichSpout, Config, Fields, OutputFieldsDeclarer, Topology, TopologyBuilder, TransactionAttempt
 from framework.config import flatten
 from framework.kafka_clients import KafkaSettings
+from framework.state.settings import RedisSettings, settings_of
 from framework.topology import CoreTopology
 from sinks import OpaqueMapState, SqliteBackend
 
@@ -56,6 +57,32 @@ def test_what_is_shown_of_core_topologies_builds() -> None:
     built = namespace["topology"]({"app.kafka": "127.0.0.1:1"})  # type: ignore[operator]
     assert isinstance(built, CoreTopology)
     assert built.parallelisms() == {"sentences": 2, "split": 2, "count": 3}
+
+
+def test_what_is_shown_of_state_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_PASSWORD", "secret")
+    namespace: dict[str, object] = {}
+    for code in blocks("python", "docs/state.md"):
+        exec(code, namespace)
+    built = namespace["topology"]({"app.kafka": "127.0.0.1:1"})  # type: ignore[operator]
+    assert isinstance(built, CoreTopology)
+    builder = TopologyBuilder("totals")
+    builder.set_spout("spout", MemoryUsers())
+    builder.set_bolt("totals", namespace["Totals"]()).fields_grouping("spout", Fields("user"))  # type: ignore[operator]
+    assert set(builder.build().components[-1].streams) == {"default", "late"}
+    (toml,) = blocks("toml", "docs/state.md")
+    path = Path("counts.toml")
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: toml)
+    settings = settings_of(Config.load(path).for_components(), RedisSettings)
+    assert settings.jedisPoolConfig.password is not None
+    assert settings.jedisPoolConfig.password.get_secret_value() == "secret"
+
+
+class MemoryUsers(BaseRichSpout):
+    def next_tuple(self) -> None: ...
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(Fields(user=str, at=float, amount=int))
 
 
 def test_what_is_shown_of_sinks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from framework.acking.acker import Acker
-from framework.acking.living import TIMEOUT_TICKS, Living, LivingBolt, LivingSpout
+from framework.acking.living import TIMEOUT_TICKS, Living
+from framework.acking.living_bolt import LivingBolt
+from framework.acking.living_spout import LivingSpout
 from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
 from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble, TroubleKind
 from framework.acking.stateful import LivingStatefulBolt

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from framework.acking.living import AnchoredTuple, LivingBolt, received
+from framework.acking.living import AnchoredTuple
+from framework.acking.living_bolt import LivingBolt, received
 from framework.acking.rounds import Trouble
 from framework.errors import CorruptStateError, RetryableError
 from framework.execution.plan import TaskComponent

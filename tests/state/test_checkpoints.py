@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from framework import CoreTopologyFailed, submit
+from framework import CoreTopologyFailed, Fields, TopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
-from tests.state.parts import Log, Source, checkpointed, counting, journal, lmdb, steps_of
+from tests.state.parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "came", "back"]
 
@@ -41,6 +41,46 @@ def test_hooks_come_in_order(key: str) -> None:
         f"{hook} {txid}" for txid in range(1, len(hooks) // 2 + 1) for hook in ("pre_prepare", "pre_commit")
     ]
     assert journal(key).results == Counter(WORDS)
+
+
+class Tally(Count):
+    """Counts its tuples, and writes down at each checkpoint how many there were."""
+
+    def pre_prepare(self, txid: int) -> None:
+        total = sum(count for _, count in self.counts.items())
+        journal(self.key).steps.append((self.context.component_id, txid, str(total)))
+
+
+@pytest.mark.behaviour("5.3")
+@pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
+def test_a_checkpoint_reaches_every_bolt_after_the_same_tuples_on_all_inputs(key: str, exact: bool) -> None:
+    """Two ways of different length, one of them through a bolt without state, meet in a bolt with state: at each checkpoint it has
+    had what the bolts before it have had."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("long", Log(key, [WORDS * 40]))
+    builder.set_spout("short", Log(key, [WORDS * 40]))
+    builder.set_bolt("first", Tally(key), 2).fields_grouping("long", Fields("word"))
+    builder.set_bolt("plain", Split(key), 3).shuffle_grouping("first")
+    builder.set_bolt("other", Tally(key), 2).fields_grouping("short", Fields("word"))
+    builder.set_bolt("last", Tally(key), 2).fields_grouping("plain", Fields("word")).fields_grouping(
+        "other", Fields("word")
+    )
+    conf = {
+        "topology.state.checkpoint.interval.ms": 10,
+        "topology.max.spout.pending": 13,
+        "topology.state.exactly.once": exact,
+    }
+    with submit(builder.build(), conf, executor="local") as run:
+        run.wait_until_idle(60)
+    totals: Counter[tuple[int, str]] = Counter()
+    for component_id, txid, total in journal(key).steps:
+        if total.isdigit():
+            totals[(txid, component_id)] += int(total)
+    txids = {txid for txid, _ in totals}
+    assert len(txids) > 5
+    for txid in txids:
+        assert totals[(txid, "first")] + totals[(txid, "other")] == totals[(txid, "last")]
+    assert totals[(max(txids), "last")] == 80 * len(WORDS)
 
 
 @pytest.mark.behaviour("5.1", "5.2", "5.4")

@@ -54,7 +54,7 @@ def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int 
     name, *rest = arguments
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "framework.state", name, f"{__name__}:topology"),
+            *(sys.executable, "-m", "framework.state", f"{__name__}:topology", name),
             *(*rest, *overrides, "--set", f"app.id={key}"),
         ],
         cwd=ROOT,
@@ -89,6 +89,9 @@ def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tm
     assert said == f"error: topology '{key}' has not committed a checkpoint yet\n"
     run(key, [WORDS], settings)
     assert command("get", "the", settings=settings, key=key)[0] == "2\n"
+    swapped = [sys.executable, "-m", "framework.state", "get", f"{__name__}:topology", "the"]
+    overrides = [part for each, value in {**settings, "app.id": key}.items() for part in ("--set", f"{each}={value}")]
+    assert subprocess.run([*swapped, *overrides], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "2\n"
     assert "there is no key sun" in command("get", "sun", settings=settings, key=key, status=1)[1]
     shown, said = command("scan", settings=settings, key=key)
     assert Counter({word: count for _, word, count in map(json.loads, shown.splitlines())}) == Counter(WORDS)

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from framework.acking.driver import RoundDriver
-from framework.acking.living import LivingBolt
+from framework.acking.living_bolt import LivingBolt
 from framework.acking.stateful import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state.checkpoints import Checkpoints

@@ -1,0 +1,161 @@
+"""A bolt task that lives, rich or basic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.acking.living import EDGE, ROOTS, AnchoredTuple, Living
+from framework.acking.rounds import Trouble
+from framework.errors import FailedException, TopologyError
+from framework.execution.plan import Edge, TaskComponent
+from framework.execution.tasks import PlannedTopology
+from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
+from framework.topology.core import Anchors
+from framework.topology.tuples import rows_of
+
+
+def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[AnchoredTuple]:
+    """The tuples of rows that came over an edge."""
+    ids = batch.column(EDGE).to_pylist()
+    trees = batch.column(ROOTS).to_pylist()
+    values = rows_of(batch.select(list(fields.names))) if len(fields) else iter([()] * batch.num_rows)
+    for row, edge_id, roots in zip(values, ids, trees, strict=True):
+        yield AnchoredTuple(fields, row, edge.source, edge.stream, edge_id, roots)
+
+
+class BoltCollector:
+    """The ``RichOutputCollector`` of a bolt task."""
+
+    def __init__(self, bolt: LivingBolt) -> None:
+        self._bolt = bolt
+        self._out = bolt.out
+
+    def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, _roots(anchors), stream, None)
+
+    def emit_direct(
+        self, task: int, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM
+    ) -> None:
+        self._out.emit(values, _roots(anchors), stream, task)
+
+    def ack(self, tup: Tuple) -> None:
+        self._bolt.ack(tup)
+
+    def fail(self, tup: Tuple) -> None:
+        found = received(tup)
+        if not found.settled:
+            found.settled = True
+            self._out.counts.failed += 1
+            self._out.ledger.failed(found.roots)
+
+    def reset_timeout(self, tup: Tuple) -> None:
+        self._out.ledger.reset(received(tup).roots)
+
+    def report_error(self, error: BaseException) -> None:
+        self._bolt.report(error)
+
+
+class BasicCollector:
+    """The collector of a basic bolt: what is emitted is anchored to the tuple that is being executed."""
+
+    def __init__(self, bolt: LivingBolt) -> None:
+        self._bolt = bolt
+        self._out = bolt.out
+        self.roots: Sequence[int] = ()
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self.roots, stream, None)
+
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self.roots, stream, task)
+
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        for values in rows_of(batch):
+            self._out.emit(values, self.roots, stream, None)
+
+    def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        for values in rows_of(batch):
+            self._out.emit(values, self.roots, stream, task)
+
+    def report_error(self, error: BaseException) -> None:
+        self._bolt.report(error)
+
+
+def _roots(anchors: Anchors) -> Sequence[int]:
+    """The roots of all anchors, each once."""
+    if anchors is None:
+        return ()
+    if isinstance(anchors, AnchoredTuple):
+        return anchors.roots
+    if isinstance(anchors, Tuple):
+        return received(anchors).roots
+    return tuple(dict.fromkeys(root for each in anchors for root in received(each).roots))
+
+
+def received(tup: Tuple) -> AnchoredTuple:
+    """A tuple that a bolt has been given. Raises ``TopologyError`` for another."""
+    if not isinstance(tup, AnchoredTuple):
+        raise TopologyError(f"give a tuple that this bolt has received, not {tup!r}")
+    return tup
+
+
+class LivingBolt(Living):
+    """A bolt task."""
+
+    def __init__(
+        self, topology: PlannedTopology, component: TaskComponent, task: int, trouble: Callable[[Trouble], None]
+    ) -> None:
+        super().__init__(topology, component, task, trouble)
+        self._rich = BoltCollector(self)
+        self._basic = BasicCollector(self)
+
+    def begin(self, made: Any) -> None:
+        if isinstance(made, BaseRichBolt):
+            made.prepare(self.topology.conf, self.context, self._rich)
+        else:
+            made.prepare(self.topology.conf, self.context, self._basic, None)
+
+    def end(self, made: Any) -> None:
+        made.cleanup()
+
+    def ack(self, tup: Tuple) -> None:
+        """Called by the collector."""
+        found = received(tup)
+        if not found.settled:
+            found.settled = True
+            self.acked(found)
+
+    def acked(self, tup: AnchoredTuple) -> None:
+        """Tell the ackers."""
+        self.out.counts.acked += 1
+        self.out.ledger.acked(tup.roots, tup.edge)
+
+    def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        """Every tuple of a batch. An error ends the instance and fails the tuple; the next one finds a new instance."""
+        for tup in tuples_of(batch, fields, edge):
+            bolt = self.instance()
+            if bolt is None:
+                return  # it cannot start: what is lost here times out
+            self.out.counts.executed += 1
+            try:
+                if isinstance(bolt, BaseBasicBolt):
+                    self._execute_basic(bolt, tup)
+                else:
+                    bolt.execute(tup)
+            except Exception as error:  # noqa: BLE001 - user code
+                self._rich.fail(tup)
+                self.died(error)
+
+    def _execute_basic(self, bolt: BaseBasicBolt, tup: AnchoredTuple) -> None:
+        self._basic.roots = tup.roots
+        try:
+            bolt.execute(tup, self._basic)
+        except FailedException:
+            self._rich.fail(tup)
+        else:
+            self._rich.ack(tup)
+        finally:
+            self._basic.roots = ()
