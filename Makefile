@@ -12,7 +12,7 @@ run: $(STAMP)
 	$(BIN)/python -m framework.run
 
 # Two processes side by side, each with servers of its own: these tests wait more than they compute.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations=30 --durations-min=20
 
 test: $(STAMP) lint
 	$(PYTEST)

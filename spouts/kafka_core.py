@@ -271,8 +271,9 @@ class _Task:
 
     def position(self) -> dict[str, int]:
         """Raises ``RetryableError`` when the cluster has not told yet where partitions begin."""
-        self._begin()
-        self._tail.settle()
+        if not self._tail.settled:
+            self._begin()
+            self._tail.settle()
         begun = {where: offsets.position for where, offsets in self._offsets.items()}
         return {partition_id(*where): offset for where, offset in {**self._tail.sought, **begun}.items()}
 

@@ -72,21 +72,23 @@ class KafkaTail:
         self._ended: set[Where] = set()
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
-        self._known = self._settled = False
+        self._known = False
+        #: Whether partitions that are not known yet begin at their earliest offsets.
+        self.settled = False
         #: Where partitions begin, by a checkpoint, that have not begun yet.
         self.sought: dict[Where, int] = {}
 
     def seek(self, positions: Mapping[Where, int]) -> None:
         """Begin at these offsets, as far as they are this task's, and at the earliest of other partitions. Before ``look_up``."""
         mine = {where: at for where, at in positions.items() if task_of(*where, self._tasks) == self._task}
-        self.sought, self._settled = mine, True
+        self.sought, self.settled = mine, True
 
     def settle(self) -> None:
         """Partitions that appear from now on begin at their earliest offsets, wherever the group is. Raises ``RetryableError`` when
         it is not known yet which there are."""
         if not self._known:
             raise RetryableError(f"Kafka at {self._where} has not told which partitions there are")
-        self._settled = True
+        self.settled = True
 
     def look_up(self) -> dict[Where, int]:
         """Assign partitions that are new. Returns the offset that each of those begins at. Cheap when it was called lately."""
@@ -176,7 +178,7 @@ class KafkaTail:
         that is committed, so that it stays where it was first said to be."""
         if not new:
             return {}
-        if self._settled:
+        if self.settled:
             return {where: self.sought[where] if where in self.sought else self._low_of(where) for where in new}
         found = self._consumer.committed([TopicPartition(*where) for where in new], timeout=_REQUEST_S)
         begins: dict[Where, int] = {}

@@ -134,6 +134,15 @@ class ObservedCounts(Protocol):
     def latency_s(self) -> float: ...
 
 
+class ObservedCheckpoint(Protocol):
+    """The part of the status of checkpoints that becomes metrics."""
+
+    @property
+    def txid(self) -> int: ...
+    @property
+    def recoveries(self) -> int: ...
+
+
 class ObservedCoreRun(Protocol):
     """The part of the status of a core topology that becomes metrics."""
 
@@ -145,6 +154,8 @@ class ObservedCoreRun(Protocol):
     def trees(self) -> int: ...
     @property
     def components(self) -> Mapping[str, ObservedCounts]: ...
+    @property
+    def checkpoint(self) -> ObservedCheckpoint | None: ...
 
 
 _CORE_COUNTERS = {
@@ -181,6 +192,15 @@ class CoreRunCollector(Collector):
         trees = GaugeMetricFamily("ratchet_trees", "Tuple trees that the ackers track.", labels=["topology"])
         trees.add_metric([self._topology_id], status.trees)
         yield trees
+        if status.checkpoint is not None:
+            last = GaugeMetricFamily("ratchet_checkpoint", "The last committed checkpoint.", labels=["topology"])
+            last.add_metric([self._topology_id], status.checkpoint.txid)
+            yield last
+            recoveries = CounterMetricFamily(
+                "ratchet_recoveries", "How often all states went back to the last checkpoint.", labels=["topology"]
+            )
+            recoveries.add_metric([self._topology_id], status.checkpoint.recoveries)
+            yield recoveries
         labels = ["topology", "component"]
         pending = GaugeMetricFamily("ratchet_tuples_pending", "Tuples of a spout whose fate is open.", labels=labels)
         for component, counts in status.components.items():

@@ -12,6 +12,7 @@ import pytest
 
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError
+from framework.observe.metrics import CoreRunCollector
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
 from tests.state.parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
@@ -32,6 +33,12 @@ def test_hooks_come_in_order(key: str) -> None:
         status = run.status().checkpoint
         assert status is not None
         assert (status.guarantee, status.phase, status.recoveries) == ("at-least-once", "COMMITTED", 0)
+        assert f"checkpoint {status.txid} (at-least-once)" in run.status().progress_line(0.0)
+        assert run.status().document()["checkpoint"]["txid"] == status.txid
+        metrics = {
+            each.name: each.samples[0].value for each in CoreRunCollector(key, run.status).collect() if each.samples
+        }
+        assert (metrics["ratchet_checkpoint"], metrics["ratchet_recoveries"]) == (status.txid, 0)
         assert status.txid >= 1
     steps = steps_of(key)
     assert steps[:2] == ["prepare", "init_state 0"]
