@@ -41,7 +41,7 @@ T = TypeVar("T")
 PART_CHANGES = 5_000
 SCAN_COUNT = 2_000
 #: Entries that a task keeps of those that it has read: it is the only one that writes them.
-CACHED_MAX = 100_000
+CACHED_MAX = 250_000
 _RETRIES = 6
 
 # KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when it is committed or forgotten by now.
