@@ -134,7 +134,10 @@ def load_transactional(name: str, config: Config) -> Topology:
     """As ``load_topology``. Raises ``ConfigError`` for a core topology, which has no transactional state."""
     found = load_topology(name, config)
     if isinstance(found, CoreTopology):
-        raise ConfigError(f"{name} is a core topology, which keeps no transactional state: there is nothing to do here")
+        raise ConfigError(
+            f"{name} is a core topology, which keeps no transactional state: there is nothing to do here; the state of stateful "
+            "bolts is for python -m framework.state"
+        )
     return found
 
 

@@ -26,7 +26,7 @@ from framework.config import Config
 from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
 from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
 from framework.state import MsgpackSerializer
-from framework.stateful_run import restore_state
+from framework.stateful_run import forget_state, restore_state
 from framework.submission import store_of
 from framework.topology import CoreTopology
 from framework.topology_state import TopologyState
@@ -136,6 +136,17 @@ def restore(topology: Name, file: File, config: Settings = None, overrides: Over
     finally:
         store.close()
     typer.echo(f"{count} keys restored; the topology goes on from checkpoint {txid}")
+
+
+@app.command()
+def forget(topology: Name, config: Settings = None, overrides: Overrides = None) -> None:
+    """Remove all states and the positions of the spouts: the topology begins anew. It must not be running."""
+    settings, built, store = _loaded(topology, config, overrides)
+    try:
+        txid = forget_state(built, settings, store)
+    finally:
+        store.close()
+    typer.echo(f"checkpoint {txid} is forgotten" if txid else "there was no checkpoint to forget")
 
 
 @app.command()

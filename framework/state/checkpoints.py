@@ -77,10 +77,10 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
-    that cannot go back. ``pending``: the next one, when it has been begun; ``prepared``: by all tasks, at ``pending_positions``.
-    ``layouts``: of the components that were part of ``txid``. ``last``: the highest id ever used. ``base``: positions that the run
-    began at, for states that do not survive."""
+    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for
+    spouts that cannot go back. ``pending``: the next one, when it has been begun; ``prepared``: by all tasks, at
+    ``pending_positions``. ``layouts``: of the components that were part of ``txid``; ``assigned``: of all components of the
+    topology. ``last``: the highest id ever used. ``base``: positions that the run began at, for states that do not survive."""
 
     txid: int = 0
     positions: Positions | None = None
@@ -88,12 +88,16 @@ class CheckpointRecord:
     prepared: bool = False
     pending_positions: Positions | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    assigned: Mapping[str, Layout] = field(default_factory=dict)
     last: int = 0
     base: Positions | None = None
 
     def document(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"format": FORMAT, **asdict(self), "layouts": {key: list(each) for key, each in self.layouts.items()}}
+        layouts = {
+            name: {key: list(each) for key, each in getattr(self, name).items()} for name in ("layouts", "assigned")
+        }
+        return {"format": FORMAT, **asdict(self), **layouts}
 
     @classmethod
     def of(cls, document: Any, where: str) -> CheckpointRecord:
@@ -103,7 +107,8 @@ class CheckpointRecord:
                 found = document["format"]
                 raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
             fields = {name: document[name] for name in cls.__dataclass_fields__}
-            fields["layouts"] = {key: Layout(*each) for key, each in fields["layouts"].items()}
+            for name in ("layouts", "assigned"):
+                fields[name] = {key: Layout(*each) for key, each in fields[name].items()}
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
@@ -156,10 +161,14 @@ class Checkpoints:
         self._interval_s = interval_s
         self._attempts_max = attempts_max
         self._save = save
-        self._layouts: dict[str, Layout] = {
-            each: record.layouts.get(each, Layout(1, tasks)) for each, tasks in stateful.items()
-        }
-        self.record = record
+        self._layouts: dict[str, Layout] = {}
+        for each, tasks in stateful.items():
+            known = record.assigned.get(each)
+            # A number that no namespace of this component has had, should the component have been there once.
+            self._layouts[each] = (
+                known if known is not None and known.tasks == tasks else Layout(record.last + 1, tasks)
+            )
+        self.record = replace(record, assigned=dict(self._layouts))
         self._recovering = True
         self._dirty = False
         self._wanted = False
@@ -326,7 +335,7 @@ class Checkpoints:
         """States that do not survive are gone with a process: all begin empty, and the spouts where the run began."""
         self._layouts = {each: Layout(layout.number + 1, layout.tasks) for each, layout in self._layouts.items()}
         base = self.record.base if self.record.base is not None else self.record.pending_positions
-        self._put(CheckpointRecord(positions=base, last=self.record.last, base=base))
+        self._put(CheckpointRecord(positions=base, assigned=dict(self._layouts), last=self.record.last, base=base))
         self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"
 
     def _committed(self) -> CheckpointRecord:
@@ -337,6 +346,7 @@ class Checkpoints:
             txid=self.record.pending,
             positions=positions,
             layouts=dict(self._layouts),
+            assigned=dict(self._layouts),
             last=self.record.last,
             base=self.record.base if self.record.base is not None or self._durable else positions,
         )

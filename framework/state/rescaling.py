@@ -57,7 +57,11 @@ def rescaled(
             new = Layout(record.last, component.parallelism)
             _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
             _move(topology_id, component, record, layout, new, provider, conf)
-            record = replace(record, layouts={**record.layouts, component_id: new})
+            record = replace(
+                record,
+                layouts={**record.layouts, component_id: new},
+                assigned={**record.assigned, component_id: new},
+            )
             save(record)
             for task in range(layout.tasks):
                 provider.drop(namespace_of(topology_id, component_id, layout.number, task), conf)

@@ -232,6 +232,23 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
     assert len(list((tmp_path / key / "count").iterdir())) == 1  # the old namespaces are gone
 
 
+@pytest.mark.behaviour("5.2")
+def test_a_bolt_that_is_gone_and_comes_back_begins_empty(key: str, tmp_path: Path) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    spout = Log(key, [WORDS])
+    with submit(counting(key, spout), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [[*WORDS, "more"]]))
+    builder.set_bolt("others", Count(key)).fields_grouping("words", Fields("word"))
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key, "others") == {"more": 1}
+    with submit(counting(key, Log(key, [[*WORDS, "more", "and", "more"]])), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key) == {"and": 1, "more": 1}
+
+
 @pytest.mark.behaviour("5.4")
 def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
     store = MemoryStore()

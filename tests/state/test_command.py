@@ -117,6 +117,18 @@ def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tm
     assert held(key, settings) == Counter([*more[0], "again"])
 
 
+def test_a_topology_whose_state_is_forgotten_begins_anew(settings: dict[str, Any]) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    assert "no checkpoint to forget" in command("forget", settings=settings, key=key)[0]
+    run(key, [WORDS], settings)
+    assert "is forgotten" in command("forget", settings=settings, key=key)[0]
+    assert "has not committed" in command("scan", settings=settings, key=key, status=2)[1]
+    journal(key).emitted.clear()
+    run(key, [WORDS], settings)
+    assert len(journal(key).emitted) == len(WORDS)
+    assert held(key, settings) == Counter(WORDS)
+
+
 def test_what_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     key = f"t{uuid.uuid4().hex[:8]}"
     run(key, [WORDS], settings)
