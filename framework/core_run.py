@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from framework.acking.driver import CoreStatus, RoundDriver
+from framework.acking.core_status import CoreStatus
+from framework.acking.driver import RoundDriver
 from framework.acking.home import CorePlan
 from framework.acking.local import LocalRounds
 from framework.acking.rounds import RoundExecutor

@@ -16,18 +16,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
+from framework.acking.core_status import CoreStatus
 from framework.acking.home import CorePlan
 from framework.acking.living import TIMEOUT_TICKS
 from framework.acking.rounds import Counts, Decisions, News, Orders, Record, Round, RoundExecutor, Trouble, TroubleKind
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
-from framework.state.checkpoints import CheckpointAction, Checkpoints, CheckpointStatus, Standing, Step
+from framework.state.checkpoints import CheckpointAction, Checkpoints, Standing, Step
 
 _log = structlog.get_logger()
 
@@ -37,70 +38,12 @@ _PATIENCE_MIN_S = 0.005
 #: How long a driver waits before it tries again after a round was lost, at most.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
+#: How often it looks whether every tree is complete, while nothing else happens.
+_QUIET_POLL_S = 0.02
 #: How long a driver waits before it tries a recovery again that did not come about.
 _RECOVERY_PAUSE_S = 0.5
 #: How long tuples that are under way have when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class CoreStatus:
-    """A snapshot of a core topology. ``components``: what each did since the start, summed over its tasks; ``pending`` is as of
-    the last round. ``held``: tuples per bolt that it has received and neither acked nor failed. ``trees``: tracked by the ackers.
-    ``checkpoint``: of the states; None without any."""
-
-    phase: str
-    rounds: int
-    rounds_lost: int
-    components: Mapping[str, Counts]
-    trees: int
-    last_error: str | None
-    checkpoint: CheckpointStatus | None = None
-
-    @property
-    def pending(self) -> int:
-        """Spout tuples whose fate is open."""
-        return sum(each.pending for each in self.components.values())
-
-    def rows_done(self) -> int:
-        """Tuples of spouts that have been fully processed: what the rate of progress is taken of."""
-        return sum(each.completed for each in self.components.values())
-
-    def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: tuples fully processed per second, lately."""
-        counts = self.components.values()
-        parts = [
-            self.phase,
-            f"executed {sum(each.executed for each in counts):,}",
-            f"pending {self.pending:,}",
-            f"completed {self.rows_done():,}",
-            f"{rate:,.0f} tuples/s",
-        ]
-        failed = sum(each.failed for each in counts)
-        timed_out = sum(each.timed_out for each in counts)
-        if failed:
-            parts.append(f"{failed:,} failed ({timed_out:,} timed out)")
-        if self.checkpoint is not None:
-            parts.append(f"checkpoint {self.checkpoint.txid} ({self.checkpoint.guarantee})")
-            if self.checkpoint.recoveries:
-                parts.append(f"{self.checkpoint.recoveries} recoveries")
-        if self.rounds_lost:
-            parts.append(f"{self.rounds_lost} rounds lost")
-        if self.last_error:
-            parts.append(f"last error: {self.last_error}")
-        return " | ".join(parts)
-
-    def document(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
-        return {**asdict(self), "pending": self.pending, "held": self.held}
-
-    @property
-    def held(self) -> dict[str, int]:
-        return {
-            name: each.executed - each.acked - each.failed
-            for name, each in self.components.items()
-            if each.executed > each.acked + each.failed
-        }
 
 
 class _Found(NamedTuple):
@@ -230,6 +173,8 @@ class RoundDriver:
             due_in_s = self._checkpoints.due_in(now)
             patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
             step = self._checkpoints.plan(now, quiet=self._quiet())
+            if step.drain and step.marker is None and self._patience_s:
+                self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
         if step.marker is not None and step.marker.action is CheckpointAction.RECOVER:
             self._orders.clear()  # they are of trees that nobody tracks any more
         orders, self._orders = self._orders, {}
@@ -316,8 +261,9 @@ class RoundDriver:
         if self._checkpoints is not None:
             self._checkpoints.want()
         until = self._clock() + DRAIN_S
-        while self._clock() < until and self.step(drain=True) and self._idle is None and self._patience_s == 0.0:
-            pass
+        while self._clock() < until and self.step(drain=True) and self._idle is None:
+            if self._patience_s > 0.0 and not self._alone():
+                return
 
     def _take(self, round_: Round, records: Sequence[Record]) -> _Found:
         """Learn what a round says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -173,6 +174,21 @@ def test_state_is_at_least_once_with_a_spout_that_cannot_go_back(key: str, tmp_p
     assert all(found[word] >= count for word, count in Counter(words).items())
     assert set(found) == set(words)
     assert sorted(journal(key).acked) == list(range(len(words)))
+
+
+@pytest.mark.behaviour("5.5")
+def test_what_is_stopped_in_mid_run_has_all_that_it_has_done_in_a_checkpoint(key: str, tmp_path: Path) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
+    words = [WORDS * 500]
+    with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
+        while run.status().rows_done() < 300:
+            time.sleep(0.01)
+    done = len(journal(key).emitted)
+    assert sum(checkpointed(conf, store, key).values()) == done
+    with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+    assert checkpointed(conf, store, key) == Counter(words[0])
+    assert len(journal(key).emitted) == len(words[0])  # nothing came twice
 
 
 @pytest.mark.behaviour("5.4")
