@@ -55,8 +55,9 @@ def get(
 ) -> None:
     """Show the value of a key. Exits with 1 when it is not there."""
     with _opened(topology, config, overrides) as (_, state):
-        found = state.get(state.component(component), _key(key))
-        if found is None:
+        missing = object()
+        found = state.get(state.component(component), _key(key), missing)
+        if found is missing:
             typer.echo(f"there is no key {key} at checkpoint {state.record.txid}", err=True)
             raise typer.Exit(EXIT_FAILED)
         typer.echo(_shown(found))

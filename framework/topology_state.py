@@ -70,16 +70,15 @@ class TopologyState:
             )
         return name
 
-    def get(self, component_id: str, key: Any) -> Any:
-        """The value of a key; None when it is not there."""
+    def get(self, component_id: str, key: Any, default: Any = None) -> Any:
+        """The value of a key; the default when it is not there."""
         record = self.record
         states = self._of(component_id, record)
         task = task_of_key(self._components[component_id], key, len(states))
         for state in states if task is None else [states[task]]:
-            found = state.get(key)
-            if found is not None:
-                return found
-        return None
+            if key in state:
+                return state.get(key)
+        return default
 
     def items(self, component_id: str) -> Iterator[tuple[Any, Any]]:
         """All keys with their values. ``txid_before`` and ``txid_after`` say which checkpoint this was of: one and the same, unless

@@ -211,13 +211,17 @@ class LmdbStore:
     @contextmanager
     def _reading(self, database: Any) -> Iterator[Any]:
         try:
-            with self._environment.begin(db=database) as reading:
+            with self._begun(database) as reading:
                 yield reading
-        except lmdb.MapResizedError:
-            self._environment.set_mapsize(0)  # another process has made room
-            raise RetryableError(f"state in {self._folder} has grown: try again") from None
         except lmdb.Error as error:
             raise RetryableError(f"state in {self._folder}: {error}") from error
+
+    def _begun(self, database: Any) -> lmdb.Transaction:
+        while True:
+            try:
+                return self._environment.begin(db=database)
+            except lmdb.MapResizedError:
+                self._environment.set_mapsize(0)  # another process has made room
 
     def _write(self, change: Callable[[lmdb.Transaction], None]) -> None:
         while True:

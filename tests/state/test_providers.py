@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -146,6 +149,26 @@ def test_lmdb_makes_room_and_keeps_keys_of_any_length(tmp_path: Path) -> None:
     state.commit(1)
     assert dict(state.items()) == values
     assert all(state.get(key) == value for key, value in values.items())
+
+
+def test_lmdb_is_read_by_another_process_while_it_grows(tmp_path: Path) -> None:
+    conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
+    state = LmdbKeyValueStateProvider().new_state("t/b/1/0", conf, None)
+    state.load([(0, b"first")], 1)
+    code = (
+        "import sys; from framework.state import LmdbKeyValueStateProvider;"
+        f"state = LmdbKeyValueStateProvider().new_state('t/b/1/0', {conf!r}, None);"
+        "print(state.txid, len(list(state.committed_items()[1])), flush=True); sys.stdin.readline();"
+        "txid, items = state.committed_items(); print(txid, len(list(items)), state.get(50) == b'x' * 1_000_000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "1 1\n"
+        for number in range(100):
+            state.put(number, b"x" * 1_000_000)
+        state.prepare_commit(2)
+        state.commit(2)
+        assert reader.communicate("go on\n", timeout=60)[0] == "2 100 True\n"
 
 
 @pytest.mark.integration

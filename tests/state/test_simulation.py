@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from framework.acking.stateful import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state.checkpoints import Checkpoints
 from tests.state.parts import Log
-from tests.state.world import ALL_TROUBLES, simulate
+from tests.state.world import ALL_TROUBLES, CRASHES, simulate
 
 
 @pytest.mark.behaviour("5.4", "5.5")
@@ -29,6 +30,21 @@ def test_the_committed_state_is_the_fold_of_the_input(trouble: str, exact: bool)
     assert not set(+struck) - set(troubles)
     if trouble not in ("failed tuple", "all"):  # no bolt here fails tuples of its own accord
         assert set(+struck) == set(troubles)
+
+
+@pytest.mark.behaviour("5.4", "5.5")
+@pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_crash_at_any_step_of_prepare_commit_and_recovery(how: str, exact: bool) -> None:
+    """Every single step, one after the other: the record, and each task's discard, prepare, commit and read."""
+    met: Counter[str] = Counter()
+    for step in itertools.count(1):
+        world = simulate(3, exact=exact, words=24, troubles=(), crash=(step, how))
+        if world.crashed is None:
+            break
+        met[world.crashed] += 1
+    assert met["record"] > 5
+    assert met["store"] > 20
 
 
 def _wrong(exact: bool, troubles: tuple[str, ...], seeds: int = 40) -> bool:

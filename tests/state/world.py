@@ -46,8 +46,23 @@ class StateWorld(Chances):
     stores: dict[str, MemoryStore] = field(default_factory=dict)
     record: CheckpointRecord = field(default_factory=CheckpointRecord)
     epoch: int = 0
+    steps: int = 0
+    crash: tuple[int, str] | None = None
+    crashed: str | None = None
 
     def trouble(self, what: str, action: Callable[[], Any], probability: float) -> Any:
+        """A step of the store or of the record. ``crash``: which of them goes wrong, and how, beside what chance brings."""
+        self.steps += 1
+        how = self.crash[1] if self.crash is not None and self.crash[0] == self.steps else None
+        if how is not None:
+            self.crashed = what
+        if how == "fails before":
+            raise RetryableError(f"the {what} is away")
+        if how == "driver dies before":
+            raise DriverDies
+        if how is not None:
+            action()
+            raise DriverDies if how == "driver dies after" else RetryableError(f"the answer of the {what} is lost")
         if self.strikes(f"{what} fails before", probability):
             raise RetryableError(f"the {what} is away")
         result = action()
@@ -56,6 +71,12 @@ class StateWorld(Chances):
         return result
 
 
+class DriverDies(BaseException):
+    """And its homes with it, in the middle of what they do."""
+
+
+#: How a step may go wrong.
+CRASHES = ("fails before", "fails after", "driver dies before", "driver dies after")
 _worlds: dict[str, StateWorld] = {}
 
 
@@ -150,6 +171,8 @@ class Drives:
             self.rounds.go_on()
         except (StaleWriterError, RetryableError):
             self.dead = True
+        except DriverDies:
+            self.dead, self.rounds._walks = True, []
         return not self.dead
 
     def haunts(self) -> bool:
@@ -157,11 +180,18 @@ class Drives:
         return self.rounds.wander() if self.dead else self.go_on() or True
 
 
-def simulate(seed: int, *, exact: bool, words: int = 120, troubles: Sequence[str] = ALL_TROUBLES) -> StateWorld:
+def simulate(
+    seed: int,
+    *,
+    exact: bool,
+    words: int = 120,
+    troubles: Sequence[str] = ALL_TROUBLES,
+    crash: tuple[int, str] | None = None,
+) -> StateWorld:
     """Run one world to its end: trouble for 400 rounds or until most is read, then none. Raises ``AssertionError`` when the counts
     are wrong."""
     name = uuid.uuid4().hex
-    world = _worlds[name] = StateWorld(seed, frozenset(troubles))
+    world = _worlds[name] = StateWorld(seed, frozenset(troubles), crash=crash)
     logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
     expected = Counter(itertools.chain(*logs))
     spout = Log(name, logs) if exact else Source(name, list(itertools.chain(*logs)))
