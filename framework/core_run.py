@@ -117,7 +117,7 @@ def submit_core(
     runner = _executor(executor, plan, config)
     owned = store is None and bool(stateful)
     if stateful:
-        store = store_for(topology, config, store) or store_of(config)
+        store = store_for(topology, config, store, store_of)
     try:
         runner.start()
     except BaseException:

@@ -14,7 +14,7 @@ import structlog
 
 from framework.acking.driver import RoundDriver
 from framework.config import Config
-from framework.errors import ConfigError
+from framework.errors import ConfigError, RetryableError
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
 from framework.state.rescaling import Filling, namespace_of, rescaled
 from framework.state.settings import provider_of
@@ -54,16 +54,24 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
     provider.check(config.for_components())
 
 
-def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:
-    """Where the record of checkpoints is kept: ZooKeeper, for states that survive. None: made by ``submission.store_of``."""
-    if store is not None or provider_of(config.for_components()).durable:
-        if store is None and config.zookeeper_hosts() is None:
-            raise ConfigError(
-                f"topology {topology.id!r} keeps its state in {config.state_provider}, and transactional.zookeeper.servers is not "
-                "set: the record of its checkpoints must survive as its state does"
-            )
+def store_for(
+    topology: CoreTopology,
+    config: Config,
+    store: CoordinationStore | None,
+    store_of: Callable[[Config], CoordinationStore],
+) -> CoordinationStore:
+    """Where the record of checkpoints is kept: where the caller says, else where it survives as the states do. Raises
+    ``ConfigError``."""
+    if store is not None:
         return store
-    return MemoryStore()
+    if not provider_of(config.for_components()).durable:
+        return MemoryStore()
+    if config.zookeeper_hosts() is None:
+        raise ConfigError(
+            f"topology {topology.id!r} keeps its state in {config.state_provider}, and transactional.zookeeper.servers is not "
+            "set: the record of its checkpoints must survive as its state does"
+        )
+    return store_of(config)
 
 
 def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord | None:
@@ -179,26 +187,30 @@ class StatefulTerms:
 
     def run(self) -> None:
         announced = False
-        while not self._stop.is_set():
-            leadership = self._store.lead(self._topology.id, _identity(), timeout_s=_ELECTION_S)
-            if leadership is None:
-                if not announced:
-                    _log.info(
-                        "driver.standby",
-                        topology=self._topology.id,
-                        reason="another driver leads, or its session lasts",
-                    )
-                    self._driver.stand_by()
-                announced = True
-                continue
+        while not self._stop.is_set() and not self._driver.over:
             try:
-                self._driver.run(partial(self._checkpoints, leadership))
-            finally:
-                leadership.resign()
-            if self._driver.over:
-                return
-            self._stop.wait(_PAUSE_S)
+                leadership = self._store.lead(self._topology.id, _identity(), timeout_s=_ELECTION_S)
+            except RetryableError as error:  # ZooKeeper is away
+                self._driver.stand_by(str(error))
+                self._stop.wait(_PAUSE_S)
+                continue
+            if leadership is not None:
+                self._lead(leadership)
+            elif not announced:
+                announced = True
+                _log.info(
+                    "driver.standby", topology=self._topology.id, reason="another driver leads, or its session lasts"
+                )
+                self._driver.stand_by()
         self._driver.stop_standing_by()
+
+    def _lead(self, leadership: Leadership) -> None:
+        try:
+            self._driver.run(partial(self._checkpoints, leadership))
+        finally:
+            leadership.resign()
+        if not self._driver.over:
+            self._stop.wait(_PAUSE_S)
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()

@@ -149,9 +149,9 @@ class RoundDriver:
         """Whether the run has ended for good."""
         return self._over()
 
-    def stand_by(self) -> None:
-        """Another driver leads."""
-        self._show(phase="standby")
+    def stand_by(self, why: str | None = None) -> None:
+        """Another driver leads, or nobody can."""
+        self._show(phase="standby", last_error=why)
 
     def stop_standing_by(self) -> None:
         """It was stopped before it led."""

@@ -14,7 +14,7 @@ from framework.errors import RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.state.checkpoints import CheckpointAction, Marker, Standing
-from framework.topology import DEFAULT_STREAM, BaseRichSpout
+from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
 #: A spout task gives no more than this in one round, so that rounds stay short.
 ROUND_TUPLES_MAX = 10_000
@@ -125,17 +125,17 @@ class LivingSpout(Living):
         return self._emitted > first
 
     def recover(self, marker: Marker) -> None:
-        """To the positions of a checkpoint, as a new instance; without them everything that is under way fails, and comes again
-        from this one."""
+        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays: what
+        is under way fails, and it emits that again."""
         self._exact = marker.exact
         self.out.counts.failed += len(self._pending)
-        if not marker.exact:
+        if not marker.exact and self._instance is not None:
             self._fail_pending()
             return
         super().recover(marker)
         spout = self.instance()
         positions = marker.positions.get(self.component.id) if marker.positions is not None else None
-        if spout is not None and positions is not None:
+        if isinstance(spout, ReplayableSpout) and positions is not None:
             try:
                 spout.seek(positions)
             except RetryableError as error:

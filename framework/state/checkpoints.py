@@ -53,7 +53,7 @@ class Marker:
     """What a round carries to every task. ``txid``: the checkpoint concerned; to recover: the one to have. ``prepared``: it may be
     prepared only, and is to be committed then. ``upto``: no id beyond it is known here. ``layouts``: component -> number of its
     layout. ``known``: components whose state is part of the checkpoint; others begin empty. ``positions``: where spouts go back
-    to; None where they stay."""
+    to. ``exact``: they do; otherwise only those do that begin."""
 
     action: CheckpointAction
     txid: int
@@ -306,7 +306,7 @@ class Checkpoints:
             self.record.last,
             {each: layout.number for each, layout in self._layouts.items()},
             frozenset(aim.layouts),
-            aim.positions if self._exact else None,
+            aim.positions,
             self._exact,
         )
 

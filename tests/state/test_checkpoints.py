@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, submit
-from framework.errors import ConfigError, CorruptStateError
+from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.metrics import CoreRunCollector
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
@@ -177,6 +177,22 @@ def test_state_is_at_least_once_with_a_spout_that_cannot_go_back(key: str, tmp_p
 
 
 @pytest.mark.behaviour("5.5")
+def test_at_least_once_goes_on_from_an_exactly_once_checkpoint_and_the_other_way(key: str, tmp_path: Path) -> None:
+    """Nothing is lost when the guarantee is changed, though the spout has gone further than the checkpoint."""
+    store, words = MemoryStore(), list(WORDS)
+    for exact in (True, False, True):
+        conf = lmdb(tmp_path, **{"topology.state.exactly.once": exact})
+        with submit(counting(key, Log(key, [words])), conf, store=store, executor="local") as run:
+            run.wait_until_idle(30)
+        found = checkpointed(conf, store, key)
+        assert all(found[word] >= count for word, count in Counter(words).items())
+        if exact and len(words) == len(WORDS):
+            assert found == Counter(words)
+        words = [*words, "more"]
+    assert journal(key).seeks[0] == [{"0": len(WORDS)}]
+
+
+@pytest.mark.behaviour("5.5")
 def test_what_is_stopped_in_mid_run_has_all_that_it_has_done_in_a_checkpoint(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
     words = [WORDS * 500]
@@ -296,6 +312,39 @@ def test_a_driver_that_no_longer_leads_writes_nothing_and_leads_again(key: str, 
         run.wait_until_idle(60)
     assert deposed == [3, 6]
     assert checkpointed(conf, store, key) == Counter(words[0])
+
+
+class Away(MemoryStore):
+    """Does not answer at first."""
+
+    asked = 0
+
+    def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Any:
+        self.asked += 1
+        if self.asked < 3:
+            raise RetryableError("ZooKeeper is away")
+        return super().lead(path, identity, timeout_s)
+
+
+def test_a_store_that_is_away_at_the_start_is_waited_for(key: str, tmp_path: Path) -> None:
+    store, conf = Away(), lmdb(tmp_path)
+    with submit(counting(key, Log(key, [WORDS])), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+        assert run.status().last_error == "ZooKeeper is away"
+    assert checkpointed(conf, store, key) == Counter(WORDS)
+
+
+def test_a_second_driver_stands_by_and_takes_over(key: str, tmp_path: Path) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    with submit(counting(key, Log(key, [WORDS])), conf, store=store, executor="local") as first:
+        first.wait_until_idle(30)
+        second = submit(counting(key, Log(key, [[*WORDS, "more"]])), conf, store=store, executor="local")
+        while second.status().phase != "standby":
+            time.sleep(0.01)
+    with second:
+        second.wait_until_idle(30)
+    assert checkpointed(conf, store, key) == Counter([*WORDS, "more"])
+    assert len(journal(key).emitted) == len(WORDS) + 1
 
 
 @pytest.mark.parametrize(
