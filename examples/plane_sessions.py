@@ -155,4 +155,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The class of the values is named in the configuration: it must be found by that name.
+    from examples import plane_sessions
+
+    plane_sessions.main()
