@@ -16,7 +16,8 @@ from examples.flights import TOPIC
 from integration import EmbeddedServers
 from tests.pipeline.flights import FlightsRun
 
-KILLS = 20
+#: How often the driver is killed: with ``make faults``, and in the usual run, where a kill costs up to half a minute.
+KILLS, KILLS_USUALLY = 20, 6
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -31,12 +32,15 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
 
 @pytest.mark.parametrize("spout", ["opaque", "transactional"])
 @pytest.mark.fault(2)
-def test_driver_killed_20_times_ends_exact(flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int) -> None:
+def test_driver_killed_again_and_again_ends_exact(
+    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, request: pytest.FixtureRequest
+) -> None:
     chance = random.Random(seed)
+    kills = KILLS if request.config.getoption("--faults") == "all" else KILLS_USUALLY
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
     killed, moments = 0, []
     try:
-        while killed < KILLS:
+        while killed < kills:
             before = run.committed_txid()
             run.start()
             if chance.random() < 0.1:  # now and then while it starts
@@ -48,7 +52,7 @@ def test_driver_killed_20_times_ends_exact(flights: EmbeddedServers, tmp_path: P
                 break
             killed += 1
             moments.append(run.committed_txid() - before)
-        assert killed == KILLS, f"the run ended after {killed} kills: make batches smaller"
+        assert killed == kills, f"the run ended after {killed} kills: make batches smaller"
         run.start()
         assert run.finish() == 0, run.tail()
         print(f"{killed} kills; transactions committed in each life: {moments}")
