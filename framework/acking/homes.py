@@ -131,7 +131,7 @@ class Courier:
         """One task of a level."""
         number = self._placed[(level, partition)]
         self._send(number, ("run", round_, level, [(partition, records)]))
-        return self._answer(number)  # type: ignore[no-any-return]
+        return self._answer(number, self._limit_s(round_))  # type: ignore[no-any-return]
 
     def walk(self, round_: Round, widths: Sequence[int]) -> list[Record]:
         """All levels of a round; the homes work side by side in each."""
@@ -146,7 +146,7 @@ class Courier:
             if round_.patience_s and not level:
                 self._hurry_after_the_first(round_, list(by_home))
             for number in by_home:
-                for target, record in self._answer(number):
+                for target, record in self._answer(number, self._limit_s(round_)):
                     inboxes.setdefault(target, []).append(record)
         return [record for partition in sorted(inboxes) for record in inboxes[partition]]
 
@@ -168,7 +168,12 @@ class Courier:
 
     def ask(self, number: int, *message: Any) -> Any:
         self._send(number, message)
-        return self._answer(number)
+        return self._answer(number, self._answer_s)
+
+    def _limit_s(self, round_: Round) -> float:
+        """How long a home may take over a round: longer when it may have to do another one first, so that of two rounds the one
+        that hangs is told."""
+        return self._answer_s * (1.5 if round_.follows else 1.0)
 
     def _send(self, number: int, message: tuple[Any, ...]) -> None:
         address = self._addresses[number]
@@ -178,15 +183,15 @@ class Courier:
         except (OSError, EOFError) as error:
             self._lost(address, error)
 
-    def _answer(self, number: int) -> Any:
+    def _answer(self, number: int, limit_s: float) -> Any:
         address = self._addresses[number]
         try:
             connection = _connected(address, self._key)
             answered = None
             while answered != self._asked[number]:
-                if not connection.poll(self._answer_s):
+                if not connection.poll(limit_s):
                     self._end(address)
-                    raise TimeoutError(f"it did not answer for {self._answer_s:g} s")
+                    raise TimeoutError(f"it did not answer for {limit_s:g} s")
                 answered, outcome, result = connection.recv()
         except (OSError, EOFError) as error:
             self._lost(address, error)
