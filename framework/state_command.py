@@ -128,9 +128,7 @@ def restore(topology: Name, file: File, config: Settings = None, overrides: Over
     parallelism may differ from the snapshot's."""
     settings, built, store = _loaded(topology, config, overrides)
     try:
-        header = next(_lines(file), None)
-        if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
-            raise ConfigError(f"{file} is no snapshot of this release")
+        header = _header(_lines(file), file)
         if header["topology"] != built.id:
             raise ConfigError(f"{file} is of topology {header['topology']!r}, and {topology} is {built.id!r}")
         txid, count = restore_state(built, settings, store, header["record"], partial(_entries, file), str(file))
@@ -251,9 +249,7 @@ def _encoded(value: Any) -> str:
 def _entries(file: Path) -> Iterator[tuple[str, Any, Any]]:
     """Component, key and value of a snapshot. Raises ``CorruptStateError`` for one that is not whole."""
     lines = _lines(file)
-    header = next(lines, None)
-    if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
-        raise ConfigError(f"{file} is no snapshot of this release")
+    _header(lines, file)
     count = 0
     for line in lines:
         if isinstance(line, dict):
@@ -264,6 +260,14 @@ def _entries(file: Path) -> Iterator[tuple[str, Any, Any]]:
         yield component, *(_PLAIN.loads(base64.b64decode(each)) for each in (key, value))
         count += 1
     raise CorruptStateError(f"{file} breaks off after {count} keys: it is not whole")
+
+
+def _header(lines: Iterator[Any], file: Path) -> dict[str, Any]:
+    """The first line of a snapshot. Raises ``ConfigError`` for a file that is none."""
+    header = next(lines, None)
+    if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
+        raise ConfigError(f"{file} is no snapshot of this release")
+    return header
 
 
 def _lines(file: Path) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from framework.state.rescaling import Filling, namespace_of, rescaled
 from framework.state.settings import provider_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
+from framework.transactions.reset import leadership_of
 
 _log = structlog.get_logger()
 
@@ -27,8 +28,6 @@ CHECKPOINT = "checkpoint"
 #: How long a driver waits before it stands for election again.
 _PAUSE_S = 0.2
 _ELECTION_S = 0.5
-#: A leader whose session is about to end is waited for this long.
-_COMMAND_LEAD_S = 15.0
 
 
 def stateful_components(topology: CoreTopology) -> dict[str, Component]:
@@ -97,58 +96,48 @@ def restore_state(
         raise ConfigError(
             f"{where} has state of {', '.join(missing)}, and topology {topology.id!r} has no such stateful bolt"
         )
-    leadership = _stopped(topology, store)
     provider = provider_of(conf)
     fillings: dict[str, Filling] = {}
     try:
-        log = _RecordLog(store, leadership, topology.id)
-        current = read_record(store, topology.id) or CheckpointRecord()
-        txid = max(current.last, snapshot.last) + 1
-        log.save(replace(current, last=txid))
-        layouts = {name: Layout(txid, components[name].parallelism) for name in snapshot.layouts}
-        for name, layout in layouts.items():
-            fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
-        count = 0
-        for name, key, value in entries():
-            fillings[name].put(key, value)
-            count += 1
-        for each in fillings.values():
-            each.finish(txid)
-        log.save(
-            CheckpointRecord(txid=txid, positions=snapshot.positions, layouts=layouts, assigned=layouts, last=txid)
-        )
-        _drop(topology.id, current, provider, conf)
+        with leadership_of(topology, store) as leadership:
+            log = _RecordLog(store, leadership, topology.id)
+            current = read_record(store, topology.id) or CheckpointRecord()
+            txid = max(current.last, snapshot.last) + 1
+            log.save(replace(current, last=txid))
+            layouts = {name: Layout(txid, components[name].parallelism) for name in snapshot.layouts}
+            for name, layout in layouts.items():
+                fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
+            count = 0
+            for name, key, value in entries():
+                fillings[name].put(key, value)
+                count += 1
+            for each in fillings.values():
+                each.finish(txid)
+            log.save(
+                CheckpointRecord(txid=txid, positions=snapshot.positions, layouts=layouts, assigned=layouts, last=txid)
+            )
+            _drop(topology.id, current, provider, conf)
     finally:
         for each in fillings.values():
             each.close()
         provider.close()
-        leadership.resign()
     return txid, count
 
 
 def forget_state(topology: CoreTopology, config: Config, store: CoordinationStore) -> int:
     """Remove all states of a topology, and the positions of its spouts: it begins anew. Returns the checkpoint that is forgotten, 0
     for none. Raises ``ConfigError`` while a driver leads."""
-    leadership = _stopped(topology, store)
     conf = config.for_components()
     provider = provider_of(conf)
     try:
-        current = read_record(store, topology.id) or CheckpointRecord()
-        # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
-        _RecordLog(store, leadership, topology.id).save(CheckpointRecord(last=current.last))
-        _drop(topology.id, current, provider, conf)
+        with leadership_of(topology, store) as leadership:
+            current = read_record(store, topology.id) or CheckpointRecord()
+            # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
+            _RecordLog(store, leadership, topology.id).save(CheckpointRecord(last=current.last))
+            _drop(topology.id, current, provider, conf)
     finally:
         provider.close()
-        leadership.resign()
     return current.txid
-
-
-def _stopped(topology: CoreTopology, store: CoordinationStore) -> Leadership:
-    """The lead of a topology that nobody runs. Raises ``ConfigError``."""
-    leadership = store.lead(topology.id, f"command on {_identity()}", timeout_s=_COMMAND_LEAD_S)
-    if leadership is None:
-        raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
-    return leadership
 
 
 def _drop(topology_id: str, record: CheckpointRecord, provider: StateProvider, conf: Mapping[str, Any]) -> None:

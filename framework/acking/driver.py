@@ -115,10 +115,10 @@ class RoundDriver:
             after = self._number + 1
             self._awaited += 1
             try:
-                self._changed.wait_for(lambda: self._over() or self._idle_after(after), timeout_s)
+                self._changed.wait_for(lambda: self.over or self._idle_after(after), timeout_s)
             finally:
                 self._awaited -= 1
-            return not self._over() and self._idle_after(after)
+            return not self.over and self._idle_after(after)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class RoundDriver:
     @property
     def over(self) -> bool:
         """Whether the run has ended for good."""
-        return self._over()
+        return self._status.phase in ("stopped", "failed")
 
     def stand_by(self, why: str | None = None) -> None:
         """Another driver leads, or nobody can."""
@@ -155,7 +155,7 @@ class RoundDriver:
 
     def stop_standing_by(self) -> None:
         """It was stopped before it led."""
-        if not self._over():
+        if not self.over:
             self._show(phase="stopped")
 
     def step(self, *, drain: bool = False) -> bool:
@@ -380,9 +380,6 @@ class RoundDriver:
     def _idle_after(self, number: int) -> bool:
         """Whether a round with a higher number found nothing to do."""
         return self._idle is not None and self._idle > number
-
-    def _over(self) -> bool:
-        return self._status.phase in ("stopped", "failed")
 
     def _show(
         self,

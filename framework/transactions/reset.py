@@ -15,6 +15,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.execution import LocalExecutor, plan_execution
 from framework.execution.records import AttemptHeader
 from framework.topology.builder import Topology
+from framework.topology.graph import Graph
 from framework.transactions.commit import CommitPhase, Step, perform
 from framework.transactions.coordinator import Persist
 from framework.transactions.documents import TopologyDocuments
@@ -54,7 +55,7 @@ def reset_positions(topology: Topology, store: CoordinationStore) -> int:
 
 
 @contextmanager
-def leadership_of(topology: Topology, store: CoordinationStore) -> Iterator[Leadership]:
+def leadership_of(topology: Graph, store: CoordinationStore) -> Iterator[Leadership]:
     """The topology's leadership, for as long as it takes. Raises ``ConfigError`` while a driver leads."""
     identity = f"reset on {socket.gethostname()}:{os.getpid()}"
     leadership = store.lead(topology.id, identity, timeout_s=LEAD_TIMEOUT_S)
