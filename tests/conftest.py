@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import random
 import sys
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from hypothesis import HealthCheck, settings
 
 from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
 from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
 from integration.hosts import CHOICES, CONTAINERS, EXTERNAL, VARIABLE, chosen
+from tests.kit.folders import open_folder
+from tests.kit.spark import CLUSTER, SparkMasters
+from tests.kit.topics import Topics
 
 # A shared machine may be slow at any moment; what is slow is not wrong.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -115,14 +113,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
         yield server
 
 
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    """A folder that the user whom PostgreSQL runs as can reach, which those of pytest are not."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
 @pytest.fixture
 def seed() -> int:
     """Of whatever the test leaves to chance; a failure shows it."""
@@ -135,31 +125,6 @@ def seed() -> int:
 def name() -> str:
     """A name that no other test uses."""
     return f"t-{uuid.uuid4().hex[:10]}"
-
-
-CLUSTER = "local-cluster[2,1,1024]"
-
-
-class SparkMasters:
-    """The one Spark context that a process can have, on the master that is asked for. It lasts until another is."""
-
-    def __init__(self) -> None:
-        self._master = ""
-        self._context: Any = None
-
-    def use(self, master: str) -> str:
-        from framework.execution.spark_session import start_context
-
-        if self._master != master:
-            self.stop()
-            self._context = start_context("ratchet tests", {"spark.master": master})
-            self._master = master
-        return master
-
-    def stop(self) -> None:
-        if self._context is not None:
-            self._context.stop()
-        self._context, self._master = None, ""
 
 
 @pytest.fixture(scope="session")
@@ -191,64 +156,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=wants_cluster)
 
 
-class Topics:
-    """Creates and fills topics."""
-
-    def __init__(self, bootstrap_servers: str) -> None:
-        self.bootstrap_servers = bootstrap_servers
-        self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-
-    def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
-        settings = {key.replace("_", "."): value for key, value in config.items()}
-        self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
-        return topic
-
-    def alter(self, topic: str, **config: str) -> None:
-        """Change settings of a topic, and wait until the broker says that they hold."""
-        changes = [
-            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-            for key, value in config.items()
-        ]
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
-        self.admin.incremental_alter_configs([resource])[resource].result(30)
-        while True:
-            found = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
-            entries = next(iter(found.values())).result(30)
-            if all(entries[each.name].value == each.value for each in changes):
-                return
-
-    def producer(self, **settings: Any) -> Producer:
-        """Idempotent, so that a request sent again neither doubles records nor changes their order."""
-        return Producer(
-            {
-                "bootstrap.servers": self.bootstrap_servers,
-                "enable.idempotence": True,
-                **{key.replace("_", "."): each for key, each in settings.items()},
-            }
-        )
-
-    def send(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
-        producer = self.producer()
-        for value in values:
-            producer.produce(topic, value, partition=partition)
-            producer.poll(0)
-        assert producer.flush(30) == 0
-
-    def send_in_kafka_txn(
-        self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
-    ) -> Producer:
-        """Values inside a kafka_txn; ``end`` None leaves it open."""
-        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(topic, value, partition=partition)
-        producer.flush(30)
-        if end is not None:
-            end(producer)
-        return producer
-
-
 @pytest.fixture
 def topics(servers: EmbeddedServers | ExternalServers) -> Topics:
     return Topics(servers.bootstrap_servers)
+
+
+@pytest.fixture(params=["local", "collapsed", "spread", "cluster"])
+def runner(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """An executor and its configuration: in this process; Spark with two threads, each batch in one task or spread over
+    several; Spark with two executors."""
+    if request.param == "local":
+        return "local", {}
+    request.getfixturevalue("cluster" if request.param == "cluster" else "spark")
+    return "spark", {"topology.collapse.records.max": 10_000 if request.param == "collapsed" else 0}

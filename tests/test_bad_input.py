@@ -10,8 +10,8 @@ import pytest
 from framework import Config
 from framework.errors import ConfigError
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
-from tests.conftest import Topics
-from tests.pipeline.kafka_runs import KafkaRuns
+from tests.kit.kafka_runs import KafkaRuns
+from tests.kit.topics import Topics
 
 HERE = Path(__file__).parent
 LIST: dict[str, dict[str, list[str]]] = {

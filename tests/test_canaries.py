@@ -15,10 +15,10 @@ from kazoo.client import KazooClient
 from integration import KafkaBroker, PostgresServer, SecureListener, SecurePort, ZooKeeperServer
 from integration.server import free_port
 from integration.spark import descendants
-from tests.certificates import Certificates, make_certificates
-from tests.conftest import Topics
-from tests.pipeline.processes import RunProcess
-from tests.pipeline.stores import wait_for
+from tests.kit.certificates import Certificates, make_certificates
+from tests.kit.processes import RunProcess
+from tests.kit.stores import wait_for
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -91,7 +91,7 @@ def test_no_secret_comes_out_anywhere(
     monkeypatch.setenv("RATCHET_KAFKA_SASL_PASSWORD", KAFKA)
     monkeypatch.setenv("MY_ZOOKEEPER", ZOOKEEPER)
     monkeypatch.setenv("MY_POSTGRES", POSTGRES)
-    run = RunProcess(tmp_path / "run.log", "tests.faults.guarded:topology", {})
+    run = RunProcess(tmp_path / "run.log", "tests.kit.guarded:topology", {})
     shown: dict[str, str] = {}
     try:
         run.start("--config", str(config), "--verbose")

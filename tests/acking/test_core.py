@@ -23,7 +23,7 @@ from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping
 from spouts import MemoryTransactionalSpout
-from tests.acking.parts import Basic, ListSpout, Rich, Stepped, ack, fail, hold, nothing, seen
+from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, fail, hold, nothing, seen
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from framework.acking.home import CorePlan
 from framework.acking.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
 from framework.acking.rounds import News, Round
 from framework.execution.plan import plan_execution
-from tests.acking.journaled import alive, noted, word_count
+from tests.kit.journaled import alive, noted, word_count
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A few kills of each kind, in the usual test run; ``python -m tests.acking.kafka_words`` does as many as one likes."""
+"""A few kills of each kind, in the usual test run; ``python -m tests.kit.kafka_words`` does as many as one likes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acking.kafka_words import KINDS, run
+from tests.kit.kafka_words import KINDS, run
 
 
 @pytest.mark.integration

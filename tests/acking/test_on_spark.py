@@ -5,37 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import BaseBasicBolt, CoreRun, TopologyBuilder, Tuple, submit
+from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
 from framework.acking import homes
 from framework.acking.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution import spark_rounds
 from framework.execution.spark import python_part
-from tests.acking.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
-from tests.pipeline.processes import RunProcess
+from tests.kit.homes import homes_of, until
+from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
+from tests.kit.processes import RunProcess
 
 pytestmark = pytest.mark.spark
-
-
-def homes_of(run: CoreRun) -> list[int]:
-    executor = run._executor
-    assert isinstance(executor, SparkRounds)
-    return [each.pid for each in executor._addresses]
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.behaviour("4.1", "4.3", "4.4")
@@ -95,7 +81,7 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
         "spark.master": "local[2]",
         "topology.max.spout.pending": 10,
     }
-    process = RunProcess(tmp_path / "run.log", "tests.acking.journaled:topology", settings)
+    process = RunProcess(tmp_path / "run.log", "tests.kit.journaled:topology", settings)
     try:
         process.start("--until-caught-up")
         assert process.wait_for(lambda: len(noted(tmp_path, "acked")) > 100)

@@ -11,8 +11,8 @@ import structlog
 
 from framework.acking import home
 from framework.acking.roots import LedgerPart
-from tests.acking.trouble import TROUBLES
-from tests.acking.world import simulate
+from tests.kit.tree_world import simulate
+from tests.kit.trouble import TROUBLES
 
 
 @pytest.mark.behaviour("4.3", "4.6", "4.8")

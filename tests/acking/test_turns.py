@@ -18,7 +18,7 @@ from framework.acking.rounds import Addressed, Record, Round, walk
 from framework.acking.turns import OvertakenError, Turns
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution
-from tests.acking.parts import ListSpout, Rich, ack, seen
+from tests.kit.core_parts import ListSpout, Rich, ack, seen
 
 
 def test_a_round_waits_for_the_one_that_it_follows() -> None:

@@ -15,10 +15,8 @@ import pytest
 from framework import BaseBasicBolt, BaseBatchBolt, Fields, TransactionalTopologyBuilder
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.bolts import UpdateGlobalCount
-from tests.execution.test_executors import runner, start
-
-__all__ = ["runner"]
+from tests.kit.bolts import UpdateGlobalCount
+from tests.kit.runners import start
 
 ROWS = {each: [[f"w{number % 4}"] for number in range(20)] for each in range(2)}
 EXACT = {f"w{number}": 10 for number in range(4)}

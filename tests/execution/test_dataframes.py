@@ -21,9 +21,7 @@ from framework.errors import TopologyError
 from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.execution.test_executors import DATA, WORDS, runner, start
-
-__all__ = ["runner"]
+from tests.kit.runners import DATA, WORDS, start
 
 
 class TopWords(DataFrameBolt):

@@ -15,38 +15,14 @@ from framework import (
     Committer,
     FailedException,
     Fields,
-    Run,
-    Topology,
     TopologyFailed,
     TransactionalTopologyBuilder,
-    submit,
 )
 from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.bolts import BatchCount, Relay, Split, UpdateGlobalCount
-
-WORDS = [f"w{number % 7}" for number in range(100)]
-DATA = {0: [[word] for word in WORDS], 1: [[word] for word in WORDS[:30]], 2: []}
-
-
-@pytest.fixture(params=["local", "collapsed", "spread", "cluster"])
-def runner(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """An executor and its configuration: in this process; Spark with two threads, each batch in one task or spread over
-    several; Spark with two executors."""
-    if request.param == "local":
-        return "local", {}
-    request.getfixturevalue("cluster" if request.param == "cluster" else "spark")
-    return "spark", {"topology.collapse.records.max": 10_000 if request.param == "collapsed" else 0}
-
-
-def start(
-    topology: Topology, runner: tuple[str, dict[str, Any]], store: MemoryStore | None = None, **config: Any
-) -> Run:
-    """With a timeout that a slow machine does not reach: what times out is planned smaller, which is not the point here."""
-    executor, settings = runner
-    whole = {"topology.message.timeout.secs": 300, **settings, **config}
-    return submit(topology, whole, store=store or MemoryStore(), executor=executor)
+from tests.kit.bolts import BatchCount, Relay, Split, UpdateGlobalCount
+from tests.kit.runners import DATA, WORDS, start
 
 
 def global_count(path: Path, opaque: bool = True) -> tuple[TransactionalTopologyBuilder, Any]:

@@ -17,9 +17,7 @@ from framework.execution import Phase, collapsed
 from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.execution.test_executors import runner, start
-
-__all__ = ["runner"]
+from tests.kit.runners import start
 
 
 class Noted(BaseBatchBolt):

@@ -3,7 +3,7 @@
 from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.execution import Phase, plan_execution
 from spouts import MemoryTransactionalSpout
-from tests.bolts import BatchCount, Relay
+from tests.kit.bolts import BatchCount, Relay
 
 
 class Anything(BatchCount):

@@ -13,7 +13,7 @@ from framework import Fields, TransactionalTopologyBuilder
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
 from framework.execution.spark import SparkExecutor, refuse_repetition
 from spouts import MemoryTransactionalSpout
-from tests.bolts import BatchCount
+from tests.kit.bolts import BatchCount
 
 HEADER = AttemptHeader("t", 1, 1, 1, "digest")
 RANGES = {str(each): {"first": 0, "next": 5, "rows": [[f"w{number}"] for number in range(5)]} for each in range(3)}

@@ -23,10 +23,8 @@ from framework.errors import TopologyError
 from framework.transactions import MemoryStore
 from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.bolts import Relay
-from tests.execution.test_executors import runner, start
-
-__all__ = ["runner"]
+from tests.kit.bolts import Relay
+from tests.kit.runners import start
 
 
 class Numbers(TransactionalSpout):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from integration import EmbeddedServers, PostgresServer, ZooKeeperServer
-from tests.conftest import Topics, open_folder
-from tests.pipeline.jobs import Job
+from tests.kit.folders import open_folder
+from tests.kit.jobs import Job
+from tests.kit.topics import Topics
 
 
 @pytest.fixture

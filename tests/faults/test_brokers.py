@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from integration import KafkaBroker, KafkaCluster
-from tests.conftest import Topics
-from tests.faults.plugin import Faults
-from tests.faults.striking import strike
-from tests.pipeline.jobs import Job
-from tests.pipeline.stores import PARTITIONS, Feed, wait_for
+from tests.kit.fault_plugin import Faults
+from tests.kit.jobs import Job
+from tests.kit.stores import PARTITIONS, Feed, wait_for
+from tests.kit.striking import strike
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from framework.transactions import ZooKeeperStore
-from tests.faults.plugin import Faults
-from tests.pipeline.jobs import Job
-from tests.pipeline.stores import Feed, server_of, wait_for
+from tests.kit.fault_plugin import Faults
+from tests.kit.jobs import Job
+from tests.kit.stores import Feed, server_of, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -22,7 +22,7 @@ def die_at_each(job: Job, faults: Faults, boundaries: range) -> set[str]:
     died: set[str] = set()
     with Feed(job.topics.bootstrap_servers, job.name):
         for number in boundaries:
-            run = job.process("tests.faults.failing_run", **{"app.die.at": number})
+            run = job.process("tests.kit.failing_run", **{"app.die.at": number})
             run.start()
             assert run.finish() == 9, run.tail()
             died.add(run.log.read_text().rpartition("dies at ")[2].strip())
@@ -105,7 +105,7 @@ def test_two_of_four_commit_tasks_are_done_when_the_process_dies(
     make_job: Callable[..., Job], faults: Faults, tmp_path: Path
 ) -> None:
     job = make_job(**{"app.parallelism": 4, "app.die.folder": str(tmp_path)})
-    run = job.process("tests.faults.failing_run", **{"app.die.in.commit.task": 2})
+    run = job.process("tests.kit.failing_run", **{"app.die.in.commit.task": 2})
     with Feed(job.topics.bootstrap_servers, job.name):
         run.start()
         assert run.finish() == 9, run.tail()
@@ -121,7 +121,7 @@ def test_two_of_four_commit_tasks_are_done_when_the_process_dies(
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(make_job: Callable[..., Job], faults: Faults) -> None:
     """Forward and back, every 50 ms, for as long as the driver lives."""
     job = make_job()
-    run = job.process("tests.faults.jumping_run")
+    run = job.process("tests.kit.jumping_run")
     with Feed(job.topics.bootstrap_servers, job.name):
         run.start()
         wait_for(lambda: job.committed() >= 20)

@@ -19,11 +19,11 @@ from examples import flights_data
 from examples.flights import TOPIC
 from integration import EmbeddedServers, PostgresServer, Shape, SparkCluster
 from integration.spark import descendants
-from tests.conftest import Topics
-from tests.faults.plugin import Faults
-from tests.pipeline.jobs import Job
-from tests.pipeline.processes import RunProcess
-from tests.pipeline.stores import Feed, wait_for
+from tests.kit.fault_plugin import Faults
+from tests.kit.jobs import Job
+from tests.kit.processes import RunProcess
+from tests.kit.stores import Feed, wait_for
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills, pytest.mark.spark]
 
@@ -125,7 +125,7 @@ def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_t
         "topology.max.attempts": 3,
         "transactional.zookeeper.servers": servers.zookeeper,
     }
-    run = RunProcess(tmp_path / "run.log", "tests.faults.greedy:topology", settings)
+    run = RunProcess(tmp_path / "run.log", "tests.kit.greedy:topology", settings)
     run.start()
     faults.injected(3)
     try:

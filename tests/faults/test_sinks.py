@@ -20,10 +20,10 @@ from framework.transactions import MemoryStore
 from integration import PostgresServer, TcpProxy, ZooKeeperServer
 from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.faults.plugin import Faults
-from tests.faults.striking import lose_a_reply, strike
-from tests.pipeline.jobs import Job
-from tests.pipeline.stores import wait_for
+from tests.kit.fault_plugin import Faults
+from tests.kit.jobs import Job
+from tests.kit.stores import wait_for
+from tests.kit.striking import lose_a_reply, strike
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

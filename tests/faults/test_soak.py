@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import SERIES, Soak, plot, run
-from tests.faults.plugin import Faults
+from tests.kit.fault_plugin import Faults
 
 
 @pytest.mark.integration

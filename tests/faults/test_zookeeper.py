@@ -14,10 +14,10 @@ from kazoo.client import KazooClient
 from framework import submit
 from framework.transactions import ZooKeeperStore
 from integration import TcpProxy, ZooKeeperServer
-from tests.faults.plugin import Faults
-from tests.faults.striking import lose_a_reply, strike
-from tests.pipeline.jobs import Job
-from tests.pipeline.stores import Feed, wait_for
+from tests.kit.fault_plugin import Faults
+from tests.kit.jobs import Job
+from tests.kit.stores import Feed, wait_for
+from tests.kit.striking import lose_a_reply, strike
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

@@ -28,11 +28,11 @@ from integration import EmbeddedServers, RegistryServer
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
-from tests.conftest import Topics
-from tests.oracle import read_topics
-from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns
-from tests.pipeline.processes import RunProcess
-from tests.spouts.test_avro import encoded, framed
+from tests.kit.avro import encoded, framed
+from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.kit.oracle import read_topics
+from tests.kit.processes import RunProcess
+from tests.kit.topics import Topics
 
 pytestmark = pytest.mark.integration
 
@@ -478,7 +478,7 @@ def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
         "topology.max.attempts": 2,
         "spark.master": "local[1]",
     }
-    run = RunProcess(tmp_path / "run.log", "tests.pipeline.poisoned:topology", settings)
+    run = RunProcess(tmp_path / "run.log", "tests.kit.poisoned:topology", settings)
     try:
         topics.send(name, [b"x77"])
         run.start()

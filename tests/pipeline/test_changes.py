@@ -23,10 +23,7 @@ from framework.transactions import Put, ZooKeeperStore, read_history
 from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.pipeline.test_recovery import EXACT, WORD, Setup, setup
-
-__all__ = ["setup"]
-
+from tests.kit.words_runs import EXACT, WORD, Setup
 
 # --- a changed topology ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pytest
 from framework.errors import ConfigError
 from framework.execution import shipping
 from integration import EmbeddedServers, PostgresServer, SparkCluster
-from tests.conftest import Topics
+from tests.kit.topics import Topics
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -19,8 +19,8 @@ from framework.transactions import MemoryStore
 from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
 from sinks.kafka_writer import MarkedWriter, Marker, writers
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.conftest import Topics
-from tests.oracle import read_topics
+from tests.kit.oracle import read_topics
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.4")]
 FIELDS = Fields(word=str, n=int)

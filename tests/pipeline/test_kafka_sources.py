@@ -21,9 +21,9 @@ from framework.kafka_clients import KafkaSettings
 from integration import EmbeddedServers, KafkaBroker
 from integration.server import free_port
 from spouts.kafka_group import GroupOffsets
-from tests.conftest import Topics
-from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
-from tests.spouts.test_kafka import offsets
+from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
+from tests.kit.plans import offsets
+from tests.kit.topics import Topics
 
 pytestmark = pytest.mark.integration
 

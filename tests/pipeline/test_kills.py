@@ -14,7 +14,7 @@ import pytest
 from examples import flights_data
 from examples.flights import TOPIC
 from integration import EmbeddedServers
-from tests.pipeline.flights import FlightsRun
+from tests.kit.flights import FlightsRun
 
 #: How often the driver is killed: with ``make faults``, and in the usual run, where a kill costs up to half a minute.
 KILLS, KILLS_USUALLY = 20, 6

@@ -39,7 +39,7 @@ from spouts import (
     OpaqueMemoryTransactionalSpout,
     TextCodec,
 )
-from tests.conftest import Topics
+from tests.kit.topics import Topics
 
 FAILURES = 50
 PARTITIONS = 3

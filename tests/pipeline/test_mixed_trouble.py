@@ -25,9 +25,9 @@ from confluent_kafka.admin import NewPartitions, OffsetSpec
 from framework.transactions import TransactionalState, ZooKeeperStore
 from framework.transactions.documents import read_plan
 from integration import EmbeddedServers
-from tests.conftest import Topics
-from tests.oracle import read_topics
-from tests.pipeline.processes import RunProcess
+from tests.kit.oracle import read_topics
+from tests.kit.processes import RunProcess
+from tests.kit.topics import Topics
 
 #: More of them with RATCHET_TROUBLE_STEPS=n.
 STEPS = int(os.environ.get("RATCHET_TROUBLE_STEPS", "30"))
@@ -261,7 +261,7 @@ def test_mixed_trouble_ends_exact(
         "topology.max.spout.pending": 3,
         "spark.master": "local[2]",
     }
-    run = RunProcess(tmp_path / "run.log", "tests.pipeline.trouble:topology", settings)
+    run = RunProcess(tmp_path / "run.log", "tests.kit.mixed_trouble:topology", settings)
     script = Script(seed, own_servers, run, name)
     try:
         run.start()

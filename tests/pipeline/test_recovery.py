@@ -3,86 +3,24 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import BaseBasicBolt, Fields, Run, Topology, TransactionalTopologyBuilder, submit
+from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, DataLossError, TopologyError
 from framework.execution import collapsed
 from framework.execution.local import LocalExecutor
-from framework.execution.plan import plan_execution
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader, FailureKind, Piece, TaskFailure
 from framework.submission import TopologyFailed
 from framework.topology import OpenCommit
-from framework.transactions import Delete, MemoryStore, Put
-from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
-from spouts import OpaqueMemoryTransactionalSpout
-
-WORD = Fields(word=str)
-WORDS = [[f"w{number % 5}"] for number in range(40)]
-
-
-class Setup:
-    """A topology, its store and its database, to be started as often as one likes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "words.db"
-        self.store = MemoryStore()
-        self.spout = OpaqueMemoryTransactionalSpout({0: WORDS, 1: WORDS[:10]}, WORD, 10)
-        self.backend = SqliteBackend(self.path, "words")
-        self.wrap: Callable[[LocalExecutor], Any] = lambda executor: executor
-
-    def topology(self, parallelism: int = 2) -> Topology:
-        builder = TransactionalTopologyBuilder("words", "spout", self.spout, 2)
-        committer = StateCommitter(OpaqueMapState(self.backend), ["word"], {"n": Count()})
-        builder.set_bolt("count", committer, parallelism).fields_grouping("spout", Fields("word"))
-        return builder.build()
-
-    def start(
-        self,
-        topology: Topology | None = None,
-        *,
-        accept_changed_topology: bool = False,
-        standby: bool = False,
-        **config: Any,
-    ) -> Run:
-        built = topology or self.topology()
-        executor = self.wrap(LocalExecutor(plan_execution(built), {}))
-        return submit(
-            built,
-            {"topology.max.spout.pending": 2, **config},
-            store=self.store,
-            executor=executor,
-            accept_changed_topology=accept_changed_topology,
-            standby=standby,
-        )
-
-    def run_all(self) -> None:
-        with self.start() as run:
-            run.wait_until_caught_up(30)
-
-    def counts(self) -> dict[str, int]:
-        with sqlite3.connect(self.path) as connection:
-            return dict(connection.execute("SELECT word, n FROM words WHERE _deleted = 0"))
-
-    def put(self, path: str, value: Any) -> None:
-        raw = value if isinstance(value, bytes) else json.dumps({"format": 1, "value": value}).encode()
-        self.store.apply([Put(f"words/{path}", raw)])
-
-
-@pytest.fixture
-def setup(tmp_path: Path) -> Setup:
-    return Setup(tmp_path)
-
-
-EXACT = {f"w{number}": 10 for number in range(5)}
+from framework.transactions import Delete, MemoryStore
+from sinks import Count, OpaqueMapState, StateCommitter
+from tests.kit.words_runs import EXACT, Setup
 
 
 @pytest.mark.behaviour("1.1")

@@ -15,10 +15,10 @@ import pytest
 
 from integration import EmbeddedServers, ZooKeeperServer
 from integration.server import Server
-from tests.conftest import Topics
-from tests.pipeline.jobs import Job
-from tests.pipeline.processes import RunProcess
-from tests.pipeline.stores import STORES, Feed, server_of, wait_for
+from tests.kit.jobs import Job
+from tests.kit.processes import RunProcess
+from tests.kit.stores import STORES, Feed, server_of, wait_for
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 #: Kills per store and kind of values; more by RATCHET_SINK_KILLS.

@@ -33,8 +33,8 @@ from sinks import (
 )
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.codecs import TextCodec
-from tests.conftest import Topics
-from tests.pipeline.processes import ROOT
+from tests.kit.processes import ROOT
+from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
 DATA = {part: [[f"w{each % 11}", each] for each in range(300)] for part in range(3)}

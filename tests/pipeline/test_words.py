@@ -14,9 +14,7 @@ import pytest
 from examples import transactional_words
 from framework import FailedException, submit
 from integration import EmbeddedServers
-from tests.execution.test_executors import runner, start
-
-__all__ = ["runner"]
+from tests.kit.runners import start
 
 EXPECTED = dict.fromkeys(transactional_words.WORDS, 0)
 for _rows in transactional_words.data().values():

@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 
 from integration import KafkaCluster, ZooKeeperEnsemble
 from integration.server import port_taken
-from tests.conftest import Topics
+from tests.kit.topics import Topics
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -28,7 +28,7 @@ from integration import (
 from integration.external import VARIABLES, ExternalPostgres, ExternalServers
 from integration.hosts import VARIABLE, find_host
 from integration.server import Server, port_taken
-from tests.conftest import open_folder
+from tests.kit.folders import open_folder
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS: dict[str, type[Server]] = {"zookeeper": ZooKeeperServer, "postgres": PostgresServer, "redis": RedisServer}

@@ -49,7 +49,7 @@ from framework.transactions.coordinator import (
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.reset import resetting_positions
 from spouts.memory import complete
-from tests.bolts import UpdateGlobalCount
+from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.world import SESSION_MS, SINKS, TOPOLOGY, Crashed, SimLeadership, Violation, World
 
 TASKS = 2

@@ -23,7 +23,7 @@ from framework.transactions import MemoryStore
 from sinks import AppendCommitter, DeltaLakeTable, ParquetTable
 from sinks.files import FileTable
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.pipeline.processes import ROOT
+from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.behaviour("3.5")
 FIELDS = Fields(word=str, n=int)

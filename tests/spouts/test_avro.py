@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import io
 import json
 import pickle
 import random
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -23,6 +20,7 @@ from framework.errors import ConfigError, RetryableError, TopologyError
 from integration import RegistryServer
 from spouts import AvroCodec, RegistryAvroCodec, UndecodableValueError
 from spouts.avro_bulk import BulkAvro
+from tests.kit.avro import encoded, framed
 
 pytestmark = pytest.mark.behaviour("2.9")
 
@@ -41,16 +39,6 @@ WORD = {
         {"name": "small", "type": "float"},
     ],
 }
-
-
-def encoded(schema: Any, *rows: Any) -> list[bytes]:
-    parsed = fastavro.parse_schema(schema)
-    values = []
-    for row in rows:
-        stream = io.BytesIO()
-        fastavro.schemaless_writer(stream, parsed, row)
-        values.append(stream.getvalue())
-    return values
 
 
 def word(n: int, **changes: Any) -> dict[str, Any]:
@@ -260,10 +248,6 @@ def test_a_schema_from_a_file(tmp_path: Path) -> None:
 def registry(tmp_path: Path) -> Iterator[RegistryServer]:
     with RegistryServer(tmp_path / "registry") as server:
         yield server
-
-
-def framed(schema_id: int, *values: bytes) -> list[bytes]:
-    return [struct.pack(">bI", 0, schema_id) + value for value in values]
 
 
 SMALL = {"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]}

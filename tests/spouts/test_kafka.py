@@ -6,7 +6,6 @@ import datetime
 import gc
 import itertools
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,10 +17,10 @@ from framework.kafka_clients import KafkaSettings
 from integration.server import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka_metadata import KafkaMetadata
-from tests.conftest import Topics
+from tests.kit.plans import Plan, offsets
+from tests.kit.topics import Topics
 
 CONTEXT = TopologyContext("t", "spout", 0, 1)
-Plan = Mapping[str, Mapping[str, Any]]
 
 
 def spout(topics: Topics, topic: str, opaque: bool = True, **options: Any) -> Any:
@@ -39,12 +38,6 @@ def plan(source: Any, previous: Plan | None = None) -> Plan:
     assert made is not None
     result: Plan = made
     return result
-
-
-def offsets(made: Plan | None) -> dict[str, tuple[int, int]]:
-    """Partition -> (first_offset, next_offset)."""
-    assert made is not None
-    return {partition: (meta["first_offset"], meta["next_offset"]) for partition, meta in made.items()}
 
 
 def read(source: Any, ranges: Plan) -> list[Any]:

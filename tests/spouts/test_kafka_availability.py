@@ -16,9 +16,9 @@ from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
 from integration import KafkaCluster
 from spouts import kafka_session
-from tests.conftest import Topics
-from tests.pipeline.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
-from tests.spouts.test_kafka import offsets
+from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
+from tests.kit.plans import offsets
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.7")]
 

@@ -20,9 +20,9 @@ from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka_tail import task_of
-from tests.acking.parts import Rich, Stepped, ack, hold, seen
-from tests.conftest import Topics
-from tests.state.parts import checkpointed, counting, journal, lmdb
+from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
+from tests.kit.state_parts import checkpointed, counting, journal, lmdb
+from tests.kit.topics import Topics
 
 pytestmark = pytest.mark.integration
 

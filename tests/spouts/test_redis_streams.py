@@ -15,7 +15,7 @@ from framework.errors import ConfigError
 from integration import RedisServer
 from spouts import RetryPolicy
 from spouts.redis_streams import RedisStreamSpout
-from tests.acking.parts import Rich, Stepped, ack, hold, seen
+from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from framework.transactions import MemoryStore
 from integration import KafkaBroker, SecureListener
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
-from tests.certificates import Certificates, make_certificates
-from tests.conftest import Topics
+from tests.kit.certificates import Certificates, make_certificates
+from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.11")]
 

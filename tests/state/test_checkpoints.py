@@ -16,7 +16,7 @@ from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.metrics import CoreRunCollector
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
-from tests.state.parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
+from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "came", "back"]
 

@@ -17,9 +17,8 @@ from framework import Config, CoreTopology, submit
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
-from tests.pipeline.processes import ROOT
-from tests.state.parts import Log, counting, journal
-from tests.state.test_providers import redis_pool
+from tests.kit.processes import ROOT
+from tests.kit.state_parts import Log, counting, journal, redis_pool
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ from framework.acking.spark import SparkRounds
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers
-from tests.acking.test_on_spark import homes_of, until
-from tests.state.kafka_counts import run as run_and_kill
-from tests.state.parts import Count, Log, lmdb
+from tests.kit.homes import homes_of, until
+from tests.kit.kafka_counts import run as run_and_kill
+from tests.kit.state_parts import Count, Log, lmdb
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -56,7 +56,7 @@ def test_a_home_that_is_killed_takes_no_state_with_it(
 @pytest.mark.kills
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 def test_the_state_is_the_fold_of_the_records_whatever_is_killed(tmp_path: Path, exact: bool) -> None:
-    """More kills: ``python -m tests.state.kafka_counts``."""
+    """More kills: ``python -m tests.kit.kafka_counts``."""
     order = ["home", "redis", "driver"] if exact else ["executor", "zookeeper"]
     seen, found, expected = run_and_kill(tmp_path, order, exact=exact, per_second=40)
     print(seen.summary())

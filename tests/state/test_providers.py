@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -28,6 +27,7 @@ from framework.state.redis import _APPLY
 from framework.state.settings import RedisSettings, provider_of, settings_of
 from framework.topology.stateful import StateProvider
 from integration import RedisServer
+from tests.kit.state_parts import redis_pool
 
 CONFIG = "topology.state.provider.config"
 
@@ -61,11 +61,6 @@ class TestRedis(StateProviderContract):
 
     def conf(self) -> Mapping[str, Any]:
         return {CONFIG: {"jedisPoolConfig": redis_pool(self.server)}}
-
-
-def redis_pool(server: RedisServer) -> dict[str, Any]:
-    url = urlsplit(server.url)
-    return {"host": url.hostname, "port": url.port, "database": int(url.path.strip("/") or 0)}
 
 
 class Point(NamedTuple):

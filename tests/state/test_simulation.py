@@ -15,8 +15,8 @@ from framework.acking.living_bolt import LivingBolt
 from framework.acking.stateful import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state.checkpoints import Checkpoints
-from tests.state.parts import Log
-from tests.state.world import ALL_TROUBLES, CRASHES, simulate
+from tests.kit.state_parts import Log
+from tests.kit.state_world import ALL_TROUBLES, CRASHES, simulate
 
 
 @pytest.mark.behaviour("5.4", "5.5")

@@ -26,7 +26,7 @@ from framework.state import (
 from framework.state.expiry import ExpiringState
 from framework.state.windowing import MICROS, time_of
 from framework.transactions import MemoryStore
-from tests.state.parts import Count, Log, checkpointed, journal, lmdb
+from tests.kit.state_parts import Count, Log, checkpointed, journal, lmdb
 
 EVENT = Fields(user=str, at=float, n=int)
 

@@ -23,7 +23,7 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.bolts import BatchCount, Relay, Split, UpdateGlobalCount
+from tests.kit.bolts import BatchCount, Relay, Split, UpdateGlobalCount
 
 Builder = TransactionalTopologyBuilder
 WORDS = Fields(word=str)

@@ -15,7 +15,7 @@ from framework.submission import store_of
 from framework.transactions import CoordinationStore, Put, ZooKeeperStore
 from framework.transactions.zookeeper_security import ZooKeeperSecurity
 from integration import SecurePort, ZooKeeperServer
-from tests.certificates import Certificates, make_certificates
+from tests.kit.certificates import Certificates, make_certificates
 
 USER, PASSWORD = "ratchet", "canary-2bad1dea"
 

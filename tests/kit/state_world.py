@@ -1,6 +1,6 @@
 """A topology with state in one process under random trouble, all of it from a seed.
 
-Beside the troubles of any core topology (``tests.acking.trouble``): the store of the states fails before or after it has done
+Beside the troubles of any core topology (``tests.kit.trouble``): the store of the states fails before or after it has done
 what it was asked; the record of the checkpoints fails to be written, before or after; the driver dies, and another takes over
 while rounds of the first are still under way; a driver that has lost its lead goes on until it notices.
 
@@ -23,9 +23,9 @@ from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryStore
 from framework.topology import State, StateProvider
-from tests.acking.parts import Stepped
-from tests.acking.trouble import TROUBLES, Chances, TroubledRounds
-from tests.state.parts import Log, Source, counting
+from tests.kit.core_parts import Stepped
+from tests.kit.state_parts import Log, Source, counting
+from tests.kit.trouble import TROUBLES, Chances, TroubledRounds
 
 STATE_TROUBLES = (
     "store fails before",

@@ -12,7 +12,7 @@ import numpy as np
 from framework.acking.roots import LedgerPart
 from framework.acking.rounds import Addressed, Record, Round, stepping
 from framework.errors import RetryableError
-from tests.acking.parts import Stepped
+from tests.kit.core_parts import Stepped
 
 TROUBLES = (
     "lost output",

@@ -19,8 +19,8 @@ from typing import Any
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
 from framework.acking.home import AckerTask
-from tests.acking.parts import Stepped
-from tests.acking.trouble import TROUBLES, Chances, TroubledRounds
+from tests.kit.core_parts import Stepped
+from tests.kit.trouble import TROUBLES, Chances, TroubledRounds
 
 TIMEOUT_S = 30.0
 

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from integration import EmbeddedServers, SparkCluster
-from tests.acking.journaled import sentence_of
-from tests.conftest import Topics
-from tests.pipeline.processes import RunProcess
+from tests.kit.journaled import sentence_of
+from tests.kit.processes import RunProcess
+from tests.kit.topics import Topics
 
 PARTITIONS = 4
 TOPIC = "lines"

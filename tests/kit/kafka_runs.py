@@ -12,8 +12,8 @@ from framework import Run, Topology, TransactionalTopologyBuilder, submit
 from framework.transactions import CoordinationStore, MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from tests.conftest import Topics
-from tests.oracle import read_topics
+from tests.kit.oracle import read_topics
+from tests.kit.topics import Topics
 
 TIMEOUT_S = 60
 

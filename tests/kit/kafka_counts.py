@@ -1,6 +1,6 @@
 """Words counted by a stateful bolt over Kafka on a Spark cluster, its processes killed again and again; and the oracle.
 
-``python -m tests.state.kafka_counts --kills 50`` kills executors, homes, the driver, the broker, ZooKeeper and Redis, at random,
+``python -m tests.kit.kafka_counts --kills 50`` kills executors, homes, the driver, the broker, ZooKeeper and Redis, at random,
 and compares the state with a fold over the records.
 """
 
@@ -22,9 +22,9 @@ from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from spouts import KafkaSpout, TextCodec
-from tests.acking.journaled import note
-from tests.acking.kafka_words import SplitNumbered
-from tests.acking.kills import Kills, kill_often, numbered
+from tests.kit.journaled import note
+from tests.kit.kafka_words import SplitNumbered
+from tests.kit.kills import Kills, kill_often, numbered
 
 KINDS = ("executor", "home", "driver", "broker", "zookeeper", "redis")
 #: Of the words of every sentence, so many kinds: keys of the state.
@@ -85,7 +85,7 @@ def run(folder: Path, order: list[str], *, exact: bool, per_second: int) -> tupl
         commits = folder / "commits"
         seen = kill_often(
             folder,
-            "tests.state.kafka_counts:topology",
+            "tests.kit.kafka_counts:topology",
             settings,
             order,
             lambda: commits.stat().st_size if commits.exists() else 0,

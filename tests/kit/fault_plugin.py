@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.rows import ROWS
+from tests.kit.fault_rows import ROWS
 
 #: Progress means so many commits: what was in flight when the fault came does not count as having come through it.
 COMMITS_AFTER = 4

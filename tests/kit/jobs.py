@@ -8,15 +8,15 @@ from typing import Any
 from framework.topology import Topology
 from framework.transactions import ZooKeeperStore, committed_txid
 from framework.verify import verify
-from tests.conftest import Topics
-from tests.pipeline.processes import RunProcess
-from tests.pipeline.stores import PARTITIONS, expected, found, topology
+from tests.kit.processes import RunProcess
+from tests.kit.stores import PARTITIONS, expected, found, topology
+from tests.kit.topics import Topics
 
 SESSION_S = 2
 
 
 class Job:
-    """The topology of ``tests.pipeline.stores`` on one store, as processes.
+    """The topology of ``tests.kit.stores`` on one store, as processes.
 
     ``zookeeper`` and ``address``: where the drivers find ZooKeeper and the store; it may be by a proxy. ``watched``: where the test
     itself asks ZooKeeper; by default there too.
@@ -59,7 +59,7 @@ class Job:
     def process(self, module: str = "benchmarks.local_run", **settings: Any) -> RunProcess:
         """Another driver of it, not started. Without Spark, unless ``module`` is ``framework.run``."""
         log = self.folder / f"run-{len(self.runs)}.log"
-        made = RunProcess(log, "tests.pipeline.stores:topology", {**self.settings, **settings}, module=module)
+        made = RunProcess(log, "tests.kit.stores:topology", {**self.settings, **settings}, module=module)
         self.runs.append(made)
         return made
 

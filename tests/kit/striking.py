@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from integration import TcpProxy
-from tests.faults.plugin import Faults
-from tests.pipeline.jobs import Job
-from tests.pipeline.processes import RunProcess
-from tests.pipeline.stores import Feed, wait_for
+from tests.kit.fault_plugin import Faults
+from tests.kit.jobs import Job
+from tests.kit.processes import RunProcess
+from tests.kit.stores import Feed, wait_for
 
 
 def strike(

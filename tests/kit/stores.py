@@ -32,8 +32,8 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
-from tests.conftest import open_folder
-from tests.oracle import read_topics
+from tests.kit.folders import open_folder
+from tests.kit.oracle import read_topics
 
 PARTITIONS = 3
 WORDS = 50

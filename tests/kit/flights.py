@@ -7,7 +7,7 @@ from pathlib import Path
 
 from examples import flights_data
 from framework.transactions import TransactionalState, ZooKeeperStore
-from tests.pipeline.processes import RunProcess
+from tests.kit.processes import RunProcess
 
 
 class FlightsRun(RunProcess):

@@ -1,6 +1,6 @@
 """The word count over Kafka on a Spark cluster, its processes killed again and again; and the oracle that looks at the outcome.
 
-``python -m tests.acking.kafka_words --times 20`` kills an executor, the driver and the broker so often each, and prints what it
+``python -m tests.kit.kafka_words --times 20`` kills an executor, the driver and the broker so often each, and prints what it
 saw.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 from framework import CoreTopology, Fields, TopologyBuilder
 from integration import EmbeddedServers
 from spouts import KafkaSpout, TextCodec
-from tests.acking.journaled import CountWords, Split, noted, sentence_of
-from tests.acking.kills import Kills, kill_often
+from tests.kit.journaled import CountWords, Split, noted, sentence_of
+from tests.kit.kills import Kills, kill_often
 
 KINDS = ("executor", "driver", "broker")
 
@@ -70,7 +70,7 @@ def run(folder: Path, times: int, seed: int, *, per_second: int = 200) -> Outcom
     with EmbeddedServers(folder / "servers") as servers:
         seen = kill_often(
             folder,
-            "tests.acking.kafka_words:topology",
+            "tests.kit.kafka_words:topology",
             {},
             order,
             lambda: words.stat().st_size // 1_000 if words.exists() else 0,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from framework import (
     BaseBasicBolt,
@@ -21,6 +22,7 @@ from framework import (
 from framework.state import LmdbKeyValueStateProvider
 from framework.stateful_run import read_record
 from framework.transactions import CoordinationStore
+from integration import RedisServer
 
 
 @dataclass
@@ -211,3 +213,8 @@ def checkpointed(
         found.update(state.items())
     provider.close()
     return found
+
+
+def redis_pool(server: RedisServer) -> dict[str, Any]:
+    url = urlsplit(server.url)
+    return {"host": url.hostname, "port": url.port, "database": int(url.path.strip("/") or 0)}

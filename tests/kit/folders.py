@@ -1,0 +1,16 @@
+"""Folders for servers that run as another user."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that the user whom PostgreSQL runs as can reach, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

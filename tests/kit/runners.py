@@ -1,0 +1,20 @@
+"""A topology on any of the executors, and the words that go through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework import Run, Topology, submit
+from framework.transactions import MemoryStore
+
+WORDS = [f"w{number % 7}" for number in range(100)]
+DATA = {0: [[word] for word in WORDS], 1: [[word] for word in WORDS[:30]], 2: []}
+
+
+def start(
+    topology: Topology, runner: tuple[str, dict[str, Any]], store: MemoryStore | None = None, **config: Any
+) -> Run:
+    """With a timeout that a slow machine does not reach: what times out is planned smaller, which is not the point here."""
+    executor, settings = runner
+    whole = {"topology.message.timeout.secs": 300, **settings, **config}
+    return submit(topology, whole, store=store or MemoryStore(), executor=executor)

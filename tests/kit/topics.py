@@ -1,0 +1,68 @@
+"""Topics of a test: created, altered, filled, also inside a kafka_txn."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+
+class Topics:
+    """Creates and fills topics."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+
+    def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
+        return topic
+
+    def alter(self, topic: str, **config: str) -> None:
+        """Change settings of a topic, and wait until the broker says that they hold."""
+        changes = [
+            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
+        self.admin.incremental_alter_configs([resource])[resource].result(30)
+        while True:
+            found = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
+            entries = next(iter(found.values())).result(30)
+            if all(entries[each.name].value == each.value for each in changes):
+                return
+
+    def producer(self, **settings: Any) -> Producer:
+        """Idempotent, so that a request sent again neither doubles records nor changes their order."""
+        return Producer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "enable.idempotence": True,
+                **{key.replace("_", "."): each for key, each in settings.items()},
+            }
+        )
+
+    def send(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
+        producer = self.producer()
+        for value in values:
+            producer.produce(topic, value, partition=partition)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def send_in_kafka_txn(
+        self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
+    ) -> Producer:
+        """Values inside a kafka_txn; ``end`` None leaves it open."""
+        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=partition)
+        producer.flush(30)
+        if end is not None:
+            end(producer)
+        return producer
