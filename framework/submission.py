@@ -361,6 +361,7 @@ def store_of(config: Config) -> CoordinationStore:
         hosts,
         config.zookeeper_root,
         session_timeout_s=config.zookeeper_session_timeout_secs,
+        connect_timeout_s=config.zookeeper_connection_timeout_secs,
         security=ZooKeeperSecurity.of(config),
     )
 

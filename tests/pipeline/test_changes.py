@@ -131,12 +131,11 @@ def test_reset_of_everything_starts_with_transaction_1(setup: Setup, corrupt: bo
     assert setup.counts() == EXACT
 
 
-def test_reset_is_refused_while_a_driver_leads(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framework.transactions.reset.LEAD_TIMEOUT_S", 0.2)
+def test_reset_is_refused_while_a_driver_leads(setup: Setup) -> None:
     with setup.start() as run:
         run.wait_until_caught_up(20)
         with pytest.raises(ConfigError, match="a driver runs topology 'words': stop it first"):
-            reset.reset_everything(setup.topology(), setup.store)
+            reset.reset_everything(setup.topology(), setup.store, timeout_s=0.2)
     assert setup.counts() == EXACT
 
 
