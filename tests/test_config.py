@@ -32,9 +32,15 @@ def test_defaults_are_storms() -> None:
         ({"transactional.zookeeper.root": "relative"}, r"transactional.zookeeper.root: must be an absolute path"),
         ({"transactional.zookeeper.root": "/a/../b"}, r"transactional.zookeeper.root: "),
         ({"transactional.zookeeper.auth": "canary"}, r"zookeeper.auth: must be digest:user:password; [^']+$"),
-        ({"spark.task.maxFailures": 4}, r"spark.task.maxFailures cannot be set: Spark must repeat nothing"),
-        ({"spark.speculation": True}, r"spark.speculation cannot be set"),
-        ({"spark.master": "local[2,4]"}, r"local\[N,F\] repeats failed tasks; use local\[2\]"),
+        *(
+            pytest.param(values, message, marks=pytest.mark.rule("C10"))
+            for values, message in (
+                ({"spark.task.maxFailures": 4}, r"spark.task.maxFailures cannot be set: Spark must repeat nothing"),
+                ({"spark.stage.maxConsecutiveAttempts": 4}, r"spark.stage.maxConsecutiveAttempts cannot be set"),
+                ({"spark.speculation": True}, r"spark.speculation cannot be set"),
+                ({"spark.master": "local[2,4]"}, r"local\[N,F\] repeats failed tasks; use local\[2\]"),
+            )
+        ),
     ],
 )
 def test_bad_values_are_refused_by_key(values: dict[str, Any], message: str) -> None:

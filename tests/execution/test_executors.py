@@ -200,6 +200,7 @@ def test_streams_diamonds_and_a_committer_below_a_committer(runner: Any, tmp_pat
     assert everywhere.get("total") == 4 * 130
 
 
+@pytest.mark.rule("C13")
 def test_an_unpicklable_committer_fails_with_advice(runner: Any, tmp_path: Path) -> None:
     builder, _ = global_count(tmp_path / "x.db")
     builder.set_committer_bolt("leaky", Leaky()).shuffle_grouping("spout")

@@ -73,6 +73,7 @@ def test_the_processing_phase_runs_once_also_across_the_commit_job(executor: Spa
         assert lines(tmp_path / name) == ["finished 0", "finished 1", "prepared 0", "prepared 1"]
 
 
+@pytest.mark.rule("C10")
 def test_a_lost_result_fails_the_attempt_and_is_not_computed_again(executor: SparkExecutor, tmp_path: Path) -> None:
     assert executor.process(ProcessingJob(HEADER, RANGES, 15)).failure is None
     kept = executor._results[HEADER].spread
@@ -108,6 +109,7 @@ def test_an_attempt_that_was_cancelled_does_not_start(executor: SparkExecutor, t
     assert lines(tmp_path / "before") == []
 
 
+@pytest.mark.rule("C10")
 def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from framework.errors import InvariantViolation
     from framework.execution import spark as spark_module

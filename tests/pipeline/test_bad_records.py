@@ -111,6 +111,7 @@ def test_skip_leaves_bad_records_out_and_counts_them(runs: BadRuns) -> None:
 
 @pytest.mark.behaviour("2.10")
 @pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.rule("C20")
 def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(runs: BadRuns, failing: int) -> None:
     topics, name = runs.topics, runs.name
     producer = topics.producer()
@@ -140,6 +141,7 @@ def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(
 
 @pytest.mark.behaviour("2.10")
 @pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.rule("C20")
 def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs: BadRuns, failing: int) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"bad-0", *GOOD, b"bad-4"])

@@ -77,8 +77,8 @@ def test_a_renamed_spout_takes_over_the_positions(setup: Setup) -> None:
 # --- reset -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("C17")
 def test_reset_of_positions_reads_again_under_rising_txids(setup: Setup) -> None:
-    """C17"""
     setup.run_all()
     assert "transaction 5 is next" in reset.describe(setup.topology(), setup.store)[0]
     assert reset.reset_positions(setup.topology(), setup.store) == 5
@@ -198,8 +198,9 @@ def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> t
     return topology, setup
 
 
+@pytest.mark.rule("C7")
 def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: Setup) -> None:
-    """C7: rows 10 to 19, which the dead attempt wrote, are gone from the source, and so they are from the table."""
+    """Rows 10 to 19, which the dead attempt wrote, are gone from the source, and so they are from the table."""
     topology, _ = opened_and_lost(setup, "skip")
     with setup.start(topology) as run:
         run.wait_until_caught_up(20)
@@ -214,8 +215,8 @@ def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: S
 
 
 @pytest.mark.parametrize("why", ["fail", "cannot undo"])
+@pytest.mark.rule("C8")
 def test_an_opened_batch_that_is_gone_stops_where_it_cannot_be_undone(setup: Setup, why: str) -> None:
-    """C8"""
     topology, _ = opened_and_lost(setup, "skip" if why == "cannot undo" else "fail", Blind() if why != "fail" else None)
     run = setup.start(topology)
     with pytest.raises(TopologyFailed, match="forgotten offsets 10 to 20.*on_data_loss='skip' and every sink can undo"):
@@ -253,6 +254,7 @@ class Blind(StateCommitter):
 
 
 @pytest.mark.integration
+@pytest.mark.rule("C19")
 def test_records_of_the_last_transactions_are_kept_in_zookeeper(
     servers: EmbeddedServers, name: str, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
+@pytest.mark.rule("C11")
 def test_each_row_is_one_record_whatever_fails(
     topics: Topics, name: str, tasks: int, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_on_spark_with_a_state_beside_it(topics: Topics, name: str, spark: str, 
     assert last == {word.encode(): count for word, count in Counter(word for word, _ in ALL).items()}
 
 
+@pytest.mark.rule("C4")
 def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, at_least_once=True)
@@ -125,6 +127,7 @@ def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topi
     assert f"ratchet-markers-{name}" not in topics.admin.list_topics(timeout=30).topics
 
 
+@pytest.mark.rule("C11")
 def test_what_could_bring_a_row_to_another_task_is_refused(name: str) -> None:
     spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
     with pytest.raises(TopologyError, match=r"component 'pass' is not declared deterministic.*'sink'.*parallelism 1"):
@@ -136,6 +139,7 @@ def test_what_could_bring_a_row_to_another_task_is_refused(name: str) -> None:
         builder.build()
 
 
+@pytest.mark.rule("C11")
 def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: Topics, name: str) -> None:
     """C11: the number of tasks is part of the marker."""
     marker = Marker("t", "sink/0", 1, 5, 1, "digest", 3)

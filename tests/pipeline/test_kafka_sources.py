@@ -110,6 +110,7 @@ def test_a_first_start_begins_where_it_says_and_a_resumed_one_ignores_it(runs: K
 
 
 @pytest.mark.behaviour("2.3")
+@pytest.mark.rule("C17")
 def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"x"] * 5)

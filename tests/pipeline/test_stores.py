@@ -79,6 +79,7 @@ def pause(run: RunProcess, job: Job) -> None:
 @pytest.mark.behaviour("3.3")
 @pytest.mark.parametrize("job", ["opaque"], indirect=True)
 @pytest.mark.fault(3)
+@pytest.mark.rule("C14")
 def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:
     """SIGSTOP beyond its session, in mid-run; a standby driver takes over; then SIGCONT."""
     first, second = job.process(), job.process()

@@ -142,6 +142,7 @@ def test_partitions_that_came_later_are_read_from_where_they_began(
     assert report.states[1].compared == 970
 
 
+@pytest.mark.rule("C19")
 def test_input_that_is_gone_is_unverifiable_never_right(audited: Audited) -> None:
     audited.spout.expire("1", 50)
     with pytest.raises(Unverifiable, match="the source has lost what the sinks were made of"):

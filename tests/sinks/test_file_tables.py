@@ -161,6 +161,7 @@ def test_a_batch_without_rows_leaves_nothing_unless_it_replaces_something(table:
     assert words(table) == []
 
 
+@pytest.mark.rule("C1")
 def test_headers_are_compared_and_set(table: FileTable) -> None:
     first = table.read_header()
     opened(table, 1, 1, epoch=4)
@@ -329,6 +330,7 @@ def test_files_are_no_larger_than_wanted_and_partitions_are_folders(kind: type[F
     assert all(each.size < 40_000 for each in table.files())
 
 
+@pytest.mark.rule("C7")
 def test_a_roll_back_takes_a_parquet_transaction_out_and_a_late_writer_cannot_bring_it_back(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table")
     table.bind(FIELDS)
@@ -381,6 +383,7 @@ def test_a_topology_appends_every_row_once_after_failures(
     assert words(table) == sorted(word for part in data.values() for word, _ in part)
 
 
+@pytest.mark.rule("C8")
 def test_what_delta_holds_cannot_be_planned_anew(tmp_path: Path) -> None:
     """C8: the source loses the range of a batch whose commit was opened."""
     spout = OpaqueMemoryTransactionalSpout({0: [["a", 1], ["b", 2]]}, FIELDS, 2, on_data_loss="skip")

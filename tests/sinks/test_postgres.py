@@ -138,6 +138,7 @@ def test_an_address_takes_secrets_from_the_environment(
     assert backend.prepare("topology").done == 0
 
 
+@pytest.mark.rule("C1")
 def test_a_sql_txn_that_hangs_gives_the_header_free(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_table_has_every_pair() -> None:
     assert len(rows()) == 4 + 2 * 5
 
 
+@pytest.mark.rule("C4", "C5")
 @pytest.mark.parametrize(("spout", "sink", "undo", "result"), rows(), ids=lambda each: re.sub(r"\W+", "-", each)[:30])
 def test_a_row_of_the_table(spout: str, sink: str, undo: str, result: str, tmp_path: Path) -> None:
     if result.startswith("refused"):

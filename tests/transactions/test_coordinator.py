@@ -137,6 +137,7 @@ def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
 
 
 @pytest.mark.behaviour("1.4")
+@pytest.mark.rule("C9")
 def test_opaque_example_of_the_seed_skips_nothing() -> None:
     """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
     script = Script(SpoutKind.OPAQUE, max_pending=2)
@@ -153,6 +154,7 @@ def test_opaque_example_of_the_seed_skips_nothing() -> None:
     assert script.of(AskPlan)[-1].previous == plan(40, 90)
 
 
+@pytest.mark.rule("C7")
 def test_invariant_4_an_opaque_plan_is_binding_once_its_commit_has_opened() -> None:
     script = Script(SpoutKind.OPAQUE)
     script.planned(50)

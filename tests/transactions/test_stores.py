@@ -36,6 +36,7 @@ class StoreContract:
         assert second.children(f"{name}/a") == ["b"]
         assert second.children(f"{name}/nothing") == []
 
+    @pytest.mark.rule("C3")
     def test_epochs_rise_with_every_leader(self, stores: list[CoordinationStore], name: str) -> None:
         for expected in (1, 2, 3):
             leadership = elected(stores[expected % 2], name)
@@ -100,6 +101,7 @@ class TestZooKeeperStore(StoreContract):
             store._client.delete(f"/stores/{name}/leader/{each}")
 
     @pytest.mark.fault(12)
+    @pytest.mark.rule("C3")
     def test_a_lost_reply_is_resolved_by_reading(
         self, stores: list[CoordinationStore], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
