@@ -18,6 +18,7 @@ from framework import (
     TopologyFailed,
     TransactionalTopologyBuilder,
 )
+from framework.execution import collapsed
 from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -98,6 +99,26 @@ def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path
         by_task.setdefault((txid, task), set()).add(file.read_text(encoding="utf-8"))
     assert set(by_task) == {(str(txid), str(task)) for txid in (1, 2, 3) for task in range(12)}
     assert all(len(contents) == 1 for contents in by_task.values())
+
+
+@pytest.mark.rule("C11")
+def test_rows_come_in_the_order_of_their_senders_whatever_the_exchange_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(folder: Path) -> dict[str, str]:
+        folder.mkdir()
+        spout = MemoryTransactionalSpout(DATA, Fields(word=str), 40)
+        builder = TransactionalTopologyBuilder("order", "spout", spout, 2)
+        builder.set_bolt("relay", Relay(), 3).shuffle_grouping("spout")
+        builder.set_bolt("order", Order(str(folder)), 2).fields_grouping("relay", Fields("word"))
+        with start(builder.build(), ("local", {})) as run:
+            run.wait_until_caught_up(60)
+        return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+
+    in_order = seen(tmp_path / "in order")
+    real = collapsed.run_level
+    monkeypatch.setattr(collapsed, "run_level", lambda *each, **more: reversed(list(real(*each, **more))))
+    assert seen(tmp_path / "the other way round") == in_order
 
 
 class Failing(BaseBatchBolt):

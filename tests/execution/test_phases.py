@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
-from framework import BaseBatchBolt, BaseTransactionalBolt, FailedException, Fields, TransactionalTopologyBuilder
+from framework import (
+    BaseBatchBolt,
+    BaseTransactionalBolt,
+    Committer,
+    FailedException,
+    Fields,
+    TransactionalTopologyBuilder,
+)
 from framework.execution import Phase, collapsed
 from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.runners import start
+from tests.kit.runners import DATA, start
 
 
 class Noted(BaseBatchBolt):
@@ -111,6 +118,40 @@ def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction
         assert {name for name, what, txid, a, _, _ in seen if (what, txid, a) == ("finish", 1, attempt)} >= {"A", "B"}
     finished = [a for name, what, txid, a, _, _ in seen if (name, what, txid) == ("D", "finish", 1)]
     assert finished[-1] == 3
+
+
+class Gathers(BaseTransactionalBolt, Committer):
+    """Passes each word on at once, and all that it has gathered again at the end."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+        self.words: list[str] = []
+
+    def execute(self, tup: Any) -> None:
+        self.words.append(tup["word"])
+        self.collector.emit([tup["word"]])
+
+    def finish_batch(self) -> None:
+        for word in self.words:
+            self.collector.emit([word])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+@pytest.mark.behaviour("1.7")
+@pytest.mark.rule("C13")
+def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_phase(runner: Any, tmp_path: Path) -> None:
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    builder = TransactionalTopologyBuilder("gathers", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25))
+    builder.set_bolt("gathers", Gathers(), 2).shuffle_grouping("spout")
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"n": Count()}), 2).fields_grouping(
+        "gathers", Fields("word")
+    )
+    with start(builder.build(), runner) as run:
+        run.wait_until_caught_up(240)
+    counts = Counter(word for rows in DATA.values() for (word,) in rows)
+    assert {word: state.get(word) for word in counts} == {word: 2 * count for word, count in counts.items()}
 
 
 @pytest.mark.behaviour("1.4")

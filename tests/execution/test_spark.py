@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 
 from framework import Fields, TransactionalTopologyBuilder
+from framework.errors import InvariantViolation, RetryableError
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark import SparkExecutor, refuse_repetition
+from framework.execution.spark import SparkExecutor, _CollapsedFunction, _LevelFunction
+from framework.execution.spark_rounds import _Level
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
@@ -111,16 +114,29 @@ def test_an_attempt_that_was_cancelled_does_not_start(executor: SparkExecutor, t
 
 @pytest.mark.rule("C10")
 def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework.errors import InvariantViolation
-    from framework.execution import spark as spark_module
+    """Whatever kind of task it is: one of a level, a whole phase, one of a core topology's round."""
 
     class Second:
         def attemptNumber(self) -> int:
             return 1
 
-    monkeypatch.setattr(spark_module.TaskContext, "get", staticmethod(Second))
-    with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
-        refuse_repetition()
+    monkeypatch.setattr(TaskContext, "get", staticmethod(Second))
+    nothing: Any = None
+    for task in (
+        lambda: _LevelFunction(nothing, nothing, 0, 1, nothing)(0, []),
+        lambda: _CollapsedFunction(nothing)([]),
+        lambda: _Level(nothing, 0)(0, []),
+    ):
+        with pytest.raises((InvariantViolation, RetryableError), match="repeated a task inside an attempt"):
+            next(task())
+
+
+@pytest.mark.rule("C10")
+def test_spark_is_told_to_repeat_nothing(executor: SparkExecutor) -> None:
+    assert executor._context is not None
+    told = executor._context.getConf()
+    names = ("spark.task.maxFailures", "spark.stage.maxConsecutiveAttempts", "spark.speculation")
+    assert [told.get(name) for name in names] == ["1", "1", "false"]
 
 
 class Breaks(BatchCount):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -83,6 +85,33 @@ class TestLmdbBackend(BackendContract):
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return LmdbBackend(self.folder / name, key, value)
+
+
+class IgnoresHeaders(MemoryBackend):
+    def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
+        super().multi_put(self.read_header(), keys, expected_stamps, rows)
+
+
+class IgnoresStamps(MemoryBackend):
+    def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
+        found = [row.stamp if row is not None else None for row in self.multi_get(keys)]
+        super().multi_put(header, keys, found, rows)
+
+
+@pytest.mark.rule("C4")
+@pytest.mark.parametrize(
+    ("backend", "held"),
+    [
+        (IgnoresHeaders, BackendContract.test_put_under_another_header_writes_nothing),
+        (IgnoresStamps, BackendContract.test_put_is_conditional_on_every_stamp_and_atomic),
+    ],
+)
+def test_the_suite_finds_a_backend_that_writes_without_its_condition(
+    backend: type[MemoryBackend], held: Callable[[BackendContract, MapBackend], None]
+) -> None:
+    held(BackendContract(), MemoryBackend())
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        held(BackendContract(), backend())
 
 
 @pytest.mark.integration

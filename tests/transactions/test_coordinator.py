@@ -229,6 +229,19 @@ def test_a_phase_that_lasts_too_long_fails_its_attempt(phase: str) -> None:
     assert script.of(Process, commands) == [Process(1, 2, plan(0, 10))]
 
 
+@pytest.mark.rule("C18")
+def test_timeouts_count_as_attempts_and_an_opaque_batch_is_asked_for_in_halves() -> None:
+    script = Script(SpoutKind.OPAQUE, timeout_ms=1_000, max_attempts=3)
+    script.planned(40)
+    for divisor in (2, 4):
+        commands = script.do(Tick(), after_ms=10_000) + script.do(Tick(), after_ms=10_000)
+        asked = script.of(AskPlan, commands)
+        assert [each.divisor for each in asked] == [divisor]
+        script.planned(40 // divisor)
+    (stop,) = script.of(Stop, script.do(Tick(), after_ms=10_000))
+    assert "took longer than topology.message.timeout.secs" in stop.failure.message
+
+
 def test_stop_finishes_the_commit_under_way_and_abandons_the_rest() -> None:
     script = Script(max_pending=2)
     script.planned(10)
