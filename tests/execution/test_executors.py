@@ -117,7 +117,12 @@ def test_rows_come_in_the_order_of_their_senders_whatever_the_exchange_made_of_i
 
     in_order = seen(tmp_path / "in order")
     real = collapsed.run_level
-    monkeypatch.setattr(collapsed, "run_level", lambda *each, **more: reversed(list(real(*each, **more))))
+
+    def the_other_way_round(*arguments: Any, **options: Any) -> Any:
+        *where, records, report = arguments
+        return real(*where, list(reversed(records)), report, **options)
+
+    monkeypatch.setattr(collapsed, "run_level", the_other_way_round)
     assert seen(tmp_path / "the other way round") == in_order
 
 
