@@ -32,6 +32,7 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
 
 @pytest.mark.parametrize("spout", ["opaque", "transactional"])
 @pytest.mark.fault(2)
+@pytest.mark.behaviour("6.2")
 def test_driver_killed_again_and_again_ends_exact(
     flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, request: pytest.FixtureRequest
 ) -> None:
@@ -89,6 +90,7 @@ def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
         run.end()
 
 
+@pytest.mark.behaviour("6.2")
 def test_sigterm_stops_cleanly_and_a_second_run_resumes(flights: EmbeddedServers, tmp_path: Path) -> None:
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, "opaque", 4_000, "/sigterm")
     try:
