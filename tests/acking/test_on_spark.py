@@ -115,6 +115,7 @@ def test_of_what_spark_says_the_line_is_taken_that_tells_something(text: str, la
     assert python_part(RuntimeError(text))[-1] == last
 
 
+@pytest.mark.rule("C10")
 def test_a_job_whose_task_spark_repeats_is_lost_and_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def repeated() -> None:
         raise InvariantViolation("Spark repeated a task")

@@ -11,10 +11,9 @@ import pytest
 from pyspark import TaskContext
 
 from framework import Fields, TransactionalTopologyBuilder
-from framework.errors import InvariantViolation, RetryableError
+from framework.errors import InvariantViolation
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
 from framework.execution.spark import SparkExecutor, _CollapsedFunction, _LevelFunction
-from framework.execution.spark_rounds import _Level
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
@@ -114,7 +113,7 @@ def test_an_attempt_that_was_cancelled_does_not_start(executor: SparkExecutor, t
 
 @pytest.mark.rule("C10")
 def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever kind of task it is: one of a level, a whole phase, one of a core topology's round."""
+    """Whether it runs one level or a whole phase."""
 
     class Second:
         def attemptNumber(self) -> int:
@@ -125,9 +124,8 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
     for task in (
         lambda: _LevelFunction(nothing, nothing, 0, 1, nothing)(0, []),
         lambda: _CollapsedFunction(nothing)([]),
-        lambda: _Level(nothing, 0)(0, []),
     ):
-        with pytest.raises((InvariantViolation, RetryableError), match="repeated a task inside an attempt"):
+        with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
             next(task())
 
 
