@@ -11,7 +11,7 @@ from framework import Config
 from framework.errors import ConfigError
 
 
-def test_defaults_are_storms() -> None:
+def test_defaults_are_those_of_storm() -> None:
     config = Config.of({})
     assert (config.max_spout_pending, config.message_timeout_secs) == (1, 30.0)
     assert config.zookeeper_hosts() is None
@@ -48,7 +48,7 @@ def test_bad_values_are_refused_by_key(values: dict[str, Any], message: str) -> 
         Config.of(values)
 
 
-def test_servers_with_and_without_ports() -> None:
+def test_zookeeper_servers_without_a_port_get_the_configured_one() -> None:
     config = Config.of({"transactional.zookeeper.servers": ["a", "b:2182"], "transactional.zookeeper.port": 2200})
     assert config.zookeeper_hosts() == "a:2200,b:2182"
     assert Config.of({"transactional.zookeeper.servers": "a, b"}).zookeeper_hosts() == "a:2181,b:2181"

@@ -66,7 +66,9 @@ def test_progress_is_rewritten_on_a_terminal_plain_lines_elsewhere_and_json_for_
     assert [line.split(" | ")[0] for line in plain.splitlines()] == ["running", "running"]
     assert "\x1b" not in plain and "\r" not in plain
     documents = [json.loads(line) for line in shown(Terminal(), json_lines=True).splitlines()]
-    assert [(each["committed_rows"], each["lag"], each["in_flight_rows"]) for each in documents] == [(7_000, 3_000, 50)] * 2
+    assert [(each["committed_rows"], each["lag"], each["in_flight_rows"]) for each in documents] == [
+        (7_000, 3_000, 50)
+    ] * 2
 
 
 @pytest.mark.behaviour("6.2")

@@ -36,7 +36,7 @@ def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.Mo
 
 
 @pytest.mark.behaviour("4.6")
-def test_believing_a_broken_tree_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acker_that_completes_trees_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """And here an acker takes any number for 0 once it has heard twice of a tree."""
     heard: Counter[int] = Counter()
     apply = home.AckerTask._apply

@@ -201,7 +201,7 @@ class Doubles(ArrowBolt):
 
 
 @pytest.mark.behaviour("1.9")
-def test_streams_diamonds_and_a_committer_below_a_committer(runner: Any, tmp_path: Path) -> None:
+def test_streams_diamonds_and_a_committer_below_a_committer_are_exact(runner: Any, tmp_path: Path) -> None:
     """Several streams, a join of two components, the A-B-C-D example, all groupings; counts verified on every edge."""
     path = tmp_path / "x.db"
     spout = OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)

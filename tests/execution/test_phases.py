@@ -81,7 +81,9 @@ def calls(folder: Path) -> list[tuple[str, str, int, int, int, float]]:
 
 
 @pytest.mark.behaviour("1.7", "1.6")
-def test_abcd_finishes_in_one_commit_phase_in_the_order_of_the_graph(runner: Any, tmp_path: Path) -> None:
+def test_bolts_below_a_committer_finish_in_the_same_commit_phase_in_the_order_of_the_graph(
+    runner: Any, tmp_path: Path
+) -> None:
     with start(abcd(tmp_path).build(), runner, **{"topology.max.spout.pending": 2}) as run:
         run.wait_until_caught_up(240)
         at = {(event.kind, event.txid): event.at_s for event in run.events()}
@@ -143,7 +145,9 @@ class Gathers(BaseTransactionalBolt, Committer):
 @pytest.mark.rule("C13")
 def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_phase(runner: Any, tmp_path: Path) -> None:
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
-    builder = TransactionalTopologyBuilder("gathers", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25))
+    builder = TransactionalTopologyBuilder(
+        "gathers", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)
+    )
     builder.set_bolt("gathers", Gathers(), 2).shuffle_grouping("spout")
     builder.set_bolt("words", StateCommitter(state, ["word"], {"n": Count()}), 2).fields_grouping(
         "gathers", Fields("word")
@@ -155,7 +159,7 @@ def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_pha
 
 
 @pytest.mark.behaviour("1.4")
-def test_the_seeds_example_of_a_batch_that_comes_back_shorter(runner: Any, tmp_path: Path) -> None:
+def test_batches_behind_one_that_comes_back_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
     """A gives 1 to 50, B 51 to 100; A fails and comes back as 1 to 40; then B is 41 to 90, and C 91 to 140."""
     spout = OpaqueMemoryTransactionalSpout({0: [[str(number)] for number in range(1, 141)]}, Fields(word=str), 50)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))

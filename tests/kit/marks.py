@@ -35,7 +35,15 @@ def collected(where: Path) -> list[Held]:
     root = Path(__file__).parent.parent.parent
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "marks.json"
-        command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "--config-file", root / "pyproject.toml"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "--quiet",
+            "--config-file",
+            root / "pyproject.toml",
+        ]
         command += ["-p", "no:cacheprovider", "-p", __name__, f"{_OPTION}={file}"]
         done = subprocess.run(
             [*command, *([] if where == root else [where])],
@@ -62,7 +70,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Before anybody deselects anything."""
     found = []
     for item in items:
-        numbers = {kind: sorted({str(each) for mark in item.iter_markers(kind) for each in mark.args}) for kind in KINDS}
+        numbers = {
+            kind: sorted({str(each) for mark in item.iter_markers(kind) for each in mark.args}) for kind in KINDS
+        }
         if any(numbers.values()):
             found.append({"test": item.nodeid, "slow": _slow(item), "numbers": numbers})
     config.getoption(_OPTION).write_text(json.dumps(found), encoding="utf-8")

@@ -138,7 +138,9 @@ def page(tests: Iterable[Held]) -> str:
     for section, title in SECTIONS.items():
         lines += ["", f"### {title}"]
         lines += table(
-            "behaviour", "what it does", {each: said for each, said in BEHAVIOUR.items() if each.startswith(section + ".")}
+            "behaviour",
+            "what it does",
+            {each: said for each, said in BEHAVIOUR.items() if each.startswith(section + ".")},
         )
     lines += [
         "",

@@ -92,7 +92,7 @@ def committed(topics: Topics, topic: str) -> list[Any]:
 
 
 @pytest.mark.behaviour("2.10")
-def test_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
+def test_a_bad_record_under_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
     runs.topics.send(runs.topics.create(runs.name), [*GOOD, b'{"value": 7}'])
     with runs.start() as run, pytest.raises(BadRecordError, match=f"'{runs.name}', partition 0, offset 3: ") as failed:
         run.wait_until_caught_up(TIMEOUT_S)
@@ -100,7 +100,7 @@ def test_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
 
 
 @pytest.mark.behaviour("2.10")
-def test_skip_leaves_bad_records_out_and_counts_them(runs: BadRuns) -> None:
+def test_bad_records_under_skip_are_left_out_and_counted(runs: BadRuns) -> None:
     runs.topics.send(runs.topics.create(runs.name), [b"no", *GOOD, b"\xff", b"[]", b'{"value": "c"}'])
     run = runs.catch_up(on_bad_record="skip")
     assert runs.counts() == {"a": 2, "b": 1, "c": 1}

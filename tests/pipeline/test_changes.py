@@ -140,7 +140,9 @@ def test_reset_is_refused_while_a_driver_leads(setup: Setup) -> None:
 
 
 @pytest.mark.integration
-def test_reset_from_the_command_line(servers: EmbeddedServers, name: str, tmp_path: Path) -> None:
+def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
+    servers: EmbeddedServers, name: str, tmp_path: Path
+) -> None:
     module = tmp_path / "mine.py"
     module.write_text(
         "from framework import *\nfrom sinks import *\nfrom spouts import *\n"

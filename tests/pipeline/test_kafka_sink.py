@@ -100,7 +100,9 @@ def test_each_row_is_one_record_whatever_fails(
 
 
 @pytest.mark.spark
-def test_on_spark_with_a_state_beside_it(topics: Topics, name: str, spark: str, tmp_path: Path) -> None:
+def test_changes_of_a_state_written_to_kafka_from_spark_end_with_its_values(
+    topics: Topics, name: str, spark: str, tmp_path: Path
+) -> None:
     topic = topics.create(name, 2)
     builder = TransactionalTopologyBuilder(name, "spout", MemoryTransactionalSpout(ROWS, FIELDS, 20), 2)
     counts = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "counts")), ["word"], {"count": Count()})
@@ -148,7 +150,7 @@ def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: To
         marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 2))
 
 
-def test_keys_and_values_of_every_kind(topics: Topics, name: str) -> None:
+def test_keys_and_values_of_every_type_are_written_as_documented(topics: Topics, name: str) -> None:
     moment = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
     fields = Fields(text=str, raw=bytes, at=datetime.datetime, price=Decimal, share=float)
     rows = [["ß", b"\x00\xff", moment, Decimal("1.5"), 0.25], ["", None, None, None, float("nan")]]
@@ -183,12 +185,14 @@ def test_keys_and_values_of_every_kind(topics: Topics, name: str) -> None:
         ({"key": "nothing"}, r"needs field 'nothing', which its input does not have \(it has: word, n\)"),
     ],
 )
-def test_what_cannot_be_written_is_refused_by_the_builder(name: str, options: dict[str, Any], words: str) -> None:
+def test_fields_that_kafka_cannot_hold_are_refused_by_the_builder(
+    name: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(TopologyError, match=words):
         build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), KafkaSink("t", **options), 1)
 
 
-def test_what_fails_in_a_batch_names_the_topic(topics: Topics, name: str) -> None:
+def test_a_failing_write_names_the_topic(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     for options, words in (
         ({"value": lambda row: 5}, "returned a int, not bytes"),

@@ -186,7 +186,7 @@ def test_offsets_that_retention_removed_stop_the_topology_or_are_skipped_and_cou
 
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(19)
-def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> None:
+def test_a_topic_deleted_and_created_again_between_two_runs_is_data_loss_or_a_recorded_gap(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     runs.catch_up()
@@ -202,7 +202,7 @@ def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> 
 
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(19)
-def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: KafkaRuns) -> None:
+def test_records_of_a_topic_created_again_under_a_run_are_never_committed(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     with runs.start() as run:

@@ -71,7 +71,7 @@ def marks(mutation: Mutation) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name, marks=marks(each)) for each in MUTATIONS])
-def test_a_rule_that_is_taken_out_is_missed(mutation: Mutation) -> None:
+def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Mutation) -> None:
     with mutation.applied():
         caught = next(
             (seed for seed in range(SCHEDULES_PER_MUTATION) if run_schedule(seed).violation is not None), None

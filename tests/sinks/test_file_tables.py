@@ -76,7 +76,7 @@ def commit(
     return header
 
 
-def test_what_tasks_write_appears_when_it_is_published_and_not_before(table: FileTable) -> None:
+def test_files_that_tasks_write_appear_when_they_are_published_and_not_before(table: FileTable) -> None:
     header = opened(table, 1, 1)
     for task in range(3):
         table.write(granted(header, task), rows(f"task{task}", "x"))
@@ -258,7 +258,7 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_is_published_late_of_a_compacted_transaction_is_not_seen(tmp_path: Path) -> None:
+def test_files_published_late_of_a_compacted_transaction_are_not_read(tmp_path: Path) -> None:
     """By a driver that was paused before it linked the manifest; and by a compaction that was killed before it had removed
     what it had merged."""
     table = ParquetTable(tmp_path / "table")
@@ -278,7 +278,7 @@ def test_what_is_published_late_of_a_compacted_transaction_is_not_seen(tmp_path:
     assert words(table) == [f"w{txid}" for txid in range(1, 9)]
 
 
-def test_readers_and_a_writer_beside_compaction(tmp_path: Path) -> None:
+def test_readers_beside_a_writer_and_a_compaction_see_whole_transactions(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table", target_bytes=5_000)
     table.bind(FIELDS)
     table.prepare("topology")
@@ -384,7 +384,7 @@ def test_a_topology_appends_every_row_once_after_failures(
 
 
 @pytest.mark.rule("C8")
-def test_what_delta_holds_cannot_be_planned_anew(tmp_path: Path) -> None:
+def test_a_delta_table_counts_as_irreversible_and_a_parquet_table_does_not(tmp_path: Path) -> None:
     """C8: the source loses the range of a batch whose commit was opened."""
     spout = OpaqueMemoryTransactionalSpout({0: [["a", 1], ["b", 2]]}, FIELDS, 2, on_data_loss="skip")
     assert topology(spout, DeltaLakeTable(tmp_path / "delta")).irreversible() == [f"table {tmp_path / 'delta'}"]

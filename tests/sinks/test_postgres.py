@@ -113,12 +113,14 @@ def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: 
         ("postgresql://ratchet@{address}/elsewhere", "database .elsewhere. does not exist"),
     ],
 )
-def test_who_is_not_let_in_is_told_so(postgres: PostgresServer, table: str, dsn: str, words: str) -> None:
+def test_a_refused_login_is_reported_with_its_reason(
+    postgres: PostgresServer, table: str, dsn: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         PostgresBackend(dsn.format(address=postgres.address), table, KEY, VALUE).prepare("topology")
 
 
-def test_a_wrong_password_is_no_secret_in_any_message(postgres: PostgresServer, admin: Any, table: str) -> None:
+def test_a_password_appears_in_no_message(postgres: PostgresServer, admin: Any, table: str) -> None:
     backend = PostgresBackend("postgresql://ratchet:s3cret-canary@127.0.0.1:1/ratchet", table, KEY, VALUE)
     with pytest.raises(RetryableError) as failed:
         backend.prepare("topology")
@@ -210,7 +212,7 @@ def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
 
 
 @pytest.mark.fault(22)
-def test_rivals_are_retried_not_fatal(
+def test_a_lock_timeout_or_deadlock_is_retried_not_fatal(
     postgres: PostgresServer, admin: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 22 of the fault table: a lock that another session holds."""

@@ -116,7 +116,9 @@ def test_keys_of_others_and_other_columns_are_refused(redis_server: RedisServer,
         RedisBackend(redis_server.url, name, KEY, Fields(n=float)).prepare("topology")
 
 
-def test_what_somebody_wrote_by_hand_is_named(redis_server: RedisServer, client: Any, name: str) -> None:
+def test_a_row_that_was_overwritten_by_hand_is_named_as_corrupt(
+    redis_server: RedisServer, client: Any, name: str
+) -> None:
     state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
     put(state, 1, dog=2)
     client.hset(f"{{{name}}}", "dog", "5")

@@ -74,7 +74,7 @@ def test_every_supported_type_comes_back_as_it_went_in(path: Path) -> None:
         (Fields(word=str), "both a key and a value"),
     ],
 )
-def test_columns_that_cannot_be_are_refused_at_once(path: Path, fields: Fields, message: str) -> None:
+def test_unsupported_columns_are_refused_at_once(path: Path, fields: Fields, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         SqliteBackend(path, "rows", KEY, fields)
 

@@ -89,7 +89,7 @@ def values(source: Any, ranges: Plan) -> list[str]:
         ({"codec": BytesCodec("key"), "metadata": ["key"]}, "'key' is both"),
     ],
 )
-def test_bad_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_bad_kafka_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KafkaTransactionalSpout(**{"topics": ["words"], "bootstrap_servers": "127.0.0.1:1", **options})
 
@@ -192,7 +192,7 @@ class TestPlanning:
         planner.close()
         assert later[f"{name}/0"]["next_offset"] == 5
 
-    def test_an_offset_that_is_no_offset_is_asked_again(
+    def test_an_invalid_offset_from_the_broker_is_asked_for_again(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """librdkafka answers -1001, without an error, when the broker dies under the request."""
@@ -243,7 +243,7 @@ class TestPlanning:
 @pytest.mark.integration
 class TestReading:
     @pytest.mark.parametrize("count", [100, 30_000])
-    def test_exactly_the_range_in_order_and_again_the_same(self, topics: Topics, name: str, count: int) -> None:
+    def test_a_range_is_read_in_order_and_a_replay_reads_the_same(self, topics: Topics, name: str, count: int) -> None:
         topics.create(name, 2)
         topics.send(name, [b"%d" % number for number in range(count)], 0)
         topics.send(name, [b"other"] * 10, 1)
@@ -258,7 +258,7 @@ class TestReading:
             assert sorted(found) == expected
             assert [value for value in found if value != "other"] == [str(number) for number in range(7, count - 9)]
 
-    def test_ranges_back_and_forth_with_a_kept_consumer(self, topics: Topics, name: str) -> None:
+    def test_a_kept_consumer_reads_earlier_and_later_ranges_alike(self, topics: Topics, name: str) -> None:
         """The consumer stays positioned between reads, and what it has ahead is never lost or doubled."""
         topics.create(name, 1)
         topics.send(name, [b"%d" % number for number in range(1_000)])

@@ -22,7 +22,7 @@ from tests.kit.state_world import ALL_TROUBLES, CRASHES, simulate
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("trouble", [*ALL_TROUBLES, "all", "none"])
-def test_the_committed_state_is_the_fold_of_the_input(trouble: str, exact: bool) -> None:
+def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(trouble: str, exact: bool) -> None:
     troubles = ALL_TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     struck: Counter[str] = Counter()
     for seed in range(8):
@@ -35,7 +35,7 @@ def test_the_committed_state_is_the_fold_of_the_input(trouble: str, exact: bool)
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("how", CRASHES)
-def test_a_crash_at_any_step_of_prepare_commit_and_recovery(how: str, exact: bool) -> None:
+def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(how: str, exact: bool) -> None:
     """Every single step, one after the other: the record, and each task's discard, prepare, commit and read."""
     met: Counter[str] = Counter()
     for step in itertools.count(1):
@@ -68,7 +68,7 @@ def test_acks_that_do_not_wait_for_the_checkpoint_are_caught(monkeypatch: pytest
     assert _wrong(False, ("task dies", "round breaks off", "driver dies"))
 
 
-def test_positions_that_are_not_of_the_state_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "seek", lambda self, positions: None)
     assert _wrong(True, ("driver dies", "task dies"))
 

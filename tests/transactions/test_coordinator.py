@@ -138,7 +138,7 @@ def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
 
 @pytest.mark.behaviour("1.4")
 @pytest.mark.rule("C9")
-def test_opaque_example_of_the_seed_skips_nothing() -> None:
+def test_a_failed_opaque_batch_that_comes_back_shorter_skips_no_tuple() -> None:
     """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
     script = Script(SpoutKind.OPAQUE, max_pending=2)
     script.planned(50)

@@ -144,7 +144,7 @@ class TestZooKeeperStore(StoreContract):
             leadership.apply([Put(f"{name}/x", b"late")])
         store.close()
 
-    def test_a_multi_is_one_write_whatever_its_size(self, stores: list[CoordinationStore], name: str) -> None:
+    def test_a_multi_of_any_size_is_one_write(self, stores: list[CoordinationStore], name: str) -> None:
         leadership = elected(stores[0], name)
         leadership.apply([Put(f"{name}/plans/{number}", b"x") for number in range(500)])
         assert len(stores[1].children(f"{name}/plans")) == 500
