@@ -65,7 +65,7 @@ def started(job: Job) -> RunProcess:
 
 @pytest.mark.fault(5, slow=True)
 @pytest.mark.parametrize("collapse", [0, 20_000])
-def test_an_executor_is_killed(
+def test_a_killed_executor_costs_attempts_and_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int, collapse: int
 ) -> None:
     chance = random.Random(seed)
@@ -81,7 +81,7 @@ def test_an_executor_is_killed(
 
 
 @pytest.mark.fault(6, slow=True)
-def test_a_python_worker_is_killed(
+def test_a_killed_python_worker_costs_attempts_and_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -137,7 +137,7 @@ def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_t
 
 
 @pytest.mark.fault(7, slow=True)
-def test_an_executor_that_comes_back_from_the_dead_writes_nothing(
+def test_a_paused_executor_that_wakes_after_its_attempt_writes_nothing(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
     """SIGSTOP for longer than Spark and the batch wait; others do its work; then it goes on where it was."""
@@ -177,7 +177,7 @@ def wake(pid: int) -> None:
 
 
 @pytest.mark.fault(8, slow=True)
-def test_shuffle_files_and_blocks_are_deleted_under_a_run(
+def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults
 ) -> None:
     job = on_cluster(**{"topology.collapse.records.max": 0})
@@ -207,7 +207,7 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
 
 
 @pytest.mark.fault(5, 9, 14, slow=True)
-def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_of_each_killed(
+def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_killed(
     tmp_path: Path, own_postgres: PostgresServer, faults: Faults, seed: int
 ) -> None:
     """The demo's topology and its figures, with an executor, a broker and a ZooKeeper server killed under way."""

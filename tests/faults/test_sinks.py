@@ -34,7 +34,7 @@ def proxied(server: PostgresServer, link: TcpProxy) -> str:
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
-def test_postgres_is_killed_while_it_is_written_to(
+def test_postgres_killed_while_it_is_written_to_ends_exact(
     make_job: Callable[..., Job], own_postgres: PostgresServer, faults: Faults, values: str, seed: int
 ) -> None:
     def bounce() -> None:
@@ -48,7 +48,7 @@ def test_postgres_is_killed_while_it_is_written_to(
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
-def test_an_acknowledgement_of_postgres_is_lost(
+def test_a_lost_acknowledgement_of_postgres_is_reconciled(
     make_job: Callable[..., Job], own_postgres: PostgresServer, faults: Faults, values: str
 ) -> None:
     with TcpProxy(own_postgres.address) as link:
@@ -86,7 +86,7 @@ class Struck(PostgresBackend):
 
 
 @pytest.mark.fault(25)
-def test_one_sink_has_committed_and_the_other_is_down(
+def test_a_batch_that_one_sink_committed_while_the_other_was_down_is_replayed_unchanged(
     own_postgres: PostgresServer, tmp_path: Path, name: str, faults: Faults
 ) -> None:
     """A is SQLite, B PostgreSQL, which goes down between the two: every further try leaves A's rows as they are."""
@@ -134,7 +134,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.fault(27, slow=True)
-def test_the_disk_of_the_sqlite_file_is_full(make_job: Callable[..., Job], small_disk: Path, faults: Faults) -> None:
+def test_a_full_disk_under_sqlite_fails_attempts_until_there_is_room(
+    make_job: Callable[..., Job], small_disk: Path, faults: Faults
+) -> None:
     job = make_job(address=str(small_disk / "x.db"))
     ballast = small_disk / "ballast"
 
@@ -189,7 +191,7 @@ def test_a_damaged_row_stops_the_topology_and_is_named(tmp_path: Path, faults: F
 
 @pytest.mark.fault(29)
 @pytest.mark.parametrize("how", ["slow", "sliced", "reset"])
-def test_bad_links_to_zookeeper_and_sink(
+def test_slow_sliced_and_reset_links_end_exact(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, own_postgres: PostgresServer, faults: Faults, how: str
 ) -> None:
     with TcpProxy(zookeeper.address) as to_zookeeper, TcpProxy(own_postgres.address) as to_sink:

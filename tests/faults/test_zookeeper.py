@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
 @pytest.mark.fault(9)
-def test_zookeeper_is_killed_around_commits(
+def test_zookeeper_killed_around_commits_loses_no_transaction(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, seed: int
 ) -> None:
     def bounce() -> None:
