@@ -25,19 +25,19 @@ SECTIONS: dict[str, str] = {
     "6": "Running it",
 }
 BEHAVIOUR: dict[str, str] = {
-    "1.1": "Transactions are numbered 1, 2, 3 and so on, over restarts too; topologies that share a ZooKeeper do not touch each other.",
+    "1.1": "Transactions are numbered 1, 2, 3 and so on, over restarts too; topologies in one ZooKeeper do not meet.",
     "1.2": "As many batches as configured are processed side by side; commits happen one at a time, in the order of the numbers.",
     "1.3": "A batch of an idempotent spout that is replayed has the same tuples, in the same order in each partition.",
-    "1.4": "When a batch fails, all later ones in flight fail with it; each comes again as a new attempt, and answers of old ones are ignored.",
-    "1.5": "A `FailedException` replays the batch without limit; any other error names its component, and stops the topology when it repeats.",
+    "1.4": "A batch that fails takes all later ones with it; each comes again as a new attempt, and old answers are ignored.",
+    "1.5": "A `FailedException` replays the batch without limit; another error, if it repeats, stops the topology and is named.",
     "1.6": "A batch bolt is a new object for each batch and task, and finishes once, after its last tuple, or without any.",
-    "1.7": "A committer executes while batches are processed and finishes in the commit phase; what is below it finishes in the same commit.",
+    "1.7": "A committer executes while its batch is processed and finishes in the commit phase, and all below it do too.",
     "1.8": "A commit that fails is tried again from the start of its transaction, both phases of it.",
     "1.9": "Several streams, joins of several components, diamonds: every subscriber gets what it subscribed to.",
     "1.10": "Groupings bring rows where Storm's would; equal fields always meet in one task.",
     "1.11": "Rows sent and rows received are counted on every edge; an attempt in which they differ fails.",
     "1.12": "A phase that lasts longer than the message timeout fails its attempt and is cancelled.",
-    "1.13": "The state in ZooKeeper has Storm's layout and operations, under the configured root, with the configured access rights.",
+    "1.13": "The state in ZooKeeper has Storm's layout and operations, and the configured root and access rights.",
     "1.14": "The two examples of Storm's documentation run, and their tables agree with each other whatever fails.",
     "1.15": "A source without records makes no transactions, unless empty ones are asked for.",
     "2.1": "There is an idempotent and an opaque Kafka spout; each does what its kind promises.",
@@ -45,11 +45,11 @@ BEHAVIOUR: dict[str, str] = {
     "2.3": "A first start begins at the earliest or latest record or at a time; a later one goes on where the last one stopped.",
     "2.4": "A batch is limited by records, bytes and time, also behind a huge backlog, and fair to small partitions.",
     "2.5": "Records of aborted Kafka transactions are never read, nor those of open ones; holes in the offsets are not losses.",
-    "2.6": "Records that are gone (retention, truncation, another topic or cluster) stop the topology or are counted as a gap, as asked.",
+    "2.6": "Records that are gone (retention, truncation, another topic) stop the topology or are counted as a gap.",
     "2.7": "An opaque spout goes on without a partition that has no leader and returns to it; an idempotent one waits.",
     "2.8": "Key, value, headers, timestamp, partition and offset of a record can be fields.",
     "2.9": "Bytes, text, JSON and Avro, with and without a registry, are decoded into typed columns; a null value is no error.",
-    "2.10": "A record that cannot be decoded stops the topology, is skipped and counted, or is written once as a dead letter, as asked.",
+    "2.10": "A record that cannot be decoded stops the topology, is counted, or becomes a dead letter, as asked.",
     "2.11": "Kafka's security settings are passed on; settings that would break a guarantee are refused.",
     "2.12": "The lag of each partition is known, also while nothing is committed.",
     "2.13": "Committed positions can be published as a group's offsets, for other tools.",
@@ -68,7 +68,7 @@ BEHAVIOUR: dict[str, str] = {
     "4.6": "A task, an acker or a spout that dies loses no tuple: its tuples come again.",
     "4.7": "What a spout task has under way is bounded, and so is memory.",
     "4.8": "A bolt may keep tuples over many inputs and ack them later.",
-    "4.9": "The Kafka spout commits offsets up to the first that is not acked, and retries with growing pauses; at most once is a choice.",
+    "4.9": "The Kafka spout commits offsets up to the first that is not acked, and retries; at most once is a choice.",
     "5.1": "A stateful bolt gets the state last committed before its first tuple.",
     "5.2": "State is kept in memory, in Redis, on disk, or by a provider of one's own, apart for each task.",
     "5.3": "Checkpoints flow through the topology at an interval, and each bolt takes its own after the same tuples on all inputs.",
@@ -76,15 +76,15 @@ BEHAVIOUR: dict[str, str] = {
     "5.5": "State is exactly-once where the spout can go back to a position, and at-least-once elsewhere.",
     "6.1": "One command on a fresh machine starts real servers, runs the demo on real flights, and compares the result.",
     "6.2": "Ctrl-C and `SIGTERM` stop cleanly, a kill loses and doubles nothing, and the next run goes on.",
-    "6.3": "Progress is shown: read, in flight, committed, lag, rate and time left; as lines without a terminal, as JSON for machines.",
+    "6.3": "Progress is shown (read, in flight, committed, lag, rate, time left), on a terminal, as lines, or as JSON.",
 }
 
 RULES: dict[str, str] = {
     "C1": "Each state has a header, raised before the tasks of an attempt may write; a write checks it in the same step.",
-    "C2": "A state is marked done before ZooKeeper closes the transaction; a start where the two do not fit stops and says which is ahead.",
+    "C2": "A state is marked done before ZooKeeper closes the transaction; a start where the two do not fit says which is ahead.",
     "C3": "A new leader raises its epoch before it reads; whether a write whose answer is lost took place is read, never guessed.",
     "C4": "A backend writes rows only on the condition of header and stamps; what cannot is for at-least-once topologies.",
-    "C5": "After a replay, rows that only a dead attempt wrote are put back; states that skip replays are refused where results may differ.",
+    "C5": "After a replay, rows that only a dead attempt wrote are put back; states that skip need deterministic components.",
     "C6": "Rows keep their previous value, and an update tells it also when it is skipped, so that what is below can be redone.",
     "C7": "An opened batch is planned anew only when its records are gone for good, and after every state was rolled back.",
     "C8": "Where a sink cannot undo, an opened batch whose records are gone stops the topology.",
@@ -112,9 +112,9 @@ PROMISES: dict[str, dict[str, str]] = dict(zip(KINDS, (BEHAVIOUR, RULES, FAULTS)
 def target(kind: str, number: str, tests: Iterable[Held]) -> str | None:
     """In which of the two targets a promise is tested; None where no test holds it."""
     slow = {each.slow for each in tests if number in each.numbers[kind]}
-    if not slow:
-        return None
-    return "`make test`" if False in slow else "`make test-all`"
+    if slow == {False, True}:
+        return "`make test`, more in `make test-all`"
+    return {frozenset({False}): "`make test`", frozenset({True}): "`make test-all`"}.get(frozenset(slow))
 
 
 def page(tests: Iterable[Held]) -> str:
@@ -128,10 +128,11 @@ def page(tests: Iterable[Held]) -> str:
     lines = [
         "# Promises",
         "",
-        "What Ratchet promises, one sentence each, and where a test holds it: `make test` runs on every change, `make test-all` runs",
-        "what takes minutes too. A promise that both hold says `make test`. Tests name what they hold by marks (`behaviour`,",
-        "`rule`, `fault`): `grep -rn '\"C5\"' tests` finds the tests of rule C5. `tests/test_promises.py` holds that no promise is",
-        "without a test, and that this page is right. It is made by `python -m tests.kit.promises`.",
+        "What Ratchet promises, one sentence each, and where a test holds it. `make test` runs all but the slow",
+        "tests, `make test-all` runs those too. Tests name what they hold by marks: `behaviour`, `rule` and",
+        "`fault`; mutations of the simulator begin with the rule that they take out.",
+        "`tests/test_promises.py` holds that no promise is without a test, and that this page is right. It is",
+        "made by `python -m tests.kit.promises`.",
         "",
         "## How it behaves",
     ]
@@ -146,8 +147,8 @@ def page(tests: Iterable[Held]) -> str:
         "",
         "## The rules of the protocol",
         "",
-        "What exactly-once rests on. Most are also taken out of the code, one by one, under the [simulator](simulation.md), which must",
-        "notice. Words are explained in the [glossary](glossary.md).",
+        "What exactly-once rests on. Many are taken out of the code, one at a time, under the",
+        "[simulator](simulation.md), which must notice. Words are explained in the [glossary](glossary.md).",
         *table("rule", "the rule", RULES),
         "",
         "## The faults that it survives",
