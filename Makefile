@@ -32,7 +32,7 @@ test-containers: $(STAMP)
 REPEAT ?= 1
 REPORT ?= fault-report.md
 faults: $(STAMP)
-	$(PYTEST) -m fault --faults=all --fault-repeat=$(REPEAT) --fault-report=$(REPORT)
+	$(PYTEST) -m fault --all --fault-repeat=$(REPEAT) --fault-report=$(REPORT)
 
 # One topology for MINUTES, and a plot of what its processes hold: docs/soak.svg.
 MINUTES ?= 10

@@ -29,7 +29,8 @@ def leader_of(cluster: KafkaCluster, topic: str, partition: int) -> KafkaBroker:
     return cluster.brokers[metadata.topics[topic].partitions[partition].leader - 1]
 
 
-@pytest.mark.fault(14, slow=True)
+@pytest.mark.fault(14)
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_the_leader_of_a_partition_is_killed(
     make_job: Callable[..., Job], three: KafkaCluster, faults: Faults, values: str, seed: int
@@ -49,7 +50,8 @@ def test_the_leader_of_a_partition_is_killed(
     job.finish(run)
 
 
-@pytest.mark.fault(15, slow=True)
+@pytest.mark.fault(15)
+@pytest.mark.slow
 def test_all_brokers_are_bounced(make_job: Callable[..., Job], three: KafkaCluster, faults: Faults) -> None:
     """TERM, all at once, and up again."""
 

@@ -40,7 +40,8 @@ def test_the_driver_dies_at_step_boundaries(make_job: Callable[..., Job], faults
     job.finish()
 
 
-@pytest.mark.fault(1, slow=True)
+@pytest.mark.fault(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["postgres", "redis"])
 def test_the_driver_dies_at_every_step_boundary(
     make_job: Callable[..., Job], faults: Faults, store: str, tmp_path: Path
@@ -75,7 +76,8 @@ def test_the_driver_is_killed_now_and_then(make_job: Callable[..., Job], faults:
     kill_often(make_job(), faults, 3, random.Random(seed))
 
 
-@pytest.mark.fault(2, slow=True)
+@pytest.mark.fault(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_the_driver_is_killed_fifty_times(make_job: Callable[..., Job], faults: Faults, seed: int, values: str) -> None:
     kill_often(make_job(values=values), faults, 50, random.Random(seed))

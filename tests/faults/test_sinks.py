@@ -133,7 +133,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.fault(27, slow=True)
+@pytest.mark.fault(27)
+@pytest.mark.slow
 def test_the_disk_of_the_sqlite_file_is_full(make_job: Callable[..., Job], small_disk: Path, faults: Faults) -> None:
     job = make_job(address=str(small_disk / "x.db"))
     ballast = small_disk / "ballast"

@@ -35,7 +35,7 @@ def test_zookeeper_is_killed_around_commits(
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("silent_s", [1.0, pytest.param(8.0, marks=pytest.mark.fault(10, slow=True))])
+@pytest.mark.parametrize("silent_s", [1.0, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_nothing_is_committed_while_zookeeper_says_nothing(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, silent_s: float
 ) -> None:

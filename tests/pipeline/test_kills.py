@@ -6,7 +6,7 @@ import contextlib
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,6 @@ from integration import EmbeddedServers
 from tests.kit.flights import FlightsRun
 
 #: How often the driver is killed: with ``make faults``, and in the usual run, where a kill costs up to half a minute.
-KILLS, KILLS_USUALLY = 20, 6
-
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
@@ -33,10 +31,10 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
 @pytest.mark.parametrize("spout", ["opaque", "transactional"])
 @pytest.mark.fault(2)
 def test_driver_killed_again_and_again_ends_exact(
-    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, request: pytest.FixtureRequest
+    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, often: Callable[[int, int], int]
 ) -> None:
     chance = random.Random(seed)
-    kills = KILLS if request.config.getoption("--faults") == "all" else KILLS_USUALLY
+    kills = often(3, 20)
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
     killed, moments = 0, []
     try:
