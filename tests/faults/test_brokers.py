@@ -70,7 +70,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.mark.fault(15)
-@pytest.mark.parametrize("values", ["opaque", "transactional"])
+@pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 def test_a_broker_is_paused(make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str) -> None:
     def pause() -> None:
         one.pause()

@@ -28,7 +28,7 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
         yield servers
 
 
-@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+@pytest.mark.parametrize("spout", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 @pytest.mark.fault(2)
 def test_driver_killed_again_and_again_ends_exact(
     flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, often: Callable[[int, int], int]
@@ -67,8 +67,15 @@ def _pause(run: FlightsRun, seconds: float) -> None:
         run.process.wait(seconds)
 
 
-@pytest.mark.parametrize("server", ["kafka", "zookeeper"])
-@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+@pytest.mark.parametrize(
+    ("server", "spout"),
+    [
+        ("kafka", "opaque"),
+        ("zookeeper", "transactional"),
+        pytest.param("kafka", "transactional", marks=pytest.mark.slow),
+        pytest.param("zookeeper", "opaque", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.fault(9, 15)
 def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
     flights: EmbeddedServers, tmp_path: Path, server: str, spout: str
