@@ -95,7 +95,8 @@ def describe(topology: Topology, store: CoordinationStore, timeout_s: float = EL
 
 def reset_everything(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> str:
     """Empty every state, then forget all documents but the epoch. Raises ``ConfigError`` when a driver still leads
-    after ``timeout_s``, or for a state that cannot be emptied. A crash in between leaves the sinks behind ZooKeeper: run it again."""
+    after ``timeout_s``, or for a state that cannot be emptied. A crash in between leaves the sinks behind ZooKeeper: run it
+    again."""
     with leadership_of(topology, store, timeout_s) as leadership:
         for state in topology.states:
             state.clear(topology.id)

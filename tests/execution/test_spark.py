@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 
 from framework import Fields, TransactionalTopologyBuilder
 from framework.errors import InvariantViolation
@@ -151,3 +151,21 @@ def test_a_phase_that_breaks_leaves_no_block(spark: str) -> None:
     assert made.process(ProcessingJob(HEADER, RANGES, 15)).failure is not None
     assert made._context._jsc.getPersistentRDDs().size() == before  # type: ignore[union-attr]
     made.close()
+
+
+def test_a_worker_that_replaces_a_killed_one_begins_with_ratchet_imported(spark: str) -> None:
+    """Otherwise an attempt may time out again and again while its workers are still importing."""
+    context = SparkContext._active_spark_context
+    assert context is not None
+    # By value: unpickled by reference it would import this module, and with it all of Ratchet.
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(
+        "import os, signal, sys\n"
+        "def die(records): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def imported(records): return [(os.getpid(), all(each in sys.modules for each in ('framework', 'spouts', 'sinks')))]\n",
+        made,
+    )
+    with pytest.raises(Exception, match="exited unexpectedly|crashed"):
+        context.parallelize([0], 1).mapPartitions(made["die"]).collect()
+    found = context.parallelize([0, 1], 2).mapPartitions(made["imported"]).collect()
+    assert [each for _, each in found] == [True, True]

@@ -29,7 +29,8 @@ def leader_of(cluster: KafkaCluster, topic: str, partition: int) -> KafkaBroker:
     return cluster.brokers[metadata.topics[topic].partitions[partition].leader - 1]
 
 
-@pytest.mark.fault(14, slow=True)
+@pytest.mark.fault(14)
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_commits_go_on_after_the_leader_of_a_partition_is_killed(
     make_job: Callable[..., Job], three: KafkaCluster, faults: Faults, values: str, seed: int
@@ -49,7 +50,8 @@ def test_commits_go_on_after_the_leader_of_a_partition_is_killed(
     job.finish(run)
 
 
-@pytest.mark.fault(15, slow=True)
+@pytest.mark.fault(15)
+@pytest.mark.slow
 def test_commits_go_on_after_all_brokers_are_bounced(
     make_job: Callable[..., Job], three: KafkaCluster, faults: Faults
 ) -> None:
@@ -70,7 +72,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.mark.fault(15)
-@pytest.mark.parametrize("values", ["opaque", "transactional"])
+@pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 def test_commits_go_on_after_a_broker_was_paused(
     make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str
 ) -> None:

@@ -63,7 +63,8 @@ def started(job: Job) -> RunProcess:
     return run
 
 
-@pytest.mark.fault(5, slow=True)
+@pytest.mark.fault(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("collapse", [0, 20_000])
 def test_a_killed_executor_costs_attempts_and_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int, collapse: int
@@ -80,7 +81,8 @@ def test_a_killed_executor_costs_attempts_and_no_record(
     finish(job, spark_cluster)
 
 
-@pytest.mark.fault(6, slow=True)
+@pytest.mark.fault(6)
+@pytest.mark.slow
 def test_a_killed_python_worker_costs_attempts_and_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
@@ -103,7 +105,8 @@ def test_a_killed_python_worker_costs_attempts_and_no_record(
     finish(job, spark_cluster)
 
 
-@pytest.mark.fault(6, slow=True)
+@pytest.mark.fault(6)
+@pytest.mark.slow
 def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_topology(
     topics: Topics,
     name: str,
@@ -136,7 +139,8 @@ def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_t
         run.end()
 
 
-@pytest.mark.fault(7, slow=True)
+@pytest.mark.fault(7)
+@pytest.mark.slow
 def test_a_paused_executor_that_wakes_after_its_attempt_writes_nothing(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
@@ -176,7 +180,8 @@ def wake(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.fault(8, slow=True)
+@pytest.mark.fault(8)
+@pytest.mark.slow
 def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults
 ) -> None:
@@ -206,7 +211,8 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
     job.finish(job.process())
 
 
-@pytest.mark.fault(5, 9, 14, slow=True)
+@pytest.mark.fault(5, 9, 14)
+@pytest.mark.slow
 def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_killed(
     tmp_path: Path, own_postgres: PostgresServer, faults: Faults, seed: int
 ) -> None:

@@ -12,7 +12,8 @@ from tests.kit.fault_plugin import Faults
 
 @pytest.mark.integration
 @pytest.mark.kills
-@pytest.mark.fault(31, slow=True)
+@pytest.mark.fault(31)
+@pytest.mark.slow
 def test_a_long_run_stays_as_large_as_it_was(tmp_path: Path, faults: Faults) -> None:
     """Long enough for the ring of a thousand records in ZooKeeper to be full by its first quarter."""
     soak = run(4.0, tmp_path)

@@ -74,11 +74,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kind: sorted({str(each) for mark in item.iter_markers(kind) for each in mark.args}) for kind in KINDS
         }
         if any(numbers.values()):
-            found.append({"test": item.nodeid, "slow": _slow(item), "numbers": numbers})
+            found.append({"test": item.nodeid, "slow": item.get_closest_marker("slow") is not None, "numbers": numbers})
     config.getoption(_OPTION).write_text(json.dumps(found), encoding="utf-8")
-
-
-def _slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None or any(
-        mark.kwargs.get("slow") for mark in item.iter_markers("fault")
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import sqlite3
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from framework.transactions import Put, ZooKeeperStore, read_history
 from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.command import Answer, call
 from tests.kit.words_runs import EXACT, WORD, Setup
 
 # --- a changed topology ----------------------------------------------------------------------------------------------
@@ -153,27 +152,22 @@ def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
     )
     where = ("--set", f"transactional.zookeeper.servers={servers.zookeeper}")
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "framework.reset", "mine:topology", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
+    def reset(*words: str) -> Answer:
+        return call("framework.reset", "mine:topology", *words, cwd=tmp_path)
 
     for _ in range(2):
-        script = (
-            "import mine; from framework import submit\n"
-            f"with submit(mine.topology, {{'transactional.zookeeper.servers': {servers.zookeeper!r}}}, executor='local') as run:\n"
-            "    run.wait_until_caught_up(60)\n    print(run.status().committed_txid)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=120
-        )
-        assert done.stdout.split()[-1] == "2", done.stderr
-        shown = call("--everything", *where)
+        made: dict[str, Any] = {}
+        exec(module.read_text(), made)
+        with submit(made["topology"], {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
+            run.wait_until_caught_up(60)
+            assert run.status().committed_txid == 2
+        shown = reset("--everything", *where)
         assert shown.returncode == 0
         assert "transaction 3 is next" in shown.stdout
         assert "nothing was changed; add --yes" in shown.stdout
-        assert "everything forgotten, 1 sinks emptied" in call("--everything", "--yes", *where).stdout
-    assert "say what to forget: --positions, or --everything" in call(*where).stderr
-    assert "transactional.zookeeper.servers is not set" in call("--positions").stderr
+        assert "everything forgotten, 1 sinks emptied" in reset("--everything", "--yes", *where).stdout
+    assert "say what to forget: --positions, or --everything" in reset(*where).stderr
+    assert "transactional.zookeeper.servers is not set" in reset("--positions").stderr
 
 
 # --- what can no longer be read (C7, C8) -----------------------------------------------------------------------------

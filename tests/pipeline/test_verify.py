@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -33,7 +31,7 @@ from sinks import (
 )
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.codecs import TextCodec
-from tests.kit.processes import ROOT
+from tests.kit.command import Answer, call
 from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
@@ -260,10 +258,9 @@ def test_verify_from_the_command_line_over_kafka_exits_1_on_a_difference(
     with submit(topology, {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
         run.wait_until_caught_up(60)
 
-    def command(*more: str) -> subprocess.CompletedProcess[str]:
+    def command(*more: str) -> Answer:
         options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        line = [sys.executable, "-m", "framework.verify", "tests.pipeline.test_verify:kafka_topology", *options, *more]
-        return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+        return call("framework.verify", "tests.pipeline.test_verify:kafka_topology", *options, *more)
 
     right = command("--json")
     assert right.returncode == 0, right.stderr
