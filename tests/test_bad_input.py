@@ -25,7 +25,7 @@ LIST: dict[str, dict[str, list[str]]] = {
             "spouts/test_security.py::test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts"
         ],
         "timeouts beyond the server's limits": [
-            "transactions/test_zookeeper_security.py::test_a_session_timeout_beyond_the_servers_limits_is_said"
+            "transactions/test_zookeeper_security.py::test_a_session_timeout_beyond_the_servers_limits_is_logged"
         ],
         "halves of credentials, missing files": [
             "transactions/test_zookeeper_security.py::test_incomplete_security_settings_and_missing_files_are_refused_before_connecting"

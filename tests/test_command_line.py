@@ -67,7 +67,7 @@ def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["framework.reset", "framework.verify"])
-def test_what_is_about_transactional_state_refuses_a_core_topology(module: str) -> None:
+def test_commands_on_transactional_state_refuse_a_core_topology(module: str) -> None:
     answer = call(module, "examples.joined_streams:topology", *(["--positions"] if "reset" in module else []))
     assert answer.returncode == 2
     assert "examples.joined_streams:topology is a core topology, which keeps no transactional state" in answer.stderr

@@ -319,7 +319,7 @@ def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -
 
 
 @pytest.mark.behaviour("4.6")
-def test_what_an_acker_tracked_comes_again_when_it_dies(key: str) -> None:
+def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
     held = seen(key).held
     stepped = Stepped(built(key, [1, 2], Rich(key, hold))).step(1)
     tasks = stepped.rounds._home._tasks

@@ -107,7 +107,7 @@ def test_a_killed_python_worker_costs_attempts_and_no_record(
 
 @pytest.mark.fault(6)
 @pytest.mark.slow
-def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_topology(
+def test_a_worker_that_runs_out_of_memory_stops_the_topology_after_max_attempts(
     topics: Topics,
     name: str,
     spark_cluster: SparkCluster,

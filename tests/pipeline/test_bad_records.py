@@ -308,7 +308,7 @@ class TestMarkedWriter:
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
         assert written().write(name, record("three"), marker(3, epoch=2))
 
-    def test_what_a_dead_writer_left_open_is_aborted(
+    def test_a_kafka_txn_that_a_dead_writer_left_open_is_aborted(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dead = written()

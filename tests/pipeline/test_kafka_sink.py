@@ -130,7 +130,7 @@ def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topi
 
 
 @pytest.mark.rule("C11")
-def test_what_could_bring_a_row_to_another_task_is_refused(name: str) -> None:
+def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_bring_a_row_to_another(name: str) -> None:
     spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
     with pytest.raises(TopologyError, match=r"component 'pass' is not declared deterministic.*'sink'.*parallelism 1"):
         build(name, spout, KafkaSink("t"), 2, deterministic=False)

@@ -233,7 +233,7 @@ def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_readi
 
 
 @pytest.mark.behaviour("2.6")
-def test_what_a_kept_consumer_has_ahead_of_the_former_topic_is_not_taken_for_the_new_one(runs: KafkaRuns) -> None:
+def test_records_that_a_kept_consumer_prefetched_from_a_deleted_topic_are_discarded(runs: KafkaRuns) -> None:
     """It stands right where the next range begins, with old records already fetched."""
     topics, name = runs.topics, runs.name
     context = TopologyContext(name, "spout", 0, 1)
@@ -255,7 +255,7 @@ def test_what_a_kept_consumer_has_ahead_of_the_former_topic_is_not_taken_for_the
 
 
 @pytest.mark.behaviour("2.6")
-def test_what_was_read_of_another_topic_is_never_committed(runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(planner: Any, plan: Any) -> None:
         raise DataLossError("another topic was read")
 

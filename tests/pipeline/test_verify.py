@@ -147,7 +147,7 @@ def test_input_that_is_gone_is_unverifiable_never_right(audited: Audited) -> Non
         verify(audited.topology, audited.store)
 
 
-def test_what_was_read_before_positions_were_reset_is_unverifiable_without_a_record(
+def test_input_read_before_a_reset_of_positions_is_unverifiable_without_a_record(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reset_positions(audited.topology, audited.store)

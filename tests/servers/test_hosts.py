@@ -79,7 +79,7 @@ class zookeeper:
 
 
 @pytest.mark.integration
-def test_what_was_acknowledged_outlives_a_kill_and_the_port_stays(server: Server) -> None:
+def test_acknowledged_writes_outlive_a_kill_and_the_port_stays(server: Server) -> None:
     port, pid = server.port, server.pid
     write(server, "a")
     server.kill()

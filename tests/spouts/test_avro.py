@@ -278,7 +278,7 @@ class TestRegistry:
         codec.decode(values)
         assert registry.requests[f"/schemas/ids/{old}"] == 1  # asked once, however many values name it
 
-    def test_what_cannot_be_decoded_is_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
+    def test_undecodable_values_are_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
         known = registry.register("words-value", SMALL)
         other = registry.register("other-value", "message Word {}", schema_type="PROTOBUF")
         (good, again) = encoded(SMALL, {"word": "a"}, {"word": "b"})

@@ -123,7 +123,7 @@ def test_a_topology_whose_state_is_forgotten_begins_anew(settings: dict[str, Any
     assert held(key, settings) == Counter(WORDS)
 
 
-def test_what_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     key = f"t{uuid.uuid4().hex[:8]}"
     run(key, [WORDS], settings)
     saved = tmp_path / "state.snapshot"

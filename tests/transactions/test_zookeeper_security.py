@@ -143,7 +143,7 @@ def test_a_server_that_demands_sasl_says_so(tmp_path: Path) -> None:
         store.close()
 
 
-def test_a_session_timeout_beyond_the_servers_limits_is_said(
+def test_a_session_timeout_beyond_the_servers_limits_is_logged(
     server: ZooKeeperServer,
 ) -> None:
     with structlog.testing.capture_logs() as logs:
