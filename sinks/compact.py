@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from framework.errors import RatchetError
-from sinks.files import TARGET_BYTES, FileTable, described
+from sinks.files import TARGET_BYTES, FileTable, TableShape, described
 from sinks.parquet import GRACE_S, ParquetTable
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:
     """The table in a folder, of whichever kind it is."""
-    if (path / "_delta_log").is_dir():
+    held = TableShape.read(path)
+    if held is not None and held.kind == "DeltaLakeTable":
         from sinks.delta import DeltaLakeTable  # an extra
 
         return DeltaLakeTable(path, target_bytes=target_bytes)

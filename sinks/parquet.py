@@ -4,6 +4,7 @@
 
     <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt at a transaction, written once
     <path>/_manifest/<txid>.compacted.json            the files of every transaction up to that one
+    <path>/_ratchet/unnamed.json                      since when data files have not been named by any manifest
 
 Of several manifests of a txid the one with the highest stamp counts, so a late writer of before changes nothing; a roll-back
 is a manifest without files. Readers take the compacted manifest with the highest txid, and what is above it:
@@ -15,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +25,8 @@ import pyarrow as pa
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
 from framework.topology import Header
-from sinks.files import DataFile, FileTable
-from sinks.folders import make_folder, named_errors, read_document, write_once
+from sinks.files import DataFile, FileTable, may_be_open
+from sinks.folders import make_folder, named_errors, overwrite, read_document, write_once
 
 _COMPACTED = ".compacted.json"
 _READ_TRIES = 10
@@ -39,6 +40,7 @@ class ParquetTable(FileTable):
     Small files are kept in check by ``compact()`` (``python -m sinks.compact PATH``), which may run beside the topology.
     """
 
+    kind = "ParquetTable"
     own_names = frozenset({"_ratchet", "_manifest"})
 
     @property
@@ -53,12 +55,12 @@ class ParquetTable(FileTable):
         if opened is None:
             raise InvariantViolation("publishing needs an open transaction")
         path = self._manifests / f"{opened.txid:012d}-{header.epoch}-{opened.attempt_id}.json"
-        write_once(path, {"plan_digest": opened.plan_digest, "files": _listed(files)})
+        write_once(path, {"plan_digest": opened.plan_digest, "files": [each.entry() for each in files]})
 
     def roll_back(self, header: Header) -> int:
         undone = [each for each in self._live() if each.txid == header.stamp.txid]
         self.publish_files(header, [])
-        return sum(len(_files_in(each.path)) for each in undone)
+        return sum(len(self.files_in(each.path)) for each in undone)
 
     def clear(self, topology_id: str) -> Header:
         before = self.prepare(topology_id)
@@ -66,7 +68,7 @@ class ParquetTable(FileTable):
         for each in self._manifests.iterdir():
             each.unlink()
         self.raise_header(before, header)
-        self.vacuum(older_than_s=0)
+        self._remove_unnamed(0, lambda path: False)
         return header
 
     # --- for readers -----------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ class ParquetTable(FileTable):
     def files(self) -> list[DataFile]:
         for _ in range(_READ_TRIES):
             try:
-                return [file for each in self._live() for file in _files_in(each.path)]
+                return [file for each in self._live() for file in self.files_in(each.path)]
             except FileNotFoundError:
                 continue  # compacted while it was read
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
@@ -83,13 +85,13 @@ class ParquetTable(FileTable):
         found = [each for each in self._live() if each.txid <= txid or each.compacted]
         if any(each.txid > txid for each in found):
             raise MovedOnError(f"{self.location}: transaction {txid} was compacted with later ones")
-        return [file for each in found for file in _files_in(each.path)]
+        return [file for each in found for file in self.files_in(each.path)]
 
     def files_of(self, txid: int) -> list[DataFile]:
         """The files of one transaction. Raises ``ConfigError`` when they were compacted with others, or are not there."""
         for each in self._live():
             if each.txid == txid and not each.compacted:
-                return _files_in(each.path)
+                return self.files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
 
     # --- keeping small files in check ------------------------------------------------------------------------
@@ -104,13 +106,13 @@ class ParquetTable(FileTable):
             before = len(self.files())
             if last < 1 or len(chosen) < 2:
                 return before, before
-            files = [file for path in chosen for file in _files_in(path)]
+            files = [file for path in chosen for file in self.files_in(path)]
             small = [each for each in files if each.size < self.target_bytes / 2]
             kept = [each for each in files if each.size >= self.target_bytes / 2]
             merged = self._merged(small) if len(small) > 1 else small
             write_once(
                 self._manifests / f"{last:012d}{_COMPACTED}",
-                {"txid": last, "files": _listed([*kept, *merged]), "compacted": len(chosen)},
+                {"txid": last, "files": [each.entry() for each in (*kept, *merged)], "compacted": len(chosen)},
             )
             for path in self._manifests.glob("[0-9]*.json"):
                 if _Manifest.of(path).txid <= last and path.name != f"{last:012d}{_COMPACTED}":
@@ -137,17 +139,23 @@ class ParquetTable(FileTable):
         return self.dataset_of([file]).to_table()
 
     def vacuum(self, *, older_than_s: float = GRACE_S) -> int:
-        """Remove data files that no manifest names and that are older than that; returns how many. A commit that lasts
-        longer than ``older_than_s`` would lose files that it has not published yet."""
+        """Remove data files that no manifest has named for so long; returns how many. A file's time begins with the first
+        vacuum that finds it so, since a reader may have begun just before. What an attempt may be writing stays."""
+        done = self.read_header().done  # asked before the manifests are: what is finished by then, they name
+        return self._remove_unnamed(older_than_s, lambda path: may_be_open(path, done))
+
+    def _remove_unnamed(self, older_than_s: float, spared: Callable[[str], bool]) -> int:
         with self._one_at_a_time():
+            now, notes = time.time(), self._folder / "unnamed.json"
+            before = read_document(notes)["since"] if notes.exists() else {}
             live = {each.path for each in self.files()}
-            removed = 0
-            for path in list(self.path.rglob("*.parquet")):
-                old = time.time() - path.stat().st_mtime >= older_than_s
-                if old and str(path.relative_to(self.path)) not in live:
-                    path.unlink(missing_ok=True)
-                    removed += 1
-            return removed
+            found = {str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet")} - live
+            since = {path: before.get(path, now) for path in found if not spared(path)}
+            gone = {path for path, first in since.items() if now - first >= older_than_s}
+            for path in gone:
+                (self.path / path).unlink(missing_ok=True)
+            overwrite(notes, {"since": {path: first for path, first in since.items() if path not in gone}})
+            return len(gone)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -166,6 +174,9 @@ class ParquetTable(FileTable):
 
     def _live(self) -> list[_Manifest]:
         """The manifests that count, by txid."""
+        self.require()
+        if not self._manifests.is_dir():
+            raise CorruptStateError(f"{self._manifests} is gone; restore it from a backup")
         found = sorted(_Manifest.of(path) for path in self._manifests.glob("[0-9]*.json"))
         base = max((each for each in found if each.compacted), default=None)
         covered = base.txid if base is not None else 0
@@ -194,14 +205,3 @@ class _Manifest(NamedTuple):
         except ValueError as error:
             raise CorruptStateError(f"{path}: not the name of a manifest; remove the file") from error
         return _Manifest(txid, epoch, attempt, False, path)
-
-
-def _listed(files: Sequence[DataFile]) -> list[list[object]]:
-    return [[each.path, each.rows, each.size] for each in files]
-
-
-def _files_in(path: Path) -> list[DataFile]:
-    try:
-        return [DataFile(*each) for each in read_document(path)["files"]]
-    except (KeyError, TypeError) as error:
-        raise CorruptStateError(f"{path}: not a manifest ({error}); restore it from a backup") from error
