@@ -28,7 +28,7 @@ def main(
     path: Annotated[Path, typer.Argument(help="the table's folder")],
     target_bytes: Annotated[int, typer.Option(min=1, help="size to aim at, in bytes")] = TARGET_BYTES,
     grace_s: Annotated[
-        float, typer.Option(min=0, help="age at which a file that no manifest names is removed")
+        float, typer.Option(min=0, help="seconds after which a file that nobody needs is removed")
     ] = GRACE_S,
 ) -> None:
     """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may run meanwhile."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Fields, Header
 from sinks.files import DataFile, FileTable, may_be_open
-from sinks.partitions import texts_of
+from sinks.partitions import NULL_FOLDER, texts_of
 
 try:
     import deltalake
@@ -31,7 +31,7 @@ except ImportError as error:  # an extra
 
 
 #: The first is null by Delta's protocol, the second by the names of folders that its OPTIMIZE goes by.
-_NULL_TEXTS = pa.array(["", "__HIVE_DEFAULT_PARTITION__"])
+_NULL_TEXTS = ("", NULL_FOLDER)
 
 
 class DeltaLakeTable(FileTable):
@@ -66,12 +66,14 @@ class DeltaLakeTable(FileTable):
 
     def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
         for each in self.partition_by:
-            found = pc.filter(table.column(each), pc.is_in(table.column(each), _NULL_TEXTS)) if _is_text(table, each) else ()
-            if len(found):
-                raise BadRecordError(
-                    f"{self.location}: Delta Lake takes {found[0].as_py()!r} in the partition column {each!r} for null; make it "
-                    "null or another text upstream"
-                )
+            if not pa.types.is_string(table.schema.field(each).type):
+                continue
+            for text in _NULL_TEXTS:
+                if pc.any(pc.equal(table.column(each), text)).as_py():
+                    raise BadRecordError(
+                        f"{self.location}: Delta Lake takes {text!r} in the partition column {each!r} for null; make it null or "
+                        "another text upstream"
+                    )
         return super().write_files(table, name)
 
     def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
@@ -118,11 +120,11 @@ class DeltaLakeTable(FileTable):
     def _files_of(self, table: Any) -> list[DataFile]:
         actions = pa.table(table.get_add_actions(flatten=True))
         paths, rows, sizes = (actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
-        columns = [
-            actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by
-        ]
+        columns = [actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by]
         partitions = texts_of(columns) if columns else [()] * len(paths)
-        return [DataFile(unquote(path), *rest) for path, *rest in zip(paths, rows, sizes, partitions, strict=True)]  # URIs
+        return [
+            DataFile(unquote(path), *rest) for path, *rest in zip(paths, rows, sizes, partitions, strict=True)
+        ]  # URIs
 
     def files_as_of(self, txid: int) -> list[DataFile]:
         application = self._application(self.read_header())
@@ -143,7 +145,9 @@ class DeltaLakeTable(FileTable):
         parts of one count as one. Returns how many."""
         done = self.read_header().done
         with self._named_errors():
-            found = self._table().vacuum(math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False)
+            found = self._table().vacuum(
+                math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False, full=True
+            )
         removed = [each for each in found if not may_be_open(each, done)]
         for each in removed:
             (self.path / each).unlink(missing_ok=True)
@@ -170,8 +174,3 @@ def _action(file: DataFile, names: Sequence[str]) -> Any:
         data_change=True,
         stats=json.dumps({"numRecords": file.rows}),
     )
-
-
-def _is_text(table: pa.Table, name: str) -> bool:
-    kind = table.schema.field(name).type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

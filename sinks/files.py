@@ -99,7 +99,9 @@ class TableShape:
         except (FileNotFoundError, NotADirectoryError):
             return None
         if found.get("format", 1) > _FORMAT:
-            raise CorruptStateError(f"{path}: format {found['format']}, and this Ratchet knows {_FORMAT}; install a later one")
+            raise CorruptStateError(
+                f"{path}: format {found['format']}, and this Ratchet knows {_FORMAT}; install a later one"
+            )
         kind = found.get("kind", "DeltaLakeTable" if (folder / "_delta_log").is_dir() else "ParquetTable")
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
         return TableShape(kind, schema, tuple(found["partition_by"]))
@@ -346,7 +348,9 @@ class FileTable(FencedState):
             try:
                 known = expression_of(shape.schema, shape.partition_by, each.partition)
             except (pa.ArrowInvalid, ValueError) as error:
-                raise CorruptStateError(f"{self.path / each.path}: it is in a partition that cannot be: {error}") from error
+                raise CorruptStateError(
+                    f"{self.path / each.path}: it is in a partition that cannot be: {error}"
+                ) from error
             fragments.append(form.make_fragment(str(self.path / each.path), system, partition_expression=known))
         return ds.FileSystemDataset(fragments, shape.schema, form, system)
 

@@ -21,12 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
 from framework.topology import Header
 from sinks.files import DataFile, FileTable, may_be_open
 from sinks.folders import make_folder, named_errors, overwrite, read_document, write_once
+from sinks.partitions import Texts
 
 _COMPACTED = ".compacted.json"
 _READ_TRIES = 10
@@ -97,8 +96,9 @@ class ParquetTable(FileTable):
     # --- keeping small files in check ------------------------------------------------------------------------
 
     def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
-        """Merge small files of finished transactions into larger ones; returns how many files there were and are. The
-        last ``keep_last`` transactions are left alone. Safe beside a running topology and its readers; one at a time."""
+        """Merge small files of finished transactions, partition by partition, into larger ones; returns how many files there
+        were and are. The last ``keep_last`` transactions are left alone. Safe beside a running topology and its readers; one
+        at a time."""
         with self._one_at_a_time():
             header = self.read_header()
             last = header.done - keep_last
@@ -107,36 +107,41 @@ class ParquetTable(FileTable):
             if last < 1 or len(chosen) < 2:
                 return before, before
             files = [file for path in chosen for file in self.files_in(path)]
-            small = [each for each in files if each.size < self.target_bytes / 2]
-            kept = [each for each in files if each.size >= self.target_bytes / 2]
-            merged = self._merged(small) if len(small) > 1 else small
+            merged = self._merged(files)
             write_once(
                 self._manifests / f"{last:012d}{_COMPACTED}",
-                {"txid": last, "files": [each.entry() for each in (*kept, *merged)], "compacted": len(chosen)},
+                {"txid": last, "files": [each.entry() for each in merged], "compacted": len(chosen)},
             )
             for path in self._manifests.glob("[0-9]*.json"):
                 if _Manifest.of(path).txid <= last and path.name != f"{last:012d}{_COMPACTED}":
                     path.unlink()
-            return before, before - len(files) + len(kept) + len(merged)
+            return before, before - len(files) + len(merged)
 
-    def _merged(self, small: Sequence[DataFile]) -> list[DataFile]:
+    def _merged(self, files: Sequence[DataFile]) -> list[DataFile]:
+        """The same rows in as few files of the wanted size as their partitions allow."""
         name = f"compacted-{uuid.uuid4().hex[:12]}"
-        merged: list[DataFile] = []
-        group: list[DataFile] = []
-        for each in (*small, None):
-            if each is None or sum(file.size for file in group) + each.size > self.target_bytes:
-                table = pa.concat_tables([self._read(file) for file in group]) if group else None
-                if table is not None:
-                    merged += self.write_files(table, f"{name}-{len(merged)}")
-                group = []
-            if each is not None:
-                group.append(each)
-        if sum(each.rows for each in merged) != sum(each.rows for each in small):
+        found: list[DataFile] = []
+        for number, group in enumerate(self._groups(files)):
+            rows = self.dataset_of(group).to_table() if len(group) > 1 else None
+            found += group if rows is None else self.write_files(rows, f"{name}-{number}")
+        if sum(each.rows for each in found) != sum(each.rows for each in files):
             raise InvariantViolation(f"{self.location}: compaction would change the number of rows")
-        return merged
+        return found
 
-    def _read(self, file: DataFile) -> pa.Table:
-        return self.dataset_of([file]).to_table()
+    def _groups(self, files: Sequence[DataFile]) -> list[list[DataFile]]:
+        """What becomes one file each: small files of one partition up to the wanted size, and each other by itself."""
+        found: list[list[DataFile]] = []
+        open_group: dict[Texts, list[DataFile]] = {}
+        for each in files:
+            if each.size >= self.target_bytes / 2:
+                found.append([each])
+                continue
+            group = open_group.get(each.partition)
+            if group is None or sum(file.size for file in group) + each.size > self.target_bytes:
+                group = open_group[each.partition] = []
+                found.append(group)
+            group.append(each)
+        return found
 
     def vacuum(self, *, older_than_s: float = GRACE_S) -> int:
         """Remove data files that no manifest has named for so long; returns how many. A file's time begins with the first

@@ -22,7 +22,8 @@ from framework.errors import TopologyError
 #: The values of one partition, in the order of the columns.
 Texts = tuple[str | None, ...]
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+#: What a folder is called whose files have null there.
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 #: File systems take 255 bytes.
 _FOLDER_MAX = 200
 _KINDS = (
@@ -58,7 +59,9 @@ def split(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Texts, pa.Tab
     if not names or table.num_rows == 0:
         yield (), table
         return
-    keys = pa.table([*(table.column(name) for name in names), pa.array(range(table.num_rows))], [*_numbered(names), "row"])
+    keys = pa.table(
+        [*(table.column(name) for name in names), pa.array(range(table.num_rows))], [*_numbered(names), "row"]
+    )
     groups = keys.group_by(_numbered(names), use_threads=False).aggregate([("row", "list")])
     texts = zip(*(_texts_of(groups.column(each)) for each in _numbered(names)), strict=True)
     rest = table.drop_columns(list(names))
@@ -89,7 +92,7 @@ def texts_in(path: str, names: Sequence[str]) -> Texts | None:
     found = dict(part.split("=", 1) for part in Path(path).parts[:-1] if "=" in part)
     if not found.keys() >= set(names):
         return None
-    return tuple(None if found[name] == _NULL else unquote(found[name]) for name in names)
+    return tuple(None if found[name] == NULL_FOLDER else unquote(found[name]) for name in names)
 
 
 def expression_of(schema: pa.Schema, names: Sequence[str], texts: Texts) -> ds.Expression:
@@ -126,8 +129,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _segment(name: str, text: str | None) -> str:
-    value = _NULL if text is None else quote(text, safe="")
-    if text == _NULL:
+    value = NULL_FOLDER if text is None else quote(text, safe="")
+    if text == NULL_FOLDER:
         value = "%5F" + value[1:]
     found = f"{quote(name, safe='')}={value}"
     if len(found) <= _FOLDER_MAX:

@@ -61,7 +61,9 @@ def old_partitioned_table(path: Path, partition_by: list[str], *, compacted_by_o
             path,
             format="parquet",
             basename_template=f"part-{txid}-1-1-bolt-0-{{i}}.parquet",
-            partitioning=ds.partitioning(kinds, flavor="hive") if partition_by and not compacted_by_old_command else None,
+            partitioning=ds.partitioning(kinds, flavor="hive")
+            if partition_by and not compacted_by_old_command
+            else None,
             existing_data_behavior="overwrite_or_ignore",
             file_visitor=lambda each, note=written.append: note(
                 [str(Path(each.path).relative_to(path)), each.metadata.num_rows, Path(each.path).stat().st_size]
