@@ -32,7 +32,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Simulator:
     """``parts``: how many of a hundred schedules it gets, so that each takes about a third of the time. ``chunk``: how many
-    a process is handed at once, about a second of work."""
+    a process is handed at once, a second of work or less."""
 
     name: str
     parts: int
@@ -102,8 +102,8 @@ SIMULATORS = {
     each.name: each
     for each in (
         Simulator("protocol", 97, 500, run_protocol),
-        Simulator("trees", 2, 10, run_trees),
-        Simulator("states", 1, 4, run_states),
+        Simulator("trees", 2, 5, run_trees),
+        Simulator("states", 1, 2, run_states),
     )
 }
 
