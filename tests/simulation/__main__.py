@@ -57,7 +57,10 @@ def _chunks(tallies: dict[str, Tally], first_seed: int) -> Iterator[tuple[str, i
 def main() -> int:
     parser = argparse.ArgumentParser(prog=PROGRAM)
     parser.add_argument(
-        "--schedules", type=int, default=20_000, help="in all; of a hundred, 97 are of the protocol, 2 of trees, 1 of states"
+        "--schedules",
+        type=int,
+        default=20_000,
+        help="in all; of a hundred, 97 are of the protocol, 2 of trees, 1 of states",
     )
     parser.add_argument("--only", choices=SIMULATORS, help="give all schedules to this simulator")
     parser.add_argument("--first-seed", type=int, default=0)

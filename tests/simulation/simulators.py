@@ -94,7 +94,9 @@ def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) ->
         return Verdict(seed, shape, run())
     except Exception as error:  # noqa: BLE001 - as said
         last = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({last.name}, line {last.lineno} of {last.filename.rsplit('/', 1)[-1]})"
+        text = (
+            f"{type(error).__name__}: {error} ({last.name}, line {last.lineno} of {last.filename.rsplit('/', 1)[-1]})"
+        )
         return Verdict(seed, shape, text, tuple(traceback.format_exc().splitlines()) if tell else ())
 
 
