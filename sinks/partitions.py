@@ -130,8 +130,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def _segment(name: str, text: str | None) -> str:
     value = NULL_FOLDER if text is None else quote(text, safe="")
-    if text == NULL_FOLDER:
-        value = "%5F" + value[1:]
     found = f"{quote(name, safe='')}={value}"
     if len(found) <= _FOLDER_MAX:
         return found
