@@ -138,8 +138,12 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, that survives a power cut from now on."""
     with named_errors(folder):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            sync(each.parent)
 
 
 def sync(path: Path) -> None:

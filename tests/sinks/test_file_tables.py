@@ -16,13 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
+from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
-from framework.topology import CommitFence, Header, OpenCommit
+from framework.topology import Header, OpenCommit
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, DeltaLakeTable, ParquetTable
 from sinks.files import FileTable
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.file_tables import append, granted, opened
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.behaviour("3.5")
@@ -44,19 +45,6 @@ def table(kind: type[FileTable], tmp_path: Path) -> FileTable:
     return made
 
 
-def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:
-    found = table.read_header()
-    header = found.opened(epoch, OpenCommit(txid, attempt, digest))
-    table.raise_header(found, header)
-    return header
-
-
-def granted(header: Header, task: int = 0) -> TransactionAttempt:
-    assert header.open is not None
-    fence = CommitFence("topology", header.epoch, header.open.plan_digest, f"bolt:{task}")
-    return TransactionAttempt(header.open.txid, header.open.attempt_id, fence)
-
-
 def rows(*words: str) -> list[pa.RecordBatch]:
     return [pa.record_batch({"word": list(words), "n": [len(word) for word in words]})]
 
@@ -69,11 +57,7 @@ def words(table: FileTable) -> list[str]:
 def commit(
     table: FileTable, txid: int, *batch: str, attempt: int = 1, epoch: int = 1, digest: str = "digest"
 ) -> Header:
-    header = opened(table, txid, attempt, epoch, digest)
-    table.write(granted(header), rows(*batch))
-    table.publish(header)
-    table.raise_header(header, header.finished(txid))
-    return header
+    return append(table, txid, *rows(*batch), attempt=attempt, epoch=epoch, digest=digest)
 
 
 def test_files_that_tasks_write_appear_when_they_are_published_and_not_before(table: FileTable) -> None:
