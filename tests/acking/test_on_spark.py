@@ -34,7 +34,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
         assert run.status().rounds >= (5 if ackers else 1)
         pids = homes_of(run)
         assert len(pids) == 2
-    assert not any(map(alive, pids))
+    until(lambda: not any(map(alive, pids)))
     assert check_every_word_was_seen(tmp_path, 300) == 0
     words = Counter(word for number in range(300) for word in sentence_of(number).split())
     assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())

@@ -59,7 +59,7 @@ class Faults:
         self._properties.append(("faults-injected", count))
 
     def recovery(
-        self, kind: str, committed: Callable[[], int], cause: Callable[[], object], timeout_s: float = 120.0
+        self, kind: str, committed: Callable[[], int], cause: Callable[[], object], timeout_s: float = 300.0
     ) -> float:
         """Let the fault happen; returns the seconds from its beginning until ``COMMITS_AFTER`` more transactions were
         committed than when it was over. Raises ``TimeoutError`` when they are not (invariant 13)."""
