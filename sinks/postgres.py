@@ -90,6 +90,14 @@ _PLAIN = (
 )
 
 
+#: The database cluster, its timeline, and since when the server runs: another one after it was restored, after a standby was
+#: promoted, and after a restart, which may have come from a copy of the files.
+_SERVER = (
+    "(SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || '/' || "
+    "extract(epoch FROM pg_postmaster_start_time())"
+)
+
+
 class _Connections:
     """The connections of this process, kept by what they connect to."""
 
@@ -276,12 +284,33 @@ class PostgresBackend(SqlBackend):
                 f"{self.location} cannot be written: the server is {'a standby' if standby else 'read-only'}; give the "
                 "address of the primary"
             )
+        self._warn_of_losses(connection)
         for table in (*([self._table] if exists else []), HEADERS_TABLE):
             for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
                 query = "SELECT has_table_privilege(to_regclass(%s), %s)"
                 (granted,) = connection.execute(query, (f'"{table}"', right)).fetchone()
                 if granted is False:
                     raise self._may_not(f"{right} on table {table}")
+
+    def _warn_of_losses(self, connection: Any) -> None:
+        """Name what makes the server forget what it has committed."""
+        settings = {
+            setting: connection.execute("SELECT current_setting(%s)", (setting,)).fetchone()[0]
+            for setting in ("fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names")
+        }
+        for setting in ("fsync", "full_page_writes"):
+            if settings[setting] == "off":
+                self._may_lose_writes(f"{setting} is off", f"set {setting} = on")
+        (followers,) = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone()
+        if followers and (not settings["synchronous_standby_names"] or settings["synchronous_commit"] == "local"):
+            self._may_lose_writes(
+                f"{followers} standby{'s' if followers > 1 else ''} may follow later than a commit is acknowledged",
+                "set synchronous_standby_names, and synchronous_commit = on",
+            )
+        for table in (self._table, HEADERS_TABLE):
+            query = "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(%s)"
+            if connection.execute(query, (f'"{table}"',)).fetchone() == (True,):
+                self._may_lose_writes(f"table {table} is unlogged", f'ALTER TABLE "{table}" SET LOGGED')
 
     def _create_headers(self, connection: Any) -> None:
         if connection.execute("SELECT to_regclass(%s)", (f'"{HEADERS_TABLE}"',)).fetchone()[0] is None:
@@ -324,13 +353,16 @@ class PostgresBackend(SqlBackend):
         cursor.executemany(statement, [(*row, *stamp) for row in zip(*columns, strict=True)])
         return int(cursor.rowcount)
 
-    def _select_header(self, connection: Any, lock: str) -> Header | None:
+    def _select(self, connection: Any, statement: str) -> Any:
         try:
-            return super()._select_header(connection, lock)
+            return super()._select(connection, statement)
         except psycopg.errors.LockNotAvailable:
-            if lock == self._own_header:
+            if statement.endswith(self._own_header):
                 self._end_stuck_writers()
             raise
+
+    def _store(self, connection: Any) -> str:
+        return _SERVER
 
     def _end_stuck_writers(self) -> None:
         """A writer that stopped in the middle of what it was sending is not idle for the database, which would wait for it

@@ -21,12 +21,11 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from framework.config import resolved
 from framework.errors import (
@@ -89,13 +88,20 @@ end
 return {1}
 """
 
-# KEYS: header, touched. ARGV: header expected, header new, 1 if another transaction is open then. Returns as _PUT.
+# KEYS: header, touched. ARGV: header expected, header new, 1 if another transaction is open then, what must tell this server
+# from others ("" for anything). Returns as _PUT; with 1 what tells the server from others; -2 when it is another one. A server
+# that starts has a new run id; one that takes the data of another, or follows none any more, has a new replication id.
 _RAISE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
+local links = redis.call('INFO', 'replication')
+if string.find(links, 'role:slave', 1, true) then return redis.error_reply('READONLY it follows another server') end
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local server = (run or '') .. '/' .. (string.match(links, 'master_replid:(%w+)') or '')
+if ARGV[4] ~= '' and ARGV[4] ~= server then return {-2} end
 redis.call('SET', KEYS[1], ARGV[2])
 if ARGV[3] == '1' then redis.call('UNLINK', KEYS[2]) end
-return {1}
+return {1, server}
 """
 
 # KEYS: header, rows, deleted. ARGV: header; then for each key, what its text must begin with for it to be removed, or "" to
@@ -146,8 +152,6 @@ redis.call('SADD', KEYS[1], 'a')
 redis.call('SREM', KEYS[1], 'a')
 return {1}
 """
-
-_log = structlog.get_logger()
 
 
 class _Clients:
@@ -290,8 +294,7 @@ class RedisBackend(MapBackend):
                 f"{self.location} could lose rows: the server evicts keys ({policy}) beyond {memory['maxmemory']} bytes; set "
                 "maxmemory-policy to noeviction"
             )
-        if not client.info("persistence").get("aof_enabled"):
-            _log.warning("redis.not_durable", state=self.location, advice="set appendonly yes, appendfsync always")
+        self._warn_of_losses(client, role)
         for suffix, wanted in (("", b"hash"), ("header", b"string"), ("columns", b"string"), ("touched", b"list")):
             kind = client.type(self._key(suffix))
             if kind not in (b"none", wanted):
@@ -301,19 +304,36 @@ class RedisBackend(MapBackend):
                 )
         self._script(_PROBE, ["probe"], [])
 
+    def _warn_of_losses(self, client: Any, replication: dict[str, Any]) -> None:
+        """Name what makes the server forget writes that it has acknowledged."""
+        if not client.info("persistence").get("aof_enabled"):
+            self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
+        else:
+            found = "unknown"
+            with suppress(redis.exceptions.ResponseError):  # not everybody may ask
+                found = client.config_get("appendfsync").get("appendfsync", found)
+            if found != "always":
+                self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")
+        replicas = replication.get("connected_slaves", 0)
+        if replicas:
+            which = "1 replica that follows" if replicas == 1 else f"{replicas} replicas that follow"
+            self._may_lose_writes(
+                f"the server has {which} later than it acknowledges",
+                "promote one only when the primary's data is gone for good, and expect the topology to stop then",
+            )
+
     def read_header(self) -> Header:
         with self._named(writes=False):
             return self._header_in(_clients.get(self._url).get(self._key("header")))
 
     def raise_header(self, expected: Header, new: Header) -> None:
         other = expected.open is None or new.open is None or expected.open.txid != new.open.txid
+        arguments = [_header_text(expected), _header_text(new), b"1" if other else b"0", self._must_be(expected, new)]
         with self._named():
-            self._checked(
-                self._script(
-                    _RAISE, ["header", "touched"], [_header_text(expected), _header_text(new), b"1" if other else b"0"]
-                ),
-                expected,
-            )
+            answer = self._checked(self._script(_RAISE, ["header", "touched"], arguments), expected)
+        if answer[0] == -2:
+            raise self._another_store(expected)
+        self._opened_in = answer[1].decode()
 
     # --- rows ------------------------------------------------------------------------------------------------
 

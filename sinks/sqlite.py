@@ -79,6 +79,8 @@ class _File:
     def __init__(self, path: str) -> None:
         self.path = path
         self.lock = threading.RLock()
+        #: Device and inode of the file that the connection writes to.
+        self.found: tuple[int, int] | None = None
         self._connection: sqlite3.Connection | None = None
 
     @classmethod
@@ -88,8 +90,14 @@ class _File:
             return cls._open.setdefault(key, cls(path))
 
     def connected(self) -> sqlite3.Connection:
-        """Call it with the lock held."""
+        """Call it with the lock held. A connection stays with its file when another one takes that file's name: then it
+        is opened again, or what it writes would be found by nobody."""
+        if self._connection is not None and self.found != self._there():
+            self.close()
         if self._connection is None:
+            found = (
+                self._there()
+            )  # before it is opened: of a file that is replaced meanwhile, the next use opens the new one
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
@@ -101,8 +109,15 @@ class _File:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self.found = connection, found or self._there()
         return self._connection
+
+    def _there(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
 
     def close(self) -> None:
         with self.lock:
@@ -142,6 +157,10 @@ class SqliteBackend(SqlBackend):
         _File.at(self._path).close()
 
     # --- inside ----------------------------------------------------------------------------------------------
+
+    def _store(self, connection: sqlite3.Connection) -> str:
+        found = _File.at(self._path).found
+        return f"'{found}'"
 
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
         found = connection.execute(f'PRAGMA table_info("{self._table}")')
