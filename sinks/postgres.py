@@ -24,7 +24,7 @@ from framework.errors import (
     CorruptStateError,
     RetryableError,
 )
-from framework.topology import Fields, Header, Reach
+from framework.topology import Fields, Reach
 from sinks.backend import Key
 from sinks.plain_values import check_storable
 from sinks.sql import SqlBackend
