@@ -45,7 +45,18 @@ TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
 _IDLE_CONNECTIONS = 4
 #: What a server says to a client that will never be let in, however often it asks.
-_REFUSALS = ("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate")
+_REFUSALS = (
+    *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
+    "does not support SSL",
+)
+#: Classes and codes of SQLSTATE that pass by themselves, or when there is room again: connections, serialization and deadlocks,
+#: resources, locks, timeouts and restarts, the disk; and a table that another one has just created.
+_PASSING = (
+    *("08", "40", "53", "55006", "55P03", "25P03", "25P04", "57014", "57P01", "57P02", "57P03", "57P05"),
+    *("58000", "58030", "42P07"),
+)
+#: Values that the table does not take, however often they are sent: data, cardinality, constraints, limits.
+_VALUES = ("21", "22", "23", "54")
 
 
 class PostgresDialect(Dialect):
@@ -57,6 +68,8 @@ class PostgresDialect(Dialect):
     mark = "%s"
     temporary = "pg_temp."
     temporary_options = " ON COMMIT DELETE ROWS"
+    name_bytes_max = 63
+    reserved_columns = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
     least = "LEAST"
     greatest = "GREATEST"
 
@@ -393,15 +406,24 @@ class PostgresBackend(SqlBackend):
     def _named(self, error: psycopg.Error) -> Exception:
         text = f"{self.location}: {_line(error)}"
         state = error.sqlstate or ""
-        if state.startswith(("22", "23502")) or isinstance(error, psycopg.DataError):
+        if state.startswith(_PASSING) or (state == "23505" and self._created_by_another(error)):
+            return RetryableError(text)
+        if state.startswith(_VALUES) or isinstance(error, psycopg.DataError):
             return BadRecordError(f"{text}; this value cannot be stored as it is")
         if state.startswith("28") or state in ("3D000", "3F000", "42501", "25006"):
             return ConfigError(f"{text}; check the address, the user and its rights")
         if not state and any(words in text for words in _REFUSALS):
             return ConfigError(f"{text}; check the address, the user and the password")
+        if not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+            return RetryableError(text)  # the connection
         if state in ("XX001", "XX002"):
             return CorruptStateError(f"{text}; restore the database from a backup")
-        return RetryableError(text)
+        return ConfigError(f"{text}; this does not pass by itself: look at the database, then run the topology again")
+
+    @staticmethod
+    def _created_by_another(error: psycopg.Error) -> bool:
+        """Whether somebody has just created the table, or the header, that was to be created."""
+        return error.diag.schema_name == "pg_catalog" or error.diag.table_name == HEADERS_TABLE
 
 
 def _without_secrets(error: Exception, dsn: str) -> str:

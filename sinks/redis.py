@@ -52,6 +52,14 @@ except ImportError as error:  # an extra
 #: A script is one step, during which Redis answers nobody else.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
+#: What passes by itself, or when there is room again: as the client knows it, and as scripts and other servers say it.
+_PASSING = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.MasterDownError,
+)
+_PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM)\b")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 # KEYS: header, rows, touched, deleted. ARGV: header, number of rows, of those that are tombstones; then for each row its
@@ -542,13 +550,20 @@ class RedisBackend(MapBackend):
             text = str(error)
             if "WRONGTYPE" in text:
                 raise ConfigError(f"{self.location}: a key is of another type: {text}; use another name") from error
-            if "READONLY" in text:
+            if isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in text:
                 raise ConfigError(f"{self.location} is a replica; give the address of the primary") from error
             if any(sign in text for sign in ("NOPERM", "permission", "NOAUTH", "can't run this command")):
                 raise ConfigError(f"{self.location}: {text}; check the user's rights") from error
-            raise RetryableError(f"{self.location}: {text}") from error
+            if isinstance(error, _PASSING) or _PASSING_WORDS.search(text):
+                raise RetryableError(f"{self.location}: {text}") from error
+            raise self._lasting(error) from error
         except redis.exceptions.RedisError as error:
-            raise RetryableError(f"{self.location}: {error}") from error
+            raise self._lasting(error) from error
+
+    def _lasting(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self.location}: {error}; this does not pass by itself: look at the server, then run the topology again"
+        )
 
 
 _SHA = {

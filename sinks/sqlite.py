@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from framework.topology import Fields, Reach
 from sinks.backend import Key
 from sinks.plain_values import check_storable, is_plain, plain, restored
 from sinks.sql import SqlBackend
-from sinks.sql_schema import Dialect
+from sinks.sql_schema import HEADERS_TABLE, Dialect
 
 #: STRICT tables came with 3.37; without them an integer sum beyond 64 bits would silently become a float.
 SQLITE_MIN = (3, 37, 0)
@@ -38,6 +39,19 @@ SQLITE_MIN = (3, 37, 0)
 BUSY_TIMEOUT_MS = 10_000
 #: Keys per SELECT: SQLite takes 32,766 parameters.
 _KEYS_PER_SELECT = 500
+#: What passes by itself, or when there is room again.
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_SCHEMA,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+    }
+)
 
 
 class SqliteDialect(Dialect):
@@ -50,6 +64,10 @@ class SqliteDialect(Dialect):
     table_options = " STRICT, WITHOUT ROWID"
     least = "min"
     greatest = "max"
+    reserved_tables = re.compile("sqlite_|excluded$")
+
+    def folded(self, name: str) -> str:
+        return name.lower()
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types
@@ -162,6 +180,16 @@ class SqliteBackend(SqlBackend):
         found = _File.at(self._path).found
         return f"'{found}'"
 
+    def _create_headers(self, connection: sqlite3.Connection) -> None:
+        super()._create_headers(connection)
+        query = f"SELECT state FROM {HEADERS_TABLE} WHERE lower(state) = lower(?) AND state <> ?"
+        other = connection.execute(query, (self._table, self._table)).fetchone()
+        if other is not None:
+            raise ConfigError(
+                f"{self.location}: {self._table!r} and {other[0]!r} are one table for SQLite, and a state has its own; use "
+                "another name"
+            )
+
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
         found = connection.execute(f'PRAGMA table_info("{self._table}")')
         return [(name, kind) for _, name, kind, *_ in found]
@@ -228,16 +256,22 @@ class SqliteBackend(SqlBackend):
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.IntegrityError as error:
-            raise BadRecordError(
-                f"{self.location} refuses a value: {error}; an integer beyond 64 bits and a null key cannot be stored"
-            ) from error
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "unable to open" in text or "readonly" in text or "attempt to write" in text:
-                raise ConfigError(f"{self.location}: {text}; check the path and its permissions") from error
-            raise RetryableError(f"{self.location}: {text}") from error
-        except sqlite3.DatabaseError as error:
-            raise CorruptStateError(f"{self._path}: {error}; restore the file from a backup") from error
+        except sqlite3.Error as error:
+            raise self._error_of(error) from error
         except OSError as error:
             raise ConfigError(f"{self._path}: {error}; check the path and its permissions") from error
+
+    def _error_of(self, error: sqlite3.Error) -> Exception:
+        text = f"{self.location}: {error}"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more about the same thing
+        if code in _PASSING:
+            return RetryableError(text)
+        if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):
+            return BadRecordError(
+                f"{text}; this value cannot be stored: an integer beyond 64 bits, a null key, or one that is too long"
+            )
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return CorruptStateError(f"{text}; restore the file from a backup")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return ConfigError(f"{text}; check the path and its permissions")
+        return ConfigError(f"{text}; this does not pass by itself: look at the file, then run the topology again")
