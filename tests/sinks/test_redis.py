@@ -198,9 +198,15 @@ def test_a_server_that_is_away_is_retried(name: str) -> None:
     ("kind", "errors"),
     [
         (RetryableError, ["MISCONF Redis is configured to save RDB snapshots", "NOREPLICAS Not enough good replicas"]),
-        (RetryableError, ["BUSY Redis is busy running a script", "ERR Error running script: @user_script: 3: OOM command"]),
+        (
+            RetryableError,
+            ["BUSY Redis is busy running a script", "ERR Error running script: @user_script: 3: OOM command"],
+        ),
         (RetryableError, [redis.exceptions.OutOfMemoryError("used memory"), redis.exceptions.TryAgainError("slot")]),
-        (ConfigError, ["ERR Error running script: @user_script: 3: Script attempted to access nonexistent global", "ERR"]),
+        (
+            ConfigError,
+            ["ERR Error running script: @user_script: 3: Script attempted to access nonexistent global", "ERR"],
+        ),
         (ConfigError, [redis.exceptions.ReadOnlyError("You can't write against a read only replica.")]),
         (ConfigError, ["WRONGTYPE Operation against a key", "NOPERM this user has no permissions"]),
     ],

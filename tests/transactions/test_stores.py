@@ -147,6 +147,27 @@ class TestZooKeeperStore(StoreContract):
         leadership.apply([Put(f"{name}/plans/{number}", b"x") for number in range(500)])
         assert len(stores[1].children(f"{name}/plans")) == 500
 
+    def test_a_step_that_is_larger_than_zookeeper_takes_is_refused_and_named(
+        self, stores: list[CoordinationStore], name: str
+    ) -> None:
+        """A server that is sent one ends the connection without a word, at every try."""
+        leadership = elected(stores[0], name)
+        errors: list[Exception] = []
+
+        def write() -> None:
+            try:
+                leadership.apply([Put(f"{name}/plans/{number}", b"x" * 400_000) for number in range(3)])
+            except Exception as error:
+                errors.append(error)
+
+        writing = threading.Thread(target=write, daemon=True)
+        writing.start()
+        writing.join(20)
+        assert [type(each) for each in errors] == [ConfigError]
+        assert f"/stores/{name}/plans/0" in str(errors[0]) and "1,200," in str(errors[0])
+        leadership.apply([Put(f"{name}/plans/{number}", b"x" * 340_000) for number in range(3)])
+        assert len(stores[1].children(f"{name}/plans")) == 3
+
     def test_garbage_in_the_epoch_is_named(self, stores: list[CoordinationStore], name: str) -> None:
         stores[0].apply([Put(f"{name}/epoch", b"garbage")])
         with pytest.raises(CorruptStateError, match=f"/stores/{name}/epoch"):
