@@ -233,13 +233,14 @@ class CommitPhase:
     def _check_plan(self, index: int, current: Header, attempt: AttemptHeader) -> None:
         """C28: rows of one plan must not be taken for rows of another."""
         opened = current.open
-        if opened is not None and opened.txid == attempt.txid:
-            if opened.plan_digest not in (attempt.plan_digest, ROLLED_BACK):
-                raise ConfigError(
-                    f"{self._states[index].location} was opened for txid {opened.txid} with plan {opened.plan_digest}, and "
-                    f"{attempt.plan_digest} was to be committed: another topology called {self._topology_id!r} writes to it from "
-                    "a ZooKeeper state of its own; give one of them another name and another sink"
-                )
+        if opened is None or opened.txid != attempt.txid:
+            return
+        if opened.plan_digest not in (attempt.plan_digest, ROLLED_BACK):
+            raise ConfigError(
+                f"{self._states[index].location} was opened for txid {opened.txid} with plan {opened.plan_digest}, and "
+                f"{attempt.plan_digest} was to be committed: another topology called {self._topology_id!r} writes to it from "
+                "a ZooKeeper state of its own; give one of them another name and another sink"
+            )
 
     def _sweep(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

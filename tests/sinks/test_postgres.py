@@ -20,6 +20,7 @@ from framework.errors import (
     CommitOutcomeUnknown,
     ConfigError,
     CorruptStateError,
+    RatchetError,
     RetryableError,
     TopologyError,
 )
@@ -306,7 +307,7 @@ def test_two_drivers_may_create_the_first_tables_of_a_database_at_one_time(
             backend.prepare("topology")
         except RetryableError:
             backend.prepare("topology")
-        except Exception as error:
+        except RatchetError as error:
             errors.append(error)
 
     threads = [threading.Thread(target=prepare, args=(each,)) for each in range(6)]

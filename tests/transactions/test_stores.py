@@ -8,7 +8,14 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from framework.errors import ConfigError, CorruptStateError, LeadershipLostError, RetryableError, StaleWriterError
+from framework.errors import (
+    ConfigError,
+    CorruptStateError,
+    LeadershipLostError,
+    RatchetError,
+    RetryableError,
+    StaleWriterError,
+)
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
 from framework.transactions.zookeeper_security import ZooKeeperSecurity
 from integration import EmbeddedServers
@@ -157,7 +164,7 @@ class TestZooKeeperStore(StoreContract):
         def write() -> None:
             try:
                 leadership.apply([Put(f"{name}/plans/{number}", b"x" * 400_000) for number in range(3)])
-            except Exception as error:
+            except RatchetError as error:
                 errors.append(error)
 
         writing = threading.Thread(target=write, daemon=True)
