@@ -42,7 +42,8 @@ class MapBackend(ABC):
     """A store of one state's rows. Driver and tasks each have a copy; connections are opened where they are used.
 
     Every method may raise ``RetryableError`` (no answer, nothing done), ``CommitOutcomeUnknown`` (the answer to a write
-    was lost) and ``CorruptStateError`` (names the row).
+    was lost), ``CorruptStateError`` (names the row), ``BadRecordError`` (a value that the store does not take) and ``ConfigError``
+    for anything else. What is retried is retried without limit: raise ``RetryableError`` for what is known to pass, only.
     """
 
     #: From where the rows can be written.

@@ -201,7 +201,8 @@ class RedisBackend(MapBackend):
     from its input when they are left out.
 
     A server that may evict keys (``maxmemory`` with a policy other than ``noeviction``) and a replica are refused. What a
-    server without an append-only file forgets in a crash is noticed at the next start, and stops the topology.
+    server forgets in a crash, because it has no append-only file or a replica took its place, is noticed: within a commit the
+    attempt is repeated, otherwise the topology stops.
     """
 
     reach = Reach.NETWORK
