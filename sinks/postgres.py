@@ -68,8 +68,6 @@ class PostgresDialect(Dialect):
     mark = "%s"
     temporary = "pg_temp."
     temporary_options = " ON COMMIT DELETE ROWS"
-    name_bytes_max = 63
-    reserved_columns = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
     least = "LEAST"
     greatest = "GREATEST"
 

@@ -50,16 +50,6 @@ class Dialect(ABC):
     least = ""
     greatest = ""
 
-    #: How many bytes of a name the database keeps.
-    name_bytes_max = 1_000
-    #: What tables, and columns, must not be called.
-    reserved_tables: re.Pattern[str] = re.compile("excluded")  # what the statements call the row that is to be inserted
-    reserved_columns: frozenset[str] = frozenset()
-
-    def folded(self, name: str) -> str:
-        """A name as the database tells it from others."""
-        return name
-
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)  # copies that travelled are the same
 
@@ -146,28 +136,6 @@ class TableShape:
         both = set(self.key) & set(self.value)
         if both:
             raise TopologyError(f"table {self.table!r}: {sorted(both)[0]!r} is both a key and a value")
-        self._check_names()
-
-    def _check_names(self) -> None:
-        """C33: what the database would fold, cut, or not take."""
-        dialect = self.dialect
-        if dialect.reserved_tables.match(dialect.folded(self.table)):
-            raise TopologyError(f"table {self.table!r}: the name is reserved by {dialect.name}; give another one")
-        known: dict[str, str] = {}
-        for name in (*self.key, *self.value):
-            if dialect.folded(name) in dialect.reserved_columns:
-                raise TopologyError(f"column {name!r} of table {self.table!r} is reserved by {dialect.name}; rename it")
-            one = known.setdefault(dialect.folded(name), name)
-            if one != name:
-                raise TopologyError(
-                    f"table {self.table!r}: {name!r} and {one!r} are one name for {dialect.name}; rename one of them"
-                )
-        for name in (*self.key, *(f"_prev_{each}" for each in self.value)):
-            if len(name) > dialect.name_bytes_max:
-                raise TopologyError(
-                    f"table {self.table!r}: {name!r} is longer than the {dialect.name_bytes_max} bytes that {dialect.name} "
-                    "keeps of a name; use a shorter one"
-                )
 
     @property
     def columns(self) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from framework.topology import Fields, Reach
 from sinks.backend import Key
 from sinks.plain_values import check_storable, is_plain, plain, restored
 from sinks.sql import SqlBackend
-from sinks.sql_schema import HEADERS_TABLE, Dialect
+from sinks.sql_schema import Dialect
 
 #: STRICT tables came with 3.37; without them an integer sum beyond 64 bits would silently become a float.
 SQLITE_MIN = (3, 37, 0)
@@ -64,10 +63,6 @@ class SqliteDialect(Dialect):
     table_options = " STRICT, WITHOUT ROWID"
     least = "min"
     greatest = "max"
-    reserved_tables = re.compile("sqlite_|excluded$")
-
-    def folded(self, name: str) -> str:
-        return name.lower()
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types
@@ -113,9 +108,8 @@ class _File:
         if self._connection is not None and self.found != self._there():
             self.close()
         if self._connection is None:
-            found = (
-                self._there()
-            )  # before it is opened: of a file that is replaced meanwhile, the next use opens the new one
+            # Before it is opened: when the file is replaced meanwhile, the next use opens the new one.
+            found = self._there()
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
@@ -179,16 +173,6 @@ class SqliteBackend(SqlBackend):
     def _store(self, connection: sqlite3.Connection) -> str:
         found = _File.at(self._path).found
         return f"'{found}'"
-
-    def _create_headers(self, connection: sqlite3.Connection) -> None:
-        super()._create_headers(connection)
-        query = f"SELECT state FROM {HEADERS_TABLE} WHERE lower(state) = lower(?) AND state <> ?"
-        other = connection.execute(query, (self._table, self._table)).fetchone()
-        if other is not None:
-            raise ConfigError(
-                f"{self.location}: {self._table!r} and {other[0]!r} are one table for SQLite, and a state has its own; use "
-                "another name"
-            )
 
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
         found = connection.execute(f'PRAGMA table_info("{self._table}")')

@@ -22,7 +22,6 @@ from framework.errors import (
     CorruptStateError,
     RatchetError,
     RetryableError,
-    TopologyError,
 )
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
@@ -281,17 +280,6 @@ def test_an_error_of_the_client_itself_is_permanent_unless_the_connection_is_gon
     assert type(backend._named(psycopg.ProgrammingError("cannot adapt type 'x'"))) is ConfigError
     assert type(backend._named(psycopg.OperationalError("the connection is lost"))) is RetryableError
     assert type(backend._named(psycopg.InterfaceError("the connection is closed"))) is RetryableError
-
-
-def test_columns_whose_names_postgres_cuts_or_keeps_for_itself_are_refused_at_once(table: str) -> None:
-    dsn = "postgresql://ratchet@localhost/ratchet"
-    PostgresBackend(dsn, table, KEY, Fields.of({"v" * 57: int, "V" * 57: int}))
-    with pytest.raises(TopologyError, match="'_prev_v+' is longer than the 63 bytes that PostgreSQL keeps"):
-        PostgresBackend(dsn, table, KEY, Fields.of({"v" * 58: int}))
-    with pytest.raises(TopologyError, match="column 'ctid'.*reserved by PostgreSQL"):
-        PostgresBackend(dsn, table, KEY, Fields(ctid=int))
-    with pytest.raises(TopologyError, match="table 'excluded'.*reserved by PostgreSQL"):
-        PostgresBackend(dsn, "excluded", KEY, VALUE)
 
 
 def test_two_drivers_may_create_the_first_tables_of_a_database_at_one_time(

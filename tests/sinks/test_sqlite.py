@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -78,24 +77,6 @@ def test_every_supported_type_comes_back_as_it_went_in(path: Path) -> None:
 def test_columns_that_cannot_be_are_refused_at_once(path: Path, fields: Fields, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         SqliteBackend(path, "rows", KEY, fields)
-
-
-@pytest.mark.parametrize("names", [{"Word": int}, {"n": int, "N": int}])
-def test_columns_that_differ_in_case_only_are_one_for_sqlite(path: Path, names: dict[str, Any]) -> None:
-    with pytest.raises(TopologyError, match=r"'(Word|N)' and '(word|n)' are one name for SQLite"):
-        SqliteBackend(path, "rows", KEY, Fields.of(names))
-
-
-@pytest.mark.parametrize("table", ["sqlite_x", "SQLite_x", "excluded", "Excluded"])
-def test_tables_with_names_that_are_taken_are_refused_at_once(path: Path, table: str) -> None:
-    with pytest.raises(TopologyError, match=f"table '{table}'.*reserved by SQLite"):
-        SqliteBackend(path, table, KEY, VALUE)
-
-
-def test_tables_that_differ_in_case_only_are_not_two_states(path: Path) -> None:
-    SqliteBackend(path, "rows", KEY, VALUE).prepare("topology")
-    with pytest.raises(ConfigError, match="'Rows' and 'rows' are one table for SQLite"):
-        SqliteBackend(path, "Rows", KEY, VALUE).prepare("topology")
 
 
 def test_what_cannot_pass_by_itself_is_not_tried_again(path: Path) -> None:
