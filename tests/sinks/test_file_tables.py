@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import random
@@ -17,11 +18,12 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
+from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
 from framework.topology import Header, OpenCommit
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, DeltaLakeTable, ParquetTable
 from sinks.files import FileTable
+from sinks.folders import named_errors
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import append, granted, opened
 from tests.kit.processes import ROOT
@@ -384,3 +386,31 @@ def test_a_read_only_folder_is_one_line_before_the_first_batch(kind: type[FileTa
         run.wait_until_caught_up(30)
     run.stop()
     assert os.path.getsize(tmp_path / "file") == 1
+
+
+def test_a_partition_that_no_file_system_can_name_is_a_bad_record(kind: type[FileTable], tmp_path: Path) -> None:
+    """C30: its name is too long at every replay."""
+    table = kind(tmp_path / "t", partition_by=["word"])
+    table.bind(Fields(word=str, n=int))
+    table.prepare("topology")
+    header = opened(table, 1, 1)
+    batch = pa.RecordBatch.from_pydict({"word": ["x" * 300], "n": [1]})
+    with pytest.raises(BadRecordError, match="too long"):
+        table.write(granted(header), [batch])
+
+
+@pytest.mark.parametrize(
+    ("kind_of_error", "number"),
+    [
+        (RetryableError, errno.ENOSPC),
+        (RetryableError, errno.ESTALE),
+        (ConfigError, errno.EROFS),
+        (ConfigError, errno.ELOOP),
+    ],
+)
+def test_errors_of_a_file_system_are_permanent_unless_they_are_known_to_pass(
+    kind_of_error: type[Exception], number: int, tmp_path: Path
+) -> None:
+    with pytest.raises(kind_of_error) as named, named_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert type(named.value) is kind_of_error

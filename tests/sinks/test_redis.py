@@ -196,6 +196,32 @@ def test_a_server_that_is_away_is_retried(name: str) -> None:
         RedisBackend("redis://127.0.0.1:1/0", name, KEY, VALUE).prepare("topology")
 
 
+@pytest.mark.parametrize(
+    ("kind", "errors"),
+    [
+        (RetryableError, ["MISCONF Redis is configured to save RDB snapshots", "NOREPLICAS Not enough good replicas"]),
+        (
+            RetryableError,
+            ["BUSY Redis is busy running a script", "ERR Error running script: @user_script: 3: OOM command"],
+        ),
+        (RetryableError, [redis.exceptions.OutOfMemoryError("used memory"), redis.exceptions.TryAgainError("slot")]),
+        (
+            ConfigError,
+            ["ERR Error running script: @user_script: 3: Script attempted to access nonexistent global", "ERR"],
+        ),
+        (ConfigError, [redis.exceptions.ReadOnlyError("You can't write against a read only replica.")]),
+        (ConfigError, ["WRONGTYPE Operation against a key", "NOPERM this user has no permissions"]),
+    ],
+)
+def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception], errors: list[Any]) -> None:
+    """C30."""
+    backend = RedisBackend("redis://localhost", "rows", KEY, VALUE)
+    for each in errors:
+        with pytest.raises(kind) as named, backend._named():
+            raise each if isinstance(each, Exception) else redis.exceptions.ResponseError(each)
+        assert type(named.value) is kind
+
+
 @pytest.mark.fault(23)
 def test_a_server_restored_to_an_older_snapshot_stops_the_topology(
     own: Callable[..., RedisServer], tmp_path: Path, name: str
