@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
+from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
 from framework.topology import Header, OpenCommit
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, DeltaLakeTable, ParquetTable
@@ -386,17 +386,6 @@ def test_a_read_only_folder_is_one_line_before_the_first_batch(kind: type[FileTa
         run.wait_until_caught_up(30)
     run.stop()
     assert os.path.getsize(tmp_path / "file") == 1
-
-
-def test_a_partition_that_no_file_system_can_name_is_a_bad_record(kind: type[FileTable], tmp_path: Path) -> None:
-    """C30: its name is too long at every replay."""
-    table = kind(tmp_path / "t", partition_by=["word"])
-    table.bind(Fields(word=str, n=int))
-    table.prepare("topology")
-    header = opened(table, 1, 1)
-    batch = pa.RecordBatch.from_pydict({"word": ["x" * 300], "n": [1]})
-    with pytest.raises(BadRecordError, match="too long"):
-        table.write(granted(header), [batch])
 
 
 @pytest.mark.parametrize(
