@@ -170,4 +170,4 @@ def _incomplete(
         delivered_later = edge.phase is Phase.COMMIT and phase is Phase.PROCESSING
         if not delivered_later and sent.get(edge.index, 0) != received.get(edge.index, 0):
             problem = f"edge {edge.label}: {sent.get(edge.index, 0)} rows sent, {received.get(edge.index, 0)} received"
-    return TaskFailure(FailureKind.RETRYABLE, "exchange", 0, problem) if problem else None
+    return TaskFailure(FailureKind.ERROR, "exchange", 0, problem) if problem else None

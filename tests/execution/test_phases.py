@@ -181,3 +181,34 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
     assert lost
     assert len(reasons) == 1
     assert re.search(r"edge A->C: \d+ rows sent, \d+ received", reasons[0])
+
+
+@pytest.mark.behaviour("1.7", "1.11")
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
+    runner: Any, tmp_path: Path, tasks: int
+) -> None:
+    """C31: rows of both phases, whichever of three tasks the committer was in, and when its state has ridden along."""
+    spout = OpaqueMemoryTransactionalSpout({number: [[1]] * 6 for number in range(3)}, Fields(n=int), 3)
+    builder = TransactionalTopologyBuilder("execute", "spout", spout, tasks)
+    builder.set_committer_bolt("B", Repeating(tmp_path), tasks).local_or_shuffle_grouping("spout")
+    builder.set_bolt("C", Repeating(tmp_path), tasks).local_or_shuffle_grouping("B")
+    builder.set_bolt("D", Noted(tmp_path), tasks).local_or_shuffle_grouping("C")
+    builder.set_bolt("wider", Noted(tmp_path), 4).shuffle_grouping("spout")
+    with start(builder.build(), runner, **{"topology.max.attempts": 1}) as run:
+        run.wait_until_caught_up(240)
+        assert [len(each.attempts) for each in run.transactions()] == [1, 1]
+    received = Counter((name, task) for name, what, _, _, task, _ in calls(tmp_path) if what == "execute")
+    rows = 2 * 3 * 3 // tasks  # of two batches of three rows from each of three partitions
+    for task in range(tasks):
+        assert received[("C", task)] == rows + 2  # each row, and one more from finish_batch
+        assert received[("D", task)] == received[("C", task)] + 2
+
+
+class Repeating(NotedCommitter):
+    """Passes each tuple on at once, and one more at the end."""
+
+    def execute(self, tup: Any) -> None:
+        self.collector.emit([1])
+        self.rows += 1
+        self.note("execute")
