@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from framework import BaseBatchBolt, BaseTransactionalBolt, FailedException, Fields, TransactionalTopologyBuilder
+from framework import (
+    BaseBatchBolt,
+    BaseTransactionalBolt,
+    FailedException,
+    Fields,
+    TopologyFailed,
+    TransactionalTopologyBuilder,
+)
 from framework.execution import Phase, collapsed
 from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
@@ -212,3 +219,57 @@ class Repeating(NotedCommitter):
         self.collector.emit([1])
         self.rows += 1
         self.note("execute")
+
+
+@pytest.mark.behaviour("1.11")
+@pytest.mark.parametrize("wrong", ["another task", "twice, another lost"])
+def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_before_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """As many are received in all as were sent: only the tasks' own counts tell."""
+    real, strayed = collapsed.run_level, []
+
+    def straying(topology: Any, phase: Any, level: int, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, level, *arguments, **options):
+            if isinstance(record, Piece) and level == 0 and phase is Phase.PROCESSING and len(strayed) < 2:
+                strayed.append((target, record))
+                if wrong == "another task":
+                    target = 1 - target if len(strayed) == 1 else target
+                elif len(strayed) == 1:
+                    continue
+                else:
+                    yield target, record
+            yield target, record
+
+    monkeypatch.setattr(collapsed, "run_level", straying)
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 6}, Fields(n=int), 6)
+    builder = TransactionalTopologyBuilder("stray", "spout", spout, 1)
+    builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
+    with start(builder.build(), ("local", {})) as run:
+        run.wait_until_caught_up(240)
+        attempts = [attempt for each in run.transactions() for attempt in each.attempts]
+    assert len(strayed) == 2
+    assert [each.outcome for each in attempts] == ["failed", "committed"]
+    assert "expected rows per edge" in str(attempts[0].reason)
+    assert not [each for each in calls(tmp_path) if each[3] == 1 and each[1] == "execute" and each[4] == strayed[0][0]]
+
+
+@pytest.mark.behaviour("1.5", "1.11")
+def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C30: that is a fault of the product, which no number of attempts will mend."""
+    real = collapsed.run_level
+
+    def lossy(topology: Any, phase: Any, level: int, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, level, *arguments, **options):
+            if not (isinstance(record, Piece) and phase is Phase.PROCESSING and level == 0):
+                yield target, record
+
+    monkeypatch.setattr(collapsed, "run_level", lossy)
+    with (
+        start(abcd(tmp_path).build(), ("local", {}), **{"topology.max.attempts": 2}) as run,
+        pytest.raises(TopologyFailed, match="exchange"),
+    ):
+        run.wait_until_caught_up(240)
+    assert run.status().attempts_failed == 2
