@@ -242,7 +242,7 @@ def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_
             yield target, record
 
     monkeypatch.setattr(collapsed, "run_level", straying)
-    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 6}, Fields(n=int), 6)
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 6, 1: [[1]] * 6}, Fields(n=int), 6)  # two pieces for each task
     builder = TransactionalTopologyBuilder("stray", "spout", spout, 1)
     builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
     with start(builder.build(), ("local", {})) as run:
@@ -255,15 +255,16 @@ def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_
 
 
 @pytest.mark.behaviour("1.5", "1.11")
+@pytest.mark.parametrize("where", ["spout->A", "A->C"])
 def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """C30: that is a fault of the product, which no number of attempts will mend."""
     real = collapsed.run_level
 
-    def lossy(topology: Any, phase: Any, level: int, *arguments: Any, **options: Any) -> Any:
-        for target, record in real(topology, phase, level, *arguments, **options):
-            if not (isinstance(record, Piece) and phase is Phase.PROCESSING and level == 0):
+    def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, *arguments, **options):
+            if not (isinstance(record, Piece) and topology.plan.edges[record.edge].label == where):
                 yield target, record
 
     monkeypatch.setattr(collapsed, "run_level", lossy)
