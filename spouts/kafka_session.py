@@ -31,6 +31,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from framework.errors import DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
+from spouts.kafka_epochs import NOT_IN_LOG
 from spouts.kafka_partitions import partition_id
 
 #: Records per call of ``consume`` and per record batch.
@@ -213,7 +214,7 @@ class KafkaSession:
             if assigned is not None:
                 assigned.end_seen = max(assigned.end_seen, message.offset())
             return
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        if error.code() in NOT_IN_LOG:
             self._out_of_range(where, message, position)
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"partition {partition_id(*where)}")
