@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +25,9 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
-from framework.errors import DataLossError, RetryableError
+from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from spouts.kafka_partitions import partition_id, topic_and_number
 
@@ -111,6 +111,28 @@ class KafkaMetadata:
                     f"topic {topic!r} was deleted and created again while it was read: its id was {topic_ids[topic]}, is "
                     f"{topic_id}"
                 )
+
+    def cleanup_policies(self, topics: Sequence[str]) -> dict[str, str]:
+        """Topic -> how its old records go: ``delete``, ``compact``, or both. Without topics that do not exist. Raises
+        ``ConfigError`` when that may not be seen."""
+        found: dict[str, str] = {}
+        if not topics:
+            return found
+        wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        for resource, future in self._admin().describe_configs(wanted, request_timeout=REQUEST_TIMEOUT_S).items():
+            try:
+                found[resource.name] = str(future.result()["cleanup.policy"].value)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise ConfigError(
+                        f"whether topic {resource.name!r} is compacted cannot be seen: allow DescribeConfigs on it, or use opaque "
+                        "states only"
+                    ) from error
+                raise self._errors.explain(error, self._client) from error
+        return found
 
     def ends(self, *, patient: bool) -> dict[str, Offset]:
         """The last stable offset of every partition with a leader: a plan that ends there holds no open kafka_txn.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,6 +108,15 @@ class KafkaPlanner(PartitionPlanner):
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
         return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
+
+    def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
+        topics = {topic_and_number(partition)[0] for partition in partitions}
+        policies = self._metadata.cleanup_policies(sorted(topics))
+        return {
+            partition: f"topic {topic!r} is compacted (cleanup.policy={policies[topic]})"
+            for partition in partitions
+            if "compact" in policies.get(topic := topic_and_number(partition)[0], "")
+        }
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
         """A consumer reads topics by name, and so reads on when one is deleted and created again: make sure that the
