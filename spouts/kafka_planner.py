@@ -28,8 +28,7 @@ from framework.topology.spouts import Meta
 from spouts.bad_records import BadRecordShare
 from spouts.kafka_group import GroupOffsets
 from spouts.kafka_limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset
-from spouts.kafka_epochs import truncated
+from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka_partitions import Position, position_after, position_of, reaches, topic_and_number
 
 _log = structlog.get_logger()
@@ -309,9 +308,7 @@ class KafkaPlanner(PartitionPlanner):
             )
             position.skip("retention", beginning_at)
 
-    def _check_epochs(
-        self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]
-    ) -> None:
+    def _check_epochs(self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]) -> None:
         """After a loss: partitions that have a new leader, and of which nothing is missing that could be seen here, may have
         been truncated and have grown again. Only their brokers know which; those go on where they are, in the new log."""
         doubtful = {

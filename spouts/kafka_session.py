@@ -31,7 +31,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from framework.errors import DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
-from spouts.kafka_epochs import NOT_IN_LOG
 from spouts.kafka_partitions import partition_id
 
 #: Records per call of ``consume`` and per record batch.
@@ -48,6 +47,8 @@ CONNECT_TIMEOUT_S = 2.0
 SESSIONS_MAX = 8
 #: An idle consumer goes on fetching what nobody may ever want: it is closed after this long.
 IDLE_MAX_S = 300.0
+#: What a consumer says of an offset that is not in the log, or not as it was.
+NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 Where = tuple[str, int]
 

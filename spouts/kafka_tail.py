@@ -23,9 +23,8 @@ from confluent_kafka import (
 
 from framework.errors import DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
-from spouts.kafka_epochs import NOT_IN_LOG
 from spouts.kafka_partitions import partition_id
-from spouts.kafka_session import Where
+from spouts.kafka_session import NOT_IN_LOG, Where
 
 _log = structlog.get_logger()
 

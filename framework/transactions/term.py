@@ -232,7 +232,9 @@ class Term:
         try:
             documents = self._documents = TopologyDocuments(self._store, self._leadership, topology)
             documents.claim(
-                self._source_identity(planner, immutable), accept_changed=accept, accept_lost_data=planner.skips_lost_data
+                self._source_identity(planner, immutable),
+                accept_changed=accept,
+                accept_lost_data=planner.skips_lost_data,
             )
             recovered, digests = documents.recover()
             self._commit = CommitPhase(topology.id, topology.states, self._executor, self._leadership.epoch)
@@ -267,7 +269,8 @@ class Term:
         return self._coordinator
 
     def _source_identity(self, planner: PartitionPlanner, immutable: ImmutableSource) -> Mapping[str, Any]:
-        """What the source is, when it is fit for this topology. Ask until the source answers: a broker that is away is waited for, as in mid-run."""
+        """What the source is, when it is fit for this topology. Ask until it answers: a broker that is away is waited for, as
+        in mid-run."""
         warned = False
         while True:
             try:
