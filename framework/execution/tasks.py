@@ -48,7 +48,16 @@ class PlannedTopology:
         self.plan = plan
         self.conf = conf
         self._pickled: dict[str, bytes] = {}
+        self._uneven: PlannedTopology | None = None
         self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
+
+    def for_batch(self, even: bool) -> PlannedTopology:
+        """In the layout for a batch that the spout's tasks read in about equal shares, or not."""
+        if self.plan.for_batch(even) is self.plan:
+            return self
+        if self._uneven is None:
+            self._uneven = PlannedTopology(self.plan.for_batch(even), self.conf)
+        return self._uneven
 
     def instance(self, component: TaskComponent) -> Any:
         """A new copy of a component."""

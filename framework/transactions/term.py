@@ -370,7 +370,8 @@ class Term:
                 raise InvariantViolation("processing before recovery")
             ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
             committed = self._coordinator.currtx - 1 if self._coordinator is not None else 0
-            job = ProcessingJob(header, ranges, planner.record_count(plan), committed)
+            records = {partition: planner.record_count({partition: meta}) for partition, meta in plan.items()}
+            job = ProcessingJob(header, ranges, planner.record_count(plan), committed, records)
             result = self._executor.process(job)
             if result.failure is None:
                 planner.confirm(plan)

@@ -212,6 +212,19 @@ def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
         assert received[("D", task)] == received[("C", task)] + 2
 
 
+@pytest.mark.behaviour("1.10")
+@pytest.mark.parametrize("grouping", ["shuffle", "none", "local_or_shuffle"])
+def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Path, grouping: str) -> None:
+    """As many tasks as the spout has, and only one of those has something to read; local tuples stay where they are."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 10}, Fields(n=int), 10)
+    builder = TransactionalTopologyBuilder("shared", "spout", spout, 2)
+    getattr(builder.set_bolt("A", Noted(tmp_path), 2), f"{grouping}_grouping")("spout")
+    with start(builder.build(), runner) as run:
+        run.wait_until_caught_up(240)
+    received = Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute")
+    assert received == ({0: 10} if grouping == "local_or_shuffle" else {0: 5, 1: 5})
+
+
 class Repeating(NotedCommitter):
     """Passes each tuple on at once, and one more at the end."""
 
