@@ -7,7 +7,7 @@ The graph splits once (seed 000, "Processing phase vs. commit phase"):
 
 Inside a phase, components joined by an edge that moves no rows between tasks are fused into one *segment*. Rows that the
 spout shuffles move only in batches that its tasks do not read in about equal shares, so there are two layouts of the
-processing phase (ADR 23). Segments are
+processing phase (ADR 24). Segments are
 laid out in *levels* by their longest path from the source; all tasks of a level run side by side, and one shuffle lies
 between two levels. So a phase is always a single chain, however the graph branches: nothing can be computed twice.
 Rows for a level further down ride along through the levels between.
