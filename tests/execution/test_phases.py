@@ -196,7 +196,8 @@ def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
     runner: Any, tmp_path: Path, tasks: int
 ) -> None:
     """C31: rows of both phases, whichever of three tasks the committer was in, and when its state has ridden along."""
-    spout = OpaqueMemoryTransactionalSpout({number: [[1]] * 6 for number in range(3)}, Fields(n=int), 3)
+    data = {number: [[1]] * 3 * (number + 1) for number in range(3)}
+    spout = OpaqueMemoryTransactionalSpout(data, Fields(n=int), 3)
     builder = TransactionalTopologyBuilder("execute", "spout", spout, tasks)
     builder.set_committer_bolt("B", Repeating(tmp_path), tasks).local_or_shuffle_grouping("spout")
     builder.set_bolt("C", Repeating(tmp_path), tasks).local_or_shuffle_grouping("B")
@@ -204,12 +205,12 @@ def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
     builder.set_bolt("wider", Noted(tmp_path), 4).shuffle_grouping("spout")
     with start(builder.build(), runner, **{"topology.max.attempts": 1}) as run:
         run.wait_until_caught_up(240)
-        assert [len(each.attempts) for each in run.transactions()] == [1, 1]
+        assert [len(each.attempts) for each in run.transactions()] == [1, 1, 1]
     received = Counter((name, task) for name, what, _, _, task, _ in calls(tmp_path) if what == "execute")
-    rows = 2 * 3 * 3 // tasks  # of two batches of three rows from each of three partitions
+    rows = [len(data[number]) for number in data] if tasks == 3 else [18]
     for task in range(tasks):
-        assert received[("C", task)] == rows + 2  # each row, and one more from finish_batch
-        assert received[("D", task)] == received[("C", task)] + 2
+        assert received[("C", task)] == rows[task] + 3  # each row, and in each of three batches one from finish_batch
+        assert received[("D", task)] == received[("C", task)] + 3
 
 
 @pytest.mark.behaviour("1.10")
@@ -223,6 +224,16 @@ def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Pat
         run.wait_until_caught_up(240)
     received = Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute")
     assert received == ({0: 10} if grouping == "local_or_shuffle" else {0: 5, 1: 5})
+
+
+def test_shuffled_rows_that_were_read_in_about_equal_shares_stay_where_they_are(tmp_path: Path) -> None:
+    """Balance that is there already is not paid for."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 10, 1: [[1]] * 6}, Fields(n=int), 10)
+    builder = TransactionalTopologyBuilder("even", "spout", spout, 2)
+    builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
+    with start(builder.build(), ("local", {})) as run:
+        run.wait_until_caught_up(240)
+    assert Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute") == {0: 10, 1: 6}
 
 
 class Repeating(NotedCommitter):
