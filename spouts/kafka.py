@@ -144,15 +144,20 @@ class _KafkaSpout:
             self._limits.with_time(float(conf.get("topology.message.timeout.secs", 30.0)) * _TIMEOUT_SHARE),
             bad_records=BadRecordShare(self._bad_record_share_max),
             group=GroupOffsets(settings, self._consumer_group) if self._consumer_group is not None else None,
+            reader_group=_reader_group(context),
         )
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
-        group = f"ratchet-{context.topology_id}"
         settings = self._settings.with_conf(conf)
-        return KafkaReader(settings, group, self._format, self._on_bad_record, context.task_index)
+        return KafkaReader(settings, _reader_group(context), self._format, self._on_bad_record, context.task_index)
 
     def release(self) -> None:
         sessions.close()
+
+
+def _reader_group(context: TopologyContext) -> str:
+    """What consumers name to the brokers; nothing is committed to it."""
+    return f"ratchet-{context.topology_id}"
 
 
 class KafkaTransactionalSpout(_KafkaSpout, PartitionedTransactionalSpout):

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -19,17 +19,19 @@ from typing import Any
 import structlog
 from confluent_kafka import (
     OFFSET_INVALID,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
-from framework.errors import DataLossError, RetryableError
-from framework.kafka_clients import ConnectionErrors, KafkaSettings
-from spouts.kafka_partitions import partition_id, topic_and_number
+from framework.errors import ConfigError, DataLossError, RetryableError
+from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
+from spouts.kafka_partitions import Position, partition_id, topic_and_number
+from spouts.kafka_session import NOT_IN_LOG
 
 _log = structlog.get_logger()
 
@@ -39,6 +41,12 @@ REQUEST_TIMEOUT_S = 5.0
 LATE_AFTER_S = 0.5
 #: How often topics and leaders are looked up again; new topics and partitions are seen this late.
 METADATA_AGE_MAX_S = 5.0
+
+#: How long all brokers together may take to say whether logs were truncated.
+ANSWER_S = 10.0
+_POLL_S = 0.05
+#: Whether a fetch works is of interest then, not what it brings.
+_LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,28 @@ class KafkaMetadata:
                     f"topic {topic!r} was deleted and created again while it was read: its id was {topic_ids[topic]}, is "
                     f"{topic_id}"
                 )
+
+    def cleanup_policies(self, topics: Sequence[str]) -> dict[str, str]:
+        """Topic -> how its old records go: ``delete``, ``compact``, or both. Without topics that do not exist. Raises
+        ``ConfigError`` when that may not be seen."""
+        found: dict[str, str] = {}
+        if not topics:
+            return found
+        wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        for resource, future in self._admin().describe_configs(wanted, request_timeout=REQUEST_TIMEOUT_S).items():
+            try:
+                found[resource.name] = str(future.result()["cleanup.policy"].value)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise ConfigError(
+                        f"whether topic {resource.name!r} is compacted cannot be seen: allow DescribeConfigs on it, or use opaque "
+                        "states only"
+                    ) from error
+                raise self._errors.explain(error, self._client) from error
+        return found
 
     def ends(self, *, patient: bool) -> dict[str, Offset]:
         """The last stable offset of every partition with a leader: a plan that ends there holds no open kafka_txn.
@@ -247,6 +277,47 @@ class KafkaMetadata:
             except KafkaException as error:
                 problem = error
         return problem
+
+
+def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Position]) -> list[str]:
+    """Of partitions with positions whose leader epochs are known, those that were truncated before them since, and have perhaps
+    grown again. A broker knows where each epoch ended in its log: asked to fetch from an offset that was known in an epoch, it
+    first says whether that one reached so far. Raises ``RetryableError`` when one does not answer."""
+    if not positions:
+        return []
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    consumer = errors.made(lambda: Consumer({**settings.consumer(group), **_LITTLE, "error_cb": errors.heard}))
+    try:
+        consumer.assign([_where(partition, position) for partition, position in positions.items()])
+        return sorted(_lost(consumer, set(positions), errors))
+    except KafkaException as error:
+        raise errors.explain(error) from error
+    finally:
+        consumer.close()
+
+
+def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> set[str]:
+    lost: set[str] = set()
+    deadline = time.monotonic() + ANSWER_S
+    while waiting:
+        for message in consumer.consume(len(waiting), _POLL_S):
+            error, partition = message.error(), partition_id(message.topic(), message.partition())
+            if error is not None and error.code() in NOT_IN_LOG:
+                lost.add(partition)
+            elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                if error.fatal() or not error.retriable():
+                    raise kafka_error(error, f"partition {partition}")
+                continue
+            waiting.discard(partition)
+        if waiting and time.monotonic() > deadline:
+            raise RetryableError(
+                f"partition {min(waiting)}: no word for {ANSWER_S:g} s on whether its log was truncated{errors.reason()}"
+            )
+    return lost
+
+
+def _where(partition: str, position: Position) -> TopicPartition:
+    return TopicPartition(*topic_and_number(partition), position.offset, leader_epoch=position.leader_epoch)
 
 
 def _release_leaked_reference(topic: Any) -> None:

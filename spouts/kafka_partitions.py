@@ -57,8 +57,8 @@ class Position:
         """The plan's entry for the next ``taken`` offsets. ``end_epoch``: of the leader that has just said where the log
         ends; None when it was not asked."""
         # Where nothing is read the broker has checked nothing: the older epoch stays, for the next reader to check.
-        checked = taken > 0 or self.leader_epoch is None
-        epoch = end_epoch if checked and end_epoch is not None else self.leader_epoch
+        # Where something is, the older epoch says nothing of the end: without a word of the leader it is unknown.
+        epoch = end_epoch if taken > 0 or self.leader_epoch is None else self.leader_epoch
         optional = {
             "topic_id": self.topic_id,
             "first_leader_epoch": self.leader_epoch,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from framework.topology.spouts import Meta
 from spouts.bad_records import BadRecordShare
 from spouts.kafka_group import GroupOffsets
 from spouts.kafka_limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset
+from spouts.kafka_metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka_partitions import Position, position_after, position_of, reaches, topic_and_number
 
 _log = structlog.get_logger()
@@ -64,7 +64,8 @@ class _Seen:
 
 
 class KafkaPlanner(PartitionPlanner):
-    """``group``: where committed offsets are published, or None. ``bad_records``: the limit on their share."""
+    """``group``: where committed offsets are published, or None. ``bad_records``: the limit on their share.
+    ``reader_group``: the group that readers name to the brokers."""
 
     def __init__(
         self,
@@ -74,8 +75,11 @@ class KafkaPlanner(PartitionPlanner):
         *,
         bad_records: BadRecordShare | None = None,
         group: GroupOffsets | None = None,
+        reader_group: str = "ratchet",
     ) -> None:
         self._source = source
+        self._settings = settings
+        self._reader_group = reader_group
         self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
         self._where = settings.bootstrap_servers
         self._sizer = BatchSizer(limits)
@@ -103,6 +107,15 @@ class KafkaPlanner(PartitionPlanner):
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
         return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
+
+    def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
+        topics = {topic_and_number(partition)[0] for partition in partitions}
+        policies = self._metadata.cleanup_policies(sorted(topics))
+        return {
+            partition: f"topic {topic!r} is compacted (cleanup.policy={policies[topic]})"
+            for partition in partitions
+            if "compact" in policies.get(topic := topic_and_number(partition)[0], "")
+        }
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
         """A consumer reads topics by name, and so reads on when one is deleted and created again: make sure that the
@@ -256,27 +269,22 @@ class KafkaPlanner(PartitionPlanner):
     ) -> dict[str, Position]:
         """Where each partition goes on, or begins."""
         positions = {each: position_after(meta) for each, meta in previous.items() if meta is not None}
-        after_loss, self._seen.reader_lost = self._seen.reader_lost, False
+        after_loss = self._seen.reader_lost
         if after_loss:
             self._metadata.refresh()
             topics = self._metadata.topics()
         self._look_for_beginnings(topics, now=after_loss)
         for partition, position in positions.items():
-            self._check(partition, position, topics, ends, after_loss=after_loss)
+            self._check(partition, position, topics)
+        if after_loss:
+            self._check_epochs(positions, topics, ends)
+            self._seen.reader_lost = False  # not before: what failed on the way is asked again
         new = [partition for partition in ends if partition not in positions]
         if new:
             positions.update(self._begin(new, previous, topics, ends))
         return positions
 
-    def _check(
-        self,
-        partition: str,
-        position: Position,
-        topics: KafkaTopics,
-        ends: Mapping[str, Offset],
-        *,
-        after_loss: bool,
-    ) -> None:
+    def _check(self, partition: str, position: Position, topics: KafkaTopics) -> None:
         """Is what was read before still there, and what comes next? Skips what is lost, or raises ``DataLossError``."""
         topic, _ = topic_and_number(partition)
         topic_id = topics.topic_ids.get(topic)
@@ -299,11 +307,20 @@ class KafkaPlanner(PartitionPlanner):
                 "yet: retention removed them"
             )
             position.skip("retention", beginning_at)
-        end = ends.get(partition)
-        if after_loss and end is not None and position.leader_epoch not in (None, end.leader_epoch):
-            # A new leader, and nothing missing that could be seen here: the reader has met a log that was truncated and has
-            # grown again. From where, only the broker knows.
-            position.skip("truncated", position.offset)
+
+    def _check_epochs(self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]) -> None:
+        """After a loss: partitions that have a new leader, and of which nothing is missing that could be seen here, may have
+        been truncated and have grown again. Only their brokers know which; those go on where they are, in the new log."""
+        doubtful = {
+            partition: position
+            for partition, position in positions.items()
+            if topics.leaders.get(partition) is not None
+            and (end := ends.get(partition)) is not None
+            and end.offset >= position.offset
+            and position.leader_epoch not in (None, end.leader_epoch)
+        }
+        for partition in truncated(self._settings, self._reader_group, doubtful):
+            positions[partition].skip("truncated", positions[partition].offset)
 
     def _check_gone(self, partition: str, position: Position) -> None:
         """A topic that is not there any more, or is not shown. Once that is believed, what was not read is lost."""

@@ -14,7 +14,7 @@ from framework.topology.spouts import Meta, Rows
 from spouts.bad_records import OnBadRecord
 from spouts.kafka_decoding import RecordDecoder
 from spouts.kafka_format import RecordFormat
-from spouts.kafka_partitions import topic_and_number
+from spouts.kafka_partitions import position_after, position_of, topic_and_number
 from spouts.kafka_session import Range, sessions
 
 
@@ -59,6 +59,5 @@ class KafkaReader(PartitionReader):
 
 
 def _range(meta: Meta) -> Range:
-    epoch = meta.get("first_leader_epoch")
-    first, end = int(meta["first_offset"]), int(meta["next_offset"])
-    return Range(first, end, None if epoch is None else int(epoch), meta.get("topic_id"))
+    begin, end = position_of(meta), position_after(meta)
+    return Range(begin.offset, end.offset, begin.leader_epoch, begin.topic_id, end.leader_epoch)

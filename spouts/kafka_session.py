@@ -11,6 +11,9 @@ Invariants:
 3. A record that belongs to no range of this read is kept for the next one, never dropped; ``resume`` says from which
    offset on nothing has been dropped.
 4. A session is used by one read at a time.
+5. What was fetched for one log is never handed out for another (C26): a kept consumer is positioned anew, and the broker
+   asked, when the topic's id or the leader epoch of the plan is not the one it was last read under; a record of a later
+   leader epoch than the plan's is not the one that was planned.
 """
 
 from __future__ import annotations
@@ -44,27 +47,40 @@ CONNECT_TIMEOUT_S = 2.0
 SESSIONS_MAX = 8
 #: An idle consumer goes on fetching what nobody may ever want: it is closed after this long.
 IDLE_MAX_S = 300.0
+#: What a consumer says of an offset that is not in the log, or not as it was.
+NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 Where = tuple[str, int]
 
 
 class Range(NamedTuple):
     """Half-open. ``leader_epoch``: in which ``first`` was known to be in the log; the broker then checks that it still is
-    the same log, and says so when it was truncated and has grown again. ``topic_id``: of the topic that is meant; what a
-    consumer has ahead of another one of that name is worth nothing."""
+    the same log, and says so when it was truncated and has grown again. ``end_epoch``: the same for ``end``; every record
+    of the range was written in it or before. ``topic_id``: of the topic that is meant; what a consumer has ahead of another
+    one of that name is worth nothing."""
 
     first: int
     end: int
     leader_epoch: int | None = None
     topic_id: str | None = None
+    end_epoch: int | None = None
+
+    def of_same_log(self, other: Range) -> bool:
+        """Whether what was fetched for ``other`` serves this range too; what is unknown is trusted."""
+        return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
+
+    def rest(self, position: int) -> Range:
+        """What is left of it from ``position`` on. The end's epoch holds for every offset in between."""
+        return self if position == self.first else self._replace(first=position, leader_epoch=self.end_epoch)
 
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition of a consumer. ``resume``: from this offset on, everything is in ``ahead`` or still to come."""
+    """A partition of a consumer. ``wanted``: the range that it is read for, or was last. ``resume``: from this offset on,
+    everything is in ``ahead`` or still to come."""
 
     resume: int
-    topic_id: str | None
+    wanted: Range
     ahead: list[Message] = field(default_factory=list)
     end_seen: int = -1
 
@@ -170,8 +186,10 @@ class KafkaSession:
             where, only = next(iter(open_ranges.items()))
             if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:
                 position[where] = heard[-1].offset() + 1
+                _check_epochs(where, only, heard)
                 return heard
         records = []
+        of_range: dict[Where, list[Message]] = {where: [] for where in open_ranges}
         for message in heard:
             where = (message.topic(), message.partition())
             offset = message.offset()
@@ -184,7 +202,10 @@ class KafkaSession:
                         self._unassign([where])  # nobody asks for these here: another worker reads the partition
             elif offset >= position[where]:
                 records.append(message)
+                of_range[where].append(message)
                 position[where] = offset + 1
+        for where, its in of_range.items():
+            _check_epochs(where, open_ranges[where], its)
         return records
 
     def _event(self, message: Message, position: Mapping[Where, int]) -> None:
@@ -194,7 +215,7 @@ class KafkaSession:
             if assigned is not None:
                 assigned.end_seen = max(assigned.end_seen, message.offset())
             return
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        if error.code() in NOT_IN_LOG:
             self._out_of_range(where, message, position)
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"partition {partition_id(*where)}")
@@ -206,7 +227,7 @@ class KafkaSession:
         if where not in position or assigned is None:
             self._unassign([where])
         elif offset is not None and offset >= 0 and offset != position[where]:
-            self._assign(where, Range(position[where], position[where], topic_id=assigned.topic_id))
+            self._assign(where, assigned.wanted.rest(position[where]))
         else:
             raise DataLossError(
                 f"partition {partition_id(*where)} no longer holds offset {position[where]} as it was: {message.error().str()}. "
@@ -215,11 +236,15 @@ class KafkaSession:
 
     def _position(self, where: Where, wanted: Range) -> None:
         """Make sure that everything from the range's first offset on is ahead or still to come."""
-        assigned, first = self._assigned.get(where), wanted.first
-        here = assigned is not None and assigned.resume <= first <= assigned.resume + SKIP_RECORDS_MAX
-        if here and assigned is not None and assigned.topic_id == wanted.topic_id:
-            return
-        self._assign(where, wanted)
+        assigned = self._assigned.get(where)
+        if (
+            assigned is not None
+            and assigned.resume <= wanted.first <= assigned.resume + SKIP_RECORDS_MAX
+            and wanted.of_same_log(assigned.wanted)
+        ):
+            assigned.wanted = wanted
+        else:
+            self._assign(where, wanted)
 
     def _assign(self, where: Where, wanted: Range) -> None:
         """Begin at the range's first offset, whatever is there or under way."""
@@ -232,7 +257,7 @@ class KafkaSession:
             self._consumer.incremental_assign([position])
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        self._assigned[where] = _Assigned(first, wanted.topic_id)
+        self._assigned[where] = _Assigned(first, wanted)
 
     def _take_ahead(self, where: Where, wanted: Range) -> list[Message]:
         """Records of the range that an earlier read has received already."""
@@ -240,6 +265,7 @@ class KafkaSession:
         taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
         assigned.resume = max(assigned.resume, wanted.first)
+        _check_epochs(where, wanted, taken)
         return taken
 
     def _unassign(self, gone: list[Where]) -> None:
@@ -248,6 +274,19 @@ class KafkaSession:
             self._consumer.incremental_unassign([TopicPartition(topic, partition) for topic, partition in known])
             for where in known:
                 del self._assigned[where]
+
+
+def _check_epochs(where: Where, wanted: Range, records: list[Message]) -> None:
+    """Raises ``DataLossError`` when one of a range's records, given in their order, was written after the range was
+    planned: then it took the place of one that was planned."""
+    last = wanted.end_epoch
+    if last is None or not records or (records[-1].leader_epoch() or 0) <= last:
+        return
+    first = next(message for message in records if (message.leader_epoch() or 0) > last)
+    raise DataLossError(
+        f"partition {partition_id(*where)} holds another record at offset {first.offset()} than when it was planned (of leader "
+        f"epoch {first.leader_epoch()}, and the plan is of {last}): the log was truncated and has grown again"
+    )
 
 
 @dataclass(frozen=True, slots=True)

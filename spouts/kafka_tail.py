@@ -24,7 +24,7 @@ from confluent_kafka import (
 from framework.errors import DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
 from spouts.kafka_partitions import partition_id
-from spouts.kafka_session import Where
+from spouts.kafka_session import NOT_IN_LOG, Where
 
 _log = structlog.get_logger()
 
@@ -212,7 +212,7 @@ class KafkaTail:
         if error.code() == KafkaError._PARTITION_EOF:
             self._ended.add(where)
             return
-        if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        if error.code() not in NOT_IN_LOG:
             if error.fatal() or not error.retriable():
                 raise kafka_error(error, f"Kafka at {self._where}")
             return

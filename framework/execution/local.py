@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, seeds, summarise
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
 from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
 from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
@@ -38,13 +38,14 @@ class LocalExecutor:
 
     def process(self, job: ProcessingJob) -> PhaseResult:
         reports: list[TaskReport] = []
-        plan = self._topology.plan
         if job.header in self._dead:
             return PhaseResult(DeadAttempts.failure(job.header, Phase.PROCESSING))
+        topology = self._topology.for_batch(is_even(self._topology.plan, job.partition_records))
+        plan = topology.plan
         records = run_processing(
-            self._topology, seeds(plan, job), reports.append, lambda: job.header in self._dead, self._frames
+            topology, seeds(plan, job), reports.append, lambda: job.header in self._dead, self._frames
         )
-        result = summarise(plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
+        result = summarise(plan, Phase.PROCESSING, reports, expected_reports(topology, Phase.PROCESSING))
         with self._lock:
             if result.failure is None and job.header not in self._dead:
                 self._results[job.header] = records, held_rows(plan, reports)

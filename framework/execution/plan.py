@@ -5,7 +5,9 @@ The graph splits once (seed 000, "Processing phase vs. commit phase"):
 * processing phase: the spout and every bolt that is not downstream of a committer; first-level committers execute()
 * commit phase: finish_batch() of the first-level committers, and every component downstream of one, whole
 
-Inside a phase, components joined by an edge that moves no rows between tasks are fused into one *segment*. Segments are
+Inside a phase, components joined by an edge that moves no rows between tasks are fused into one *segment*. Rows that the
+spout shuffles move only in batches that its tasks do not read in about equal shares, so there are two layouts of the
+processing phase (ADR 24). Segments are
 laid out in *levels* by their longest path from the source; all tasks of a level run side by side, and one shuffle lies
 between two levels. So a phase is always a single chain, however the graph branches: nothing can be computed twice.
 Rows for a level further down ride along through the levels between.
@@ -20,7 +22,7 @@ Rows for a level further down ride along through the levels between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import cloudpickle
@@ -28,8 +30,8 @@ import cloudpickle
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, DataFrameBolt, Input
 from framework.topology.fields import Fields
-from framework.topology.graph import AnySpout, Component, Graph, upstream_of
-from framework.topology.groupings import Grouping
+from framework.topology.graph import AnySpout, Component, Graph, Subscription, upstream_of
+from framework.topology.groupings import Grouping, ShuffleGrouping
 
 
 class Phase(Enum):
@@ -123,6 +125,13 @@ class ExecutionPlan:
     segment_of: Mapping[tuple[Phase, str], Segment]
     #: For each ``DataFrameBolt``, the segment that emits what Spark SQL made of the rows that ``segment_of`` gathered.
     frame_outputs: Mapping[tuple[Phase, str], Segment] = field(default_factory=dict)
+    #: The layout for batches that the spout's tasks do not read in equal shares; None where it would be this one. Components,
+    #: edges but for ``fused``, and the commit phase are the same.
+    uneven: ExecutionPlan | None = None
+
+    def for_batch(self, even: bool) -> ExecutionPlan:
+        """The layout of the processing phase of a batch that the spout's tasks read in about equal shares, or not."""
+        return self if even or self.uneven is None else self.uneven
 
     def frames_gathered_at(self, phase: Phase, level: int) -> list[str]:
         """The DataFrame bolts whose whole input is together after a level: Spark SQL runs between it and the next."""
@@ -189,6 +198,13 @@ def check_pickles(topology: Graph) -> None:
 
 def plan_execution(topology: Graph) -> ExecutionPlan:
     """Lay a topology out in phases, segments and levels."""
+    spread = frozenset(each.id for each in topology.components if not each.subscriptions)
+    plan, uneven = _laid_out(topology, spread), _laid_out(topology, frozenset())
+    return plan if plan.processing == uneven.processing else replace(plan, uneven=uneven)
+
+
+def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
+    """``spread``: components whose rows are in about equal shares in their tasks."""
     below: set[str] = set()  # downstream of a committer
     for component in topology.components:
         if any(each.committer for each in upstream_of(topology, component.id)):
@@ -197,8 +213,8 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
     processing_ids = [each.id for each in topology.components if each.id not in below]
     commit_ids = [*roots, *(each.id for each in topology.components if each.id in below)]
 
-    processing, processing_frames = _fuse(topology, Phase.PROCESSING, processing_ids, frozenset())
-    commit, commit_frames = _fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots))
+    processing, processing_frames = _fuse(topology, Phase.PROCESSING, processing_ids, frozenset(), spread)
+    commit, commit_frames = _fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots), frozenset())
     segments, frames = {**processing, **commit}, {**processing_frames, **commit_frames}
     edges: list[Edge] = []
     for component in topology.components:
@@ -249,10 +265,11 @@ def _task_component(topology: Graph, component: Component) -> TaskComponent:
 
 
 def _fuse(
-    topology: Graph, phase: Phase, ids: Sequence[str], starts: frozenset[str]
+    topology: Graph, phase: Phase, ids: Sequence[str], starts: frozenset[str], spread: frozenset[str]
 ) -> tuple[dict[tuple[Phase, str], Segment], dict[tuple[Phase, str], Segment]]:
     """Segments of one phase, and those that emit for DataFrame bolts. ``starts`` begin a segment of their own whatever
-    feeds them; nothing is fused with a DataFrame bolt, which has one level to gather its input and the next to emit."""
+    feeds them; shuffled rows of ``spread`` may stay where they are; nothing is fused with a DataFrame bolt, which has one
+    level to gather its input and the next to emit."""
     members: list[list[str]] = []
     home: dict[str, int] = {}
     level: list[int] = []
@@ -264,7 +281,7 @@ def _fuse(
         homes = {home.get(sub.component_id, -1) for sub in sources}
         local = all(
             topology[sub.component_id].parallelism == component.parallelism
-            and (sub.grouping.keeps_rows_local or component.parallelism == 1)
+            and (component.parallelism == 1 or _stays(sub, spread))
             for sub in sources
         )
         below_frame = any(sub.component_id in gathering for sub in sources)
@@ -287,6 +304,12 @@ def _fuse(
     ]
     receiving = {(phase, each): built[gathering.get(each, home[each])] for each in ids}
     return receiving, {(phase, each): built[home[each]] for each in gathering}
+
+
+def _stays(sub: Subscription, spread: frozenset[str]) -> bool:
+    """Whether rows may stay in their task when both sides have as many."""
+    balanced = sub.component_id in spread and isinstance(sub.grouping, ShuffleGrouping)
+    return sub.grouping.keeps_rows_local or balanced
 
 
 def _levels(segments: Sequence[Segment]) -> tuple[Level, ...]:

@@ -19,12 +19,14 @@ GENERAL_PARTITION = "batch"
 @dataclass(frozen=True, slots=True)
 class ProcessingJob:
     """The processing phase of one attempt. ``ranges`` are what the readers get, per partition of the source.
-    ``committed_txid`` is the last one that is over, for emitters that clean up."""
+    ``committed_txid`` is the last one that is over, for emitters that clean up. ``partition_records``: the records of each
+    range, None when not known."""
 
     header: AttemptHeader
     ranges: Mapping[str, Mapping[str, Any]]
     record_count: int | None = None
     committed_txid: int = 0
+    partition_records: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,28 @@ def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
     """One per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod parallelism``. The metadata
     of a general spout goes to every task (Storm's all grouping of its batch stream)."""
     spout = plan.components[plan.spout_id]
-    tasks = spout.parallelism
     if isinstance(spout.template, TransactionalSpout):
-        return [Seed(job.header, job.ranges, job.committed_txid)] * tasks
-    ordered = sorted(job.ranges)
+        return [Seed(job.header, job.ranges, job.committed_txid)] * spout.parallelism
     return [
-        Seed(job.header, {partition: job.ranges[partition] for partition in ordered[task::tasks]}, job.committed_txid)
-        for task in range(tasks)
+        Seed(job.header, {partition: job.ranges[partition] for partition in its}, job.committed_txid)
+        for its in _dealt(job.ranges, spout.parallelism)
     ]
+
+
+def is_even(plan: ExecutionPlan, partition_records: Mapping[str, int | None]) -> bool:
+    """Whether each spout task reads at least half of an even share of a batch. A function of the batch's plan alone, so that a
+    replay takes the same way. False when it is not known, as of a general spout, whose emitters decide for themselves."""
+    spout = plan.components[plan.spout_id]
+    known = {partition: count for partition, count in partition_records.items() if count is not None}
+    if not known or len(known) < len(partition_records) or isinstance(spout.template, TransactionalSpout):
+        return False
+    shares = [sum(known[partition] for partition in its) for its in _dealt(known, spout.parallelism)]
+    return 2 * min(shares) * len(shares) >= sum(shares)
+
+
+def _dealt(partitions: Iterable[str], tasks: int) -> list[list[str]]:
+    ordered = sorted(partitions)
+    return [ordered[task::tasks] for task in range(tasks)]
 
 
 def held_rows(plan: ExecutionPlan, reports: Iterable[TaskReport]) -> dict[int, int]:
@@ -170,4 +186,4 @@ def _incomplete(
         delivered_later = edge.phase is Phase.COMMIT and phase is Phase.PROCESSING
         if not delivered_later and sent.get(edge.index, 0) != received.get(edge.index, 0):
             problem = f"edge {edge.label}: {sent.get(edge.index, 0)} rows sent, {received.get(edge.index, 0)} received"
-    return TaskFailure(FailureKind.RETRYABLE, "exchange", 0, problem) if problem else None
+    return TaskFailure(FailureKind.ERROR, "exchange", 0, problem) if problem else None

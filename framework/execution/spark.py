@@ -28,7 +28,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, seeds, summarise
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
@@ -78,10 +78,11 @@ _topologies: dict[str, PlannedTopology] = {}
 
 @dataclass(frozen=True)
 class _Payload:
-    """The plan and the configuration, pickled once; unpickled once per worker process."""
+    """The plan and the configuration, pickled once; unpickled once per worker process. ``even``: which layout is meant."""
 
     key: str
     pickled: bytes
+    even: bool = True
 
     def topology(self) -> PlannedTopology:
         found = _topologies.get(self.key)
@@ -91,7 +92,7 @@ class _Payload:
             # PySpark collects garbage, all of it, after every task: 50 ms and more with what a worker has imported by
             # now. Frozen, those objects are not looked at.
             gc.freeze()
-        return found
+        return found.for_batch(self.even)
 
 
 def refuse_repetition() -> None:
@@ -315,43 +316,50 @@ class SparkExecutor:
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
         context = self._started()
         start: list[Seed] = seeds(self._plan, job)
+        even = is_even(self._plan, job.partition_records)
         if small:
-            reports, records = (
-                context.parallelize([(None, start)], 1).mapPartitions(_CollapsedFunction(self._payload)).collect()[0]
-            )
+            function = _CollapsedFunction(replace(self._payload, even=even))
+            reports, records = context.parallelize([(None, start)], 1).mapPartitions(function).collect()[0]
             if reports is not None:
-                return self._keep(job.header, _Result(None, records, 1), reports)
+                return self._keep(job.header, _Result(None, records, 1), reports, even)
         rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
-        with self._levels(rdd, Phase.PROCESSING, job.header, len(start)) as spread:
+        with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
             _materialise(spread)
-        return self._keep(
-            job.header, _Result(spread, (), spread.getNumPartitions()), self._take_reports(job.header, Phase.PROCESSING)
-        )
+        reports = self._take_reports(job.header, Phase.PROCESSING)
+        return self._keep(job.header, _Result(spread, (), spread.getNumPartitions()), reports, even)
 
     @contextlib.contextmanager
     def _levels(
-        self, rdd: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, width: int
+        self, rdd: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, width: int, even: bool = True
     ) -> Iterator[RDD[tuple[int, Record]]]:
         """Every level of a phase over ``rdd``, which has ``width`` partitions; what was kept on the way is freed after."""
         kept: list[RDD[tuple[int, Record]]] = []
+        plan, payload = self._plan.for_batch(even), replace(self._payload, even=even)
         try:
-            for number, level in enumerate(self._plan.levels(phase)):
+            for number, level in enumerate(plan.levels(phase)):
                 if number:
                     rdd = rdd.partitionBy(level.partitions, by_partition)
                     width = level.partitions
-                rdd = rdd.mapPartitionsWithIndex(self._level(phase, number, width, header))
-                frames = self._plan.frames_gathered_at(phase, number)
+                rdd = rdd.mapPartitionsWithIndex(
+                    _LevelFunction(payload, phase, number, width, self._accumulator(), header)
+                )
+                frames = plan.frames_gathered_at(phase, number)
                 if frames:
                     _materialise(rdd)
                     kept.append(rdd)
-                    rdd = self._through_frames(rdd, phase, header, frames)
+                    rdd = self._through_frames(rdd, plan, phase, header, frames)
             yield rdd
         finally:
             for each in kept:
                 each.unpersist(blocking=False)
 
     def _through_frames(
-        self, gathered: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, components: Sequence[str]
+        self,
+        gathered: RDD[tuple[int, Record]],
+        plan: ExecutionPlan,
+        phase: Phase,
+        header: AttemptHeader,
+        components: Sequence[str],
     ) -> RDD[tuple[int, Record]]:
         """Take the DataFrame bolts' rows out, and put in what Spark SQL makes of them."""
         if self._frames is None:
@@ -360,10 +368,10 @@ class SparkExecutor:
             return gathered.filter(_Passing())  # the tasks that would emit hear of the failure
         parts = [gathered.filter(_Passing())]
         for component_id in components:
-            names = {edge.input_name: edge.index for edge in self._plan.edges if edge.target == component_id}
+            names = {edge.input_name: edge.index for edge in plan.edges if edge.target == component_id}
             inputs = {name: gathered.flatMap(_PayloadsOf(component_id, edge)) for name, edge in names.items()}
-            segment = self._plan.frame_outputs[(phase, component_id)]
-            offset = self._plan.levels(phase)[segment.level].partition_of(segment, 0)
+            segment = plan.frame_outputs[(phase, component_id)]
+            offset = plan.levels(phase)[segment.level].partition_of(segment, 0)
             made = self._frames.of_payloads(component_id, header, inputs)
             parts.append(made.map(_AsOutput(component_id, offset, segment.parallelism)))
         return self._started().union(parts)
@@ -387,8 +395,9 @@ class SparkExecutor:
         expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
         return summarise(self._plan, Phase.COMMIT, reports, expected, result.held)
 
-    def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport]) -> PhaseResult:
-        summary = summarise(self._plan, Phase.PROCESSING, reports, expected_reports(self._topology, Phase.PROCESSING))
+    def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport], even: bool) -> PhaseResult:
+        expected = expected_reports(self._topology.for_batch(even), Phase.PROCESSING)
+        summary = summarise(self._plan, Phase.PROCESSING, reports, expected)
         result = replace(result, held=held_rows(self._plan, reports))
         with self._lock:
             wanted = summary.failure is None and header not in self._dead
@@ -399,9 +408,6 @@ class SparkExecutor:
         return summary
 
     # --- inside ----------------------------------------------------------------------------------------------
-
-    def _level(self, phase: Phase, number: int, width: int, header: AttemptHeader | None = None) -> _LevelFunction:
-        return _LevelFunction(self._payload, phase, number, width, self._accumulator(), header)
 
     def _accumulator(self) -> Accumulator[Reports]:
         if self._reports is None:

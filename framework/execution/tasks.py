@@ -48,7 +48,16 @@ class PlannedTopology:
         self.plan = plan
         self.conf = conf
         self._pickled: dict[str, bytes] = {}
+        self._uneven: PlannedTopology | None = None
         self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
+
+    def for_batch(self, even: bool) -> PlannedTopology:
+        """In the layout for a batch that the spout's tasks read in about equal shares, or not."""
+        if self.plan.for_batch(even) is self.plan:
+            return self
+        if self._uneven is None:
+            self._uneven = PlannedTopology(self.plan.for_batch(even), self.conf)
+        return self._uneven
 
     def instance(self, component: TaskComponent) -> Any:
         """A new copy of a component."""
@@ -247,6 +256,8 @@ class _Runner:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
             self.task.runners[edge.target].execute(edge, self.component.streams[edge.stream], batch)
+        elif edge.fused:  # a committer in the processing phase: these rows wait beside its state, for the same task
+            self.task.outbox.send(edge, self.index, batch, self.index)
         else:
             self.task.outbox.send(edge, self.index, batch, task)
 
@@ -388,7 +399,8 @@ def run_level(
 
     ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the
     first level of the commit phase, whose records carry none. What is yielded after the last level of the processing
-    phase (committer states, pieces for the commit phase) is the result of the phase and stays in its partition.
+    phase (committer states, pieces for the commit phase) is the result of the phase and stays in its partition. There a
+    committer meets again what it has emitted in ``execute`` to bolts that are fused to it (C31).
     ``encode``: pieces leave the process. ``cancelled``, where a task can know that, is asked before each record batch.
     """
     controls: list[Control] = []
@@ -414,7 +426,7 @@ def run_level(
             (states if first_of_commit else passing).append(record)
         else:
             edge = plan.edges[record.edge]
-            here = edge.phase is phase and not first_of_commit and plan.segment_of[(phase, edge.target)].level == level
+            here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
             (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
@@ -430,7 +442,12 @@ def run_level(
             if first_of_commit:
                 for state in states:
                     segment = plan.segment_of[(phase, state.component_id)]
-                    task.run_segment(segment, state.task, None, [], state)
+                    emitted = [
+                        piece
+                        for piece in pieces
+                        if piece.target_task == state.task and plan.edges[piece.edge].source == state.component_id
+                    ]
+                    task.run_segment(segment, state.task, None, emitted, state)
                     task.report.committers += 1
             else:
                 segment, index = plan.levels(phase)[level].slot(partition)
@@ -485,4 +502,4 @@ def _miscounted(
         f"level {level} partition {partition}: heard from tasks {heard} of {controls[0].upstreams}, expected rows per "
         f"edge {dict(expected)}, found {dict(found)}"
     )
-    return TaskFailure(FailureKind.RETRYABLE, "exchange", partition, error)
+    return TaskFailure(FailureKind.ERROR, "exchange", partition, error)

@@ -57,6 +57,20 @@ class Topology(Graph):
                 found.append(f"bolt {component.id!r}")
         return found
 
+    def skips_replays(self) -> list[str]:
+        """What is right only when a batch that is replayed is the same batch (C5, C11): transactional states, and committers
+        whose tasks are committed one by one. Nothing when at-least-once was asked for."""
+        if self.at_least_once:
+            return []
+        found = []
+        for component in self.components:
+            if isinstance(component.instance, Bolt) and component.instance.needs_deterministic_input:
+                found.append(f"bolt {component.id!r}, whose tasks are committed one by one")
+            for state in component.states:
+                if state.value_type is ValueType.TRANSACTIONAL:
+                    found.append(f"bolt {component.id!r}, whose {state.location} is transactional")
+        return found
+
     def outline(self) -> dict[str, object]:
         """The shape of the graph, JSON-able: what must not change under existing state."""
         return {

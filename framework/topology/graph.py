@@ -20,6 +20,7 @@ from framework.topology.groupings import (
     FieldsGrouping,
     GlobalGrouping,
     Grouping,
+    LocalOrShuffleGrouping,
     PartialKeyGrouping,
     ShuffleGrouping,
 )
@@ -100,12 +101,12 @@ class BoltDeclarer:
         return self
 
     def shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Equal shares of each batch to every task."""
+        """Equal shares to every task, whoever sent the tuples; ``local_or_shuffle_grouping`` costs less."""
         return self.grouping(component_id, ShuffleGrouping(), stream)
 
     def local_or_shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """As shuffle; tuples stay in their task where both sides have as many."""
-        return self.grouping(component_id, ShuffleGrouping(), stream)
+        return self.grouping(component_id, LocalOrShuffleGrouping(), stream)
 
     def none_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """You do not care: as shuffle."""

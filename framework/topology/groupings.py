@@ -44,8 +44,6 @@ class Grouping(ABC):
 class ShuffleGrouping(Grouping):
     """Every task gets an equal share of each batch, give or take a row. Also Storm's ``none`` grouping."""
 
-    keeps_rows_local = True
-
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         base, extra = divmod(batch.num_rows, task_count)
         offset = 0
@@ -54,6 +52,16 @@ class ShuffleGrouping(Grouping):
             if length:
                 yield (position + turn) % task_count, batch.slice(offset, length)
                 offset += length
+
+
+@dataclass(frozen=True)
+class LocalOrShuffleGrouping(ShuffleGrouping):
+    """Rows stay in their task where both sides have as many; else as ``ShuffleGrouping``."""
+
+    keeps_rows_local = True
+
+    def outline(self) -> str:
+        return ShuffleGrouping().outline()  # which of the two it is concerns no state
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Three kinds, told apart by type because their guarantees differ:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
@@ -221,6 +221,13 @@ class PartitionPlanner(ABC):
         """Whether ``plan`` goes on after what the source has lost, instead of raising ``DataLossError``: the user said
         ``on_data_loss="skip"``."""
         return False
+
+    def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
+        """Of these partitions, those whose planned ranges may hold fewer records when they are read again, each with what is
+        so about it, such as "topic 'x' is compacted". Asked at the start and before the first batch of a new partition, when
+        the topology has sinks that skip what they have seen of a replayed batch (C5). Raises ``RetryableError`` when the
+        source does not answer."""
+        return {}
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
         """Called after a batch was read and before it may commit, in a thread of its own: make sure that what was read is

@@ -25,18 +25,21 @@ RETRY_S = 0.2
 
 
 class PlanningThread:
-    """Owns the planner: everything that touches it runs here, one thing at a time."""
+    """Owns the planner: everything that touches it runs here, one thing at a time. ``check`` looks at each plan before anybody
+    else does, and may raise what planning may."""
 
     def __init__(
         self,
         planner: PartitionPlanner,
         *,
+        check: Callable[[Plan], None] = lambda plan: None,
         on_plan: Callable[[AskPlan, Plan], None],
         on_failure: Callable[[TaskFailure], None],
         idle_poll_max_s: float,
         empty_batch_every_s: float | None = None,
     ) -> None:
         self._planner = planner
+        self._check = check
         self._on_plan = on_plan
         self._on_failure = on_failure
         self._idle_poll_max_s = idle_poll_max_s
@@ -117,6 +120,8 @@ class PlanningThread:
             if isinstance(self._planner, CoordinatorPlanner):
                 self._planner.next_txid = request.txid
             plan = self._next_plan(previous, request.divisor) if self._planner.is_ready() else None
+            if plan is not None:
+                self._check(plan)
         except RetryableError as error:
             if self.waiting_for is None:
                 _log.warning("source.waiting", reason=str(error))

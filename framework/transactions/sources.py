@@ -6,10 +6,10 @@ with the txid beside it. So there is one way to plan, persist, replay and recove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from framework.errors import CorruptStateError, InvariantViolation, RetryableError
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError
 from framework.execution.ports import GENERAL_PARTITION
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
@@ -22,6 +22,30 @@ from framework.topology.spouts import (
     TransactionalSpoutCoordinator,
 )
 from framework.transactions.coordinator import SpoutKind
+
+
+class ImmutableSource:
+    """Refuses partitions that may lose records between a batch and its replay, for a topology with sinks that skip what they
+    have seen (C5). ``skipping``: those sinks, as people know them; without one, nothing is asked."""
+
+    def __init__(self, planner: PartitionPlanner, skipping: Sequence[str]) -> None:
+        self._planner = planner
+        self._skipping = skipping
+        self._checked: set[str] = set()
+
+    def check(self, partitions: Iterable[str]) -> None:
+        """Each partition is looked at once. Raises ``ConfigError``, and ``RetryableError`` when the source does not answer."""
+        new = set(partitions) - self._checked
+        if not self._skipping or not new:
+            return
+        mutable = self._planner.mutable(new)
+        if mutable:
+            raise ConfigError(
+                f"{mutable[min(mutable)]}, so a batch that is replayed may have lost records, and {self._skipping[0]}, skips what "
+                "it has seen of it: use an opaque state or a single task, another topic, or say at_least_once=True to the "
+                "builder if counting a replayed batch twice is acceptable"
+            )
+        self._checked |= new
 
 
 def kind_of(spout: object) -> SpoutKind:

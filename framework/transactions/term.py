@@ -59,7 +59,7 @@ from framework.transactions.coordinator import (
 )
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.planning import PlanningThread
-from framework.transactions.sources import CoordinatorPlanner, kind_of, planner_of
+from framework.transactions.sources import CoordinatorPlanner, ImmutableSource, kind_of, planner_of
 from framework.transactions.store import CoordinationStore, Leadership
 
 _log = structlog.get_logger()
@@ -230,10 +230,13 @@ class Term:
         context = TopologyContext(topology.id, topology.spout.id, 0, 1, settings.conf, topology.parallelisms())
         planner = self._planner = planner_of(spout, settings.conf, context)
         accept = settings.accept_changed_topology
+        immutable = ImmutableSource(planner, topology.skips_replays())
         try:
             documents = self._documents = TopologyDocuments(self._store, self._leadership, topology)
             documents.claim(
-                self._source_identity(planner), accept_changed=accept, accept_lost_data=planner.skips_lost_data
+                self._source_identity(planner, immutable),
+                accept_changed=accept,
+                accept_lost_data=planner.skips_lost_data,
             )
             recovered, digests = documents.recover()
             self._commit = CommitPhase(topology.id, topology.states, self._executor, self._leadership.epoch)
@@ -258,6 +261,7 @@ class Term:
         )
         self._planning = PlanningThread(
             planner,
+            check=immutable.check,
             on_plan=lambda asked, plan: self._messages.put(Planned(asked.generation, asked.txid, plan)),
             on_failure=lambda failure: self._messages.put(_PlannerFailed(failure)),
             idle_poll_max_s=settings.idle_poll_max_s,
@@ -266,12 +270,15 @@ class Term:
         self._planning.start()
         return self._coordinator
 
-    def _source_identity(self, planner: PartitionPlanner) -> Mapping[str, Any]:
-        """Ask until the source answers: a broker that is away is waited for, as in mid-run."""
+    def _source_identity(self, planner: PartitionPlanner, immutable: ImmutableSource) -> Mapping[str, Any]:
+        """What the source is, when it is fit for this topology. Ask until it answers: a broker that is away is waited for, as
+        in mid-run."""
         warned = False
         while True:
             try:
-                return planner.source_identity()
+                identity = planner.source_identity()
+                immutable.check(planner.partitions())
+                return identity
             except RetryableError as error:
                 if not warned:
                     _log.warning("source.waiting", topology=self._topology.id, reason=str(error))
@@ -365,7 +372,8 @@ class Term:
                 raise InvariantViolation("processing before recovery")
             ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
             committed = self._coordinator.currtx - 1 if self._coordinator is not None else 0
-            job = ProcessingJob(header, ranges, planner.record_count(plan), committed)
+            records = {partition: planner.record_count({partition: meta}) for partition, meta in plan.items()}
+            job = ProcessingJob(header, ranges, planner.record_count(plan), committed, records)
             result = self._executor.process(job)
             if result.failure is None:
                 planner.confirm(plan)

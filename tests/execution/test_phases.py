@@ -18,6 +18,7 @@ from framework import (
     Committer,
     FailedException,
     Fields,
+    TopologyFailed,
     TransactionalTopologyBuilder,
 )
 from framework.execution import Phase, collapsed
@@ -226,3 +227,113 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
     assert lost
     assert len(reasons) == 1
     assert re.search(r"edge A->C: \d+ rows sent, \d+ received", reasons[0])
+
+
+@pytest.mark.behaviour("1.7", "1.11")
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
+    runner: Any, tmp_path: Path, tasks: int
+) -> None:
+    """C31: rows of both phases, whichever of three tasks the committer was in, and when its state has ridden along."""
+    data = {number: [[1]] * 3 * (number + 1) for number in range(3)}
+    spout = OpaqueMemoryTransactionalSpout(data, Fields(n=int), 3)
+    builder = TransactionalTopologyBuilder("execute", "spout", spout, tasks)
+    builder.set_committer_bolt("B", Repeating(tmp_path), tasks).local_or_shuffle_grouping("spout")
+    builder.set_bolt("C", Repeating(tmp_path), tasks).local_or_shuffle_grouping("B")
+    builder.set_bolt("D", Noted(tmp_path), tasks).local_or_shuffle_grouping("C")
+    builder.set_bolt("wider", Noted(tmp_path), 4).shuffle_grouping("spout")
+    with start(builder.build(), runner, **{"topology.max.attempts": 1}) as run:
+        run.wait_until_caught_up(240)
+        assert [len(each.attempts) for each in run.transactions()] == [1, 1, 1]
+    received = Counter((name, task) for name, what, _, _, task, _ in calls(tmp_path) if what == "execute")
+    rows = [len(data[number]) for number in data] if tasks == 3 else [18]
+    for task in range(tasks):
+        assert received[("C", task)] == rows[task] + 3  # each row, and in each of three batches one from finish_batch
+        assert received[("D", task)] == received[("C", task)] + 3
+
+
+@pytest.mark.behaviour("1.10")
+@pytest.mark.parametrize("grouping", ["shuffle", "none", "local_or_shuffle"])
+def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Path, grouping: str) -> None:
+    """As many tasks as the spout has, and only one of those has something to read; local tuples stay where they are."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 10}, Fields(n=int), 10)
+    builder = TransactionalTopologyBuilder("shared", "spout", spout, 2)
+    getattr(builder.set_bolt("A", Noted(tmp_path), 2), f"{grouping}_grouping")("spout")
+    with start(builder.build(), runner) as run:
+        run.wait_until_caught_up(240)
+    received = Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute")
+    assert received == ({0: 10} if grouping == "local_or_shuffle" else {0: 5, 1: 5})
+
+
+def test_shuffled_rows_that_were_read_in_about_equal_shares_stay_where_they_are(tmp_path: Path) -> None:
+    """Balance that is there already is not paid for."""
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 10, 1: [[1]] * 6}, Fields(n=int), 10)
+    builder = TransactionalTopologyBuilder("even", "spout", spout, 2)
+    builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
+    with start(builder.build(), ("local", {})) as run:
+        run.wait_until_caught_up(240)
+    assert Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute") == {0: 10, 1: 6}
+
+
+class Repeating(NotedCommitter):
+    """Passes each tuple on at once, and one more at the end."""
+
+    def execute(self, tup: Any) -> None:
+        self.collector.emit([1])
+        self.rows += 1
+        self.note("execute")
+
+
+@pytest.mark.behaviour("1.11")
+@pytest.mark.parametrize("wrong", ["another task", "twice, another lost"])
+def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_before_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """As many are received in all as were sent: only the tasks' own counts tell."""
+    real, strayed = collapsed.run_level, []
+
+    def straying(topology: Any, phase: Any, level: int, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, level, *arguments, **options):
+            if isinstance(record, Piece) and level == 0 and phase is Phase.PROCESSING and len(strayed) < 2:
+                strayed.append((target, record))
+                if wrong == "another task":
+                    target = 1 - target if len(strayed) == 1 else target
+                elif len(strayed) == 1:
+                    continue
+                else:
+                    yield target, record
+            yield target, record
+
+    monkeypatch.setattr(collapsed, "run_level", straying)
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 6, 1: [[1]] * 6}, Fields(n=int), 6)  # two pieces for each task
+    builder = TransactionalTopologyBuilder("stray", "spout", spout, 1)
+    builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
+    with start(builder.build(), ("local", {})) as run:
+        run.wait_until_caught_up(240)
+        attempts = [attempt for each in run.transactions() for attempt in each.attempts]
+    assert len(strayed) == 2
+    assert [each.outcome for each in attempts] == ["failed", "committed"]
+    assert "expected rows per edge" in str(attempts[0].reason)
+    assert not [each for each in calls(tmp_path) if each[3] == 1 and each[1] == "execute" and each[4] == strayed[0][0]]
+
+
+@pytest.mark.behaviour("1.5", "1.11")
+@pytest.mark.parametrize("where", ["spout->A", "A->C"])
+def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """C30: that is a fault of the product, which no number of attempts will mend."""
+    real = collapsed.run_level
+
+    def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, *arguments, **options):
+            if not (isinstance(record, Piece) and topology.plan.edges[record.edge].label == where):
+                yield target, record
+
+    monkeypatch.setattr(collapsed, "run_level", lossy)
+    with (
+        start(abcd(tmp_path).build(), ("local", {}), **{"topology.max.attempts": 2}) as run,
+        pytest.raises(TopologyFailed, match="exchange"),
+    ):
+        run.wait_until_caught_up(240)
+    assert run.status().attempts_failed == 2

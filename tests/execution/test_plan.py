@@ -1,7 +1,13 @@
 """How a topology is laid out: phases, segments, levels."""
 
+from typing import Any
+
+import pytest
+
 from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.execution import Phase, plan_execution
+from framework.execution.ports import GENERAL_PARTITION, is_even
+from framework.topology import TransactionalSpout
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay
 
@@ -28,6 +34,60 @@ def test_plan_local_edges_are_fused_and_redistributions_are_not() -> None:
         [("keyed",)],
     ]
     assert [edge.fused for edge in plan.edges] == [True, False, False]
+
+
+def test_plan_shuffled_rows_stay_only_where_they_are_spread_already() -> None:
+    b = builder()
+    b.set_bolt("first", Relay(), 2).shuffle_grouping("spout")
+    b.set_bolt("second", Relay(), 2).none_grouping("first")
+    b.set_bolt("third", Relay(), 2).local_or_shuffle_grouping("second")
+    plan = plan_execution(b.build())
+    assert [edge.fused for edge in plan.for_batch(even=True).edges] == [True, False, True]
+    assert [edge.fused for edge in plan.for_batch(even=False).edges] == [False, False, True]
+    assert [len(level.segments) for level in plan.for_batch(even=False).processing] == [1, 1, 1]
+
+
+def test_plan_shuffled_rows_of_a_committer_are_never_taken_for_spread() -> None:
+    b = builder()
+    b.set_committer_bolt("commit", Anything(), 2).local_or_shuffle_grouping("spout")
+    b.set_bolt("after", Anything(), 2).shuffle_grouping("commit")
+    plan = plan_execution(b.build())
+    assert [edge.fused for edge in plan.edges] == [True, False]
+    assert plan.for_batch(even=False) is plan
+
+
+@pytest.mark.parametrize(
+    ("records", "even"),
+    [
+        ({"0": 10, "1": 10}, True),
+        ({"0": 10, "1": 0}, False),
+        ({"0": 10}, False),
+        ({"0": 10, "1": 4, "2": 0}, True),  # task 1 has more than half of an even share
+        ({"0": 10, "1": 3, "2": 0}, False),
+        ({"0": 0, "1": 5, "2": 5}, True),
+        ({"0": 10, "1": None}, False),  # not known
+        ({}, False),
+    ],
+)
+def test_a_batch_is_even_when_every_spout_task_reads_its_share(records: dict[str, int | None], even: bool) -> None:
+    b = builder()
+    b.set_bolt("a", Relay(), 2).shuffle_grouping("spout")
+    assert is_even(plan_execution(b.build()), records) is even
+
+
+def test_what_a_general_spout_emits_where_is_not_known() -> None:
+    b = TransactionalTopologyBuilder("t", "spout", AnySpout(), 2)
+    b.set_bolt("a", Relay(), 2).shuffle_grouping("spout")
+    assert not is_even(plan_execution(b.build()), {GENERAL_PARTITION: 100})
+
+
+class AnySpout(TransactionalSpout):
+    def coordinator(self, conf: Any, context: Any) -> Any: ...
+
+    def emitter(self, conf: Any, context: Any) -> Any: ...
+
+    def output_fields(self) -> Fields:
+        return Fields(word=str)
 
 
 def test_plan_single_tasks_fuse_whatever_the_grouping() -> None:

@@ -389,6 +389,42 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
     assert run.status().lag == 0
 
 
+@pytest.mark.behaviour("2.5", "3.7")
+def test_a_compacted_topic_under_a_transactional_state_is_refused_by_name(
+    topics: Topics, name: str, tmp_path: Path
+) -> None:
+    """C5: also when nothing is to be read of it; and not under an opaque state, nor when at-least-once is asked for."""
+    topics.create(name, 1, cleanup_policy="compact,delete")
+    runs = KafkaRuns(topics, tmp_path, name, opaque=False)
+    refused = rf"topic '{name}' is compacted .cleanup.policy=compact,delete.*bolt 'count'.*counts.*transactional.*opaque state"
+    with runs.start() as run, pytest.raises(ConfigError, match=refused):
+        run.wait_until_caught_up(TIMEOUT_S)
+    KafkaRuns(topics, tmp_path / "opaque", name).catch_up()
+
+
+@pytest.mark.behaviour("2.2", "2.5")
+def test_a_compacted_topic_that_appears_under_a_transactional_state_is_refused_before_it_is_read(
+    topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
+    runs = KafkaRuns(topics, tmp_path, name, opaque=False, pattern=f"{name}-.*")
+    with runs.start() as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        topics.create(f"{name}-b", 1, cleanup_policy="compact")
+        send_keyed(topics, f"{name}-b", 5)
+        with pytest.raises(TopologyFailed, match=f"topic '{name}-b' is compacted"):
+            run.wait_for_commit(99, TIMEOUT_S)
+    assert runs.counts() == {"a": 10}
+
+
+def send_keyed(topics: Topics, topic: str, records: int) -> None:
+    producer = topics.producer()
+    for number in range(records):
+        producer.produce(topic, b"x", key=b"%d" % number)
+    assert producer.flush(30) == 0
+
+
 def test_a_topic_whose_records_are_all_gone_is_caught_up_with(runs: KafkaRuns) -> None:
     runs.topics.create(runs.name)
     runs.topics.send(runs.name, [b"gone"] * 5)

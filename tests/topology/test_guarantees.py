@@ -73,3 +73,16 @@ def test_the_builder_does_what_each_row_of_the_table_says(
     assert result.startswith("exactly-once")
     topology = build(spout, sink, tmp_path)
     assert (topology.irreversible() == []) == (undo == "yes")
+
+
+def test_sinks_that_skip_what_they_have_seen_of_a_replay_are_known_by_name(tmp_path: Path) -> None:
+    """They need a source whose ranges keep their records (C5)."""
+    spout = "KafkaTransactionalSpout"
+    assert build(spout, "OpaqueMapState", tmp_path).skips_replays() == []
+    assert build(spout, "KafkaSink", tmp_path).skips_replays() == []
+    assert build(spout, "TransactionalMapState", tmp_path, at_least_once=True).skips_replays() == []
+    (skipping,) = build(spout, "TransactionalMapState", tmp_path).skips_replays()
+    assert "'sink'" in skipping and "transactional" in skipping
+    builder = TransactionalTopologyBuilder("t", "spout", SPOUTS[spout](["topic"], codec=TextCodec("word")))
+    builder.set_bolt("sink", KafkaSink("topic"), 2).fields_grouping("spout", Fields("word"))
+    assert builder.build().skips_replays() == ["bolt 'sink', whose tasks are committed one by one"]

@@ -181,6 +181,32 @@ def test_invariant_7_late_answers_change_nothing() -> None:
     assert script.coordinator.in_flight()[1][0] == 2
 
 
+def test_invariant_5_a_planning_under_way_when_a_batch_fails_is_not_used() -> None:
+    """It follows a plan that is gone; the answer comes when the same txid is being planned after another one."""
+    script = Script(SpoutKind.OPAQUE, max_pending=3)
+    script.planned(10)
+    script.planned(20)
+    late = script.asked
+    assert late is not None and (late.txid, late.previous) == (3, plan(10, 20))
+    script.do(Processed(2, 1, FAILED))
+    assert script.asked is not None and (script.asked.txid, script.asked.previous) == (2, plan(0, 10))
+    assert script.do(Planned(late.generation, 3, plan(20, 30))) == []
+    script.planned(15)
+    assert script.asked is not None and (script.asked.txid, script.asked.previous) == (3, plan(10, 15))
+    assert script.do(Planned(late.generation, 3, plan(20, 30))) == []
+    script.planned(25)
+    assert {each.txid: each.plan for each in script.of(Process)} == {1: plan(0, 10), 2: plan(10, 15), 3: plan(15, 25)}
+
+
+def test_what_an_idempotent_spout_was_planning_when_a_batch_failed_is_used() -> None:
+    """The plans before it stay as they are."""
+    script = Script(SpoutKind.TRANSACTIONAL, max_pending=2)
+    script.planned(10)
+    script.do(Processed(1, 1, FAILED))
+    script.planned(20)
+    assert [(each.txid, each.plan) for each in script.of(Process)][-1] == (2, plan(10, 20))
+
+
 def test_repeated_failures_wait_longer_each_time() -> None:
     script = Script()
     script.planned(10)

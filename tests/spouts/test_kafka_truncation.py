@@ -1,0 +1,144 @@
+"""Logs that lost their ends and have grown again under the same offsets (2.6): an unclean election, a broker restored from a
+backup. Only leader epochs tell."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import TopologyContext, TransactionAttempt
+from framework.errors import DataLossError, RetryableError
+from integration import KafkaBroker
+from spouts.kafka_session import sessions
+from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.kit.plans import Plan, offsets
+from tests.kit.topics import Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.6")]
+CONTEXT = TopologyContext("t", "spout", 0, 1)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    server = KafkaBroker(tmp_path_factory.mktemp("broker"))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def runs(broker: KafkaBroker, name: str, tmp_path: Path) -> Iterator[KafkaRuns]:
+    yield KafkaRuns(Topics(broker.address), tmp_path, name)
+    sessions.close()
+
+
+def log_file(broker: KafkaBroker, topic: str, partition: int = 0) -> Path:
+    return broker.folder / "data" / f"{topic}-{partition}" / f"{0:020}.log"
+
+
+def truncate(broker: KafkaBroker, *logs: tuple[Path, int]) -> None:
+    """Cut logs off at a size in bytes, as if their ends had never reached this disk; the next leader epochs follow."""
+    broker.stop()
+    for log, size in logs:
+        with log.open("r+b") as file:
+            file.truncate(size)
+        for other in log.parent.iterdir():
+            if other.suffix in (".index", ".timeindex", ".snapshot"):
+                other.unlink()
+    (broker.folder / "data" / ".kafka_cleanshutdown").unlink()  # else the ends are believed
+    broker.start()
+
+
+def planned(planner: Any, previous: Plan) -> Plan:
+    """The next plan, asked for until there is one."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(RetryableError):
+            made = planner.plan(previous)
+            if made is not None:
+                return made
+    raise AssertionError(f"no plan in {TIMEOUT_S} s")
+
+
+def read(runs: KafkaRuns, plan: Plan) -> list[str]:
+    batches = runs.spout().reader({}, CONTEXT).read_all(TransactionAttempt(1, 1), plan)
+    return [value for batch in batches for value in batch.column(0).to_pylist()]
+
+
+def test_what_a_kept_consumer_has_ahead_of_a_log_that_was_truncated_is_not_handed_out(
+    runs: KafkaRuns, broker: KafkaBroker
+) -> None:
+    """It stands right where the next range begins, with records of the former log already fetched."""
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 5)
+    kept = log_file(broker, name).stat().st_size
+    topics.send(name, [b"old"] * 25)
+    planner = runs.spout(batch_records_max=10).planner({}, CONTEXT)
+    first = planned(planner, {})
+    assert read(runs, first) == ["old"] * 10
+    truncate(broker, (log_file(broker, name), kept))
+    topics.send(name, [b"new"] * 30)
+    planner.close()
+    planner = runs.spout(batch_records_max=10).planner({}, CONTEXT)
+    second = planned(planner, first)
+    planner.close()
+    assert offsets(second) == {f"{name}/0": (10, 20)}
+    with pytest.raises(DataLossError, match="truncat"):
+        read(runs, second)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_records_that_took_the_place_of_planned_ones_are_not_handed_out(
+    runs: KafkaRuns, broker: KafkaBroker, kept: bool
+) -> None:
+    """The range begins in what is left of the log and ends in what came instead."""
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 15)
+    size = log_file(broker, name).stat().st_size
+    topics.send(name, [b"old"] * 15)
+    planner = runs.spout(batch_records_max=10).planner({}, CONTEXT)
+    first = planned(planner, {})
+    assert read(runs, first) == ["old"] * 10
+    second = planned(planner, first)
+    planner.close()
+    assert offsets(second) == {f"{name}/0": (10, 20)}
+    if not kept:
+        sessions.close()
+    truncate(broker, (log_file(broker, name), size))
+    topics.send(name, [b"new"] * 30)
+    try:
+        assert read(runs, second) == ["old"] * 10  # fetched before
+    except DataLossError as error:
+        assert "15" in str(error)
+    else:
+        assert kept
+
+
+def test_a_healthy_partition_is_not_recorded_as_truncated_after_the_loss_of_another(
+    runs: KafkaRuns, broker: KafkaBroker
+) -> None:
+    topics, name = runs.topics, runs.name
+    topics.create(name, 3)
+    kept = {}
+    for partition in range(3):
+        topics.send(name, [b"old"] * 5, partition)
+        kept[partition] = log_file(broker, name, partition).stat().st_size
+    for partition in range(3):
+        topics.send(name, [b"old"] * 5, partition)
+    runs.options["on_data_loss"] = "skip"
+    runs.catch_up()
+    truncate(broker, *((log_file(broker, name, partition), kept[partition]) for partition in (0, 2)))
+    for partition in range(3):
+        topics.send(name, [b"new"] * 12, partition)
+    run = runs.catch_up()
+    plan = run.transactions()[0].plan
+    gaps = {partition: meta["gap"]["reason"] for partition, meta in plan.items() if "gap" in meta}
+    assert gaps == {f"{name}/0": "truncated", f"{name}/2": "truncated"}
+    assert runs.counts() == {"old": 30, "new": 7 + 12 + 7}

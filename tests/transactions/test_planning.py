@@ -1,0 +1,55 @@
+"""The planner's thread: one question at a time, and only the last one asked is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from queue import Queue
+from typing import Any
+
+from framework.topology import PartitionPlanner
+from framework.transactions.coordinator import AskPlan, Plan
+from framework.transactions.planning import PlanningThread
+
+TIMEOUT_S = 30
+
+
+class Slow(PartitionPlanner):
+    """Plans ten offsets on from where it is told, when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked: Queue[Mapping[str, Any]] = Queue()
+        self.may_go = threading.Semaphore(0)
+
+    def partitions(self) -> list[str]:
+        return ["p"]
+
+    def plan(self, previous: Mapping[str, Any]) -> Plan:
+        self.asked.put(previous)
+        assert self.may_go.acquire(timeout=TIMEOUT_S)
+        first = previous["p"]["next"] if previous else 0
+        return {"p": {"first": first, "next": first + 10}}
+
+
+def test_a_plan_that_was_being_made_when_another_was_asked_for_is_thrown_away() -> None:
+    planner = Slow()
+    made: Queue[tuple[AskPlan, Plan]] = Queue()
+    thread = PlanningThread(
+        planner,
+        on_plan=lambda asked, plan: made.put((asked, plan)),
+        on_failure=lambda failure: None,
+        idle_poll_max_s=0.1,
+    )
+    thread.start()
+    try:
+        thread.ask(AskPlan(0, 3, {"p": {"first": 10, "next": 20}}))
+        planner.asked.get(timeout=TIMEOUT_S)
+        again = AskPlan(1, 2, {"p": {"first": 0, "next": 10}})
+        thread.ask(again)  # a batch failed meanwhile
+        planner.may_go.release()
+        planner.may_go.release()
+        assert made.get(timeout=TIMEOUT_S) == (again, {"p": {"first": 10, "next": 20}})
+        assert made.empty()
+    finally:
+        planner.may_go.release()
+        thread.close()
