@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.canonical import canonical_column, form_of, has_nan
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.aggregates import Aggregate
 from sinks.states import MapState
@@ -27,6 +29,7 @@ from sinks.states import MapState
 #: Rows held before they are grouped: grouping few and large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
 _INT64_MAX = 2**63 - 1
+_EXACT = decimal.Context(prec=100, traps=[decimal.Inexact])
 
 
 class StateCommitter(ArrowBolt, Committer):
@@ -207,6 +210,7 @@ class _Fold(Combiner):
         """Input rows to partial results."""
         used = list(dict.fromkeys([*self._key, *(a.field for a in self._aggregates.values() if a.field is not None)]))
         table = pa.Table.from_batches([batch.select(used) for batch in batches])
+        table = pa.table([canonical_column(column) for column in table.columns], schema=table.schema)
         for name in self._key:
             if table.column(name).null_count:
                 raise BadRecordError(
@@ -228,6 +232,8 @@ class _Fold(Combiner):
             column = columns[name]
             if function == "sum" and column is not None:
                 table = _wide_enough(table, column)
+            if function in ("min", "max") and column is not None and has_nan(table.column(column)):
+                functions[name] = "list"  # Arrow passes over NaN
         specs: list[Any] = [
             ([] if columns[name] is None else columns[name], function) for name, function in functions.items()
         ]
@@ -253,9 +259,10 @@ class _Fold(Combiner):
 
     def _array(self, name: str, values: list[Any]) -> pa.ChunkedArray:
         field = self._schema.field(name)
+        form = form_of(field.type)
         try:
-            return pa.chunked_array([pa.array(values, field.type)])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            return pa.chunked_array([pa.array([None if each is None else form(each) for each in values], field.type)])
+        except (pa.ArrowException, ValueError, TypeError, ArithmeticError) as error:
             raise self._misfit(field, error) from error
 
     def _misfit(self, field: pa.Field, error: Exception) -> BadRecordError:
@@ -265,18 +272,26 @@ class _Fold(Combiner):
 
 
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:
-    """Sum integers as decimals where 64 bits might not do: Arrow's own sum wraps around in silence."""
+    """A table whose column ``name`` has room for the sum of all its rows: Arrow's own sum wraps around in silence. Integers
+    become decimals, decimals wider ones, where they must."""
     column = table.column(name)
-    if pa.types.is_decimal(column.type) and table.num_rows:
-        bounds = pc.min_max(column).as_py()
-        if max(abs(bounds["min"] or 0), abs(bounds["max"] or 0)) * table.num_rows >= 10 ** (38 - column.type.scale):
-            raise BadRecordError(
-                f"the sum of {name!r} may have more than 38 digits: use values of fewer digits, or floats"
-            )
-    if not pa.types.is_integer(column.type) or table.num_rows == 0:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)) or table.num_rows == 0:
         return table
     extremes = pc.min_max(column).as_py()
-    greatest = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
-    if greatest * table.num_rows <= _INT64_MAX and not pa.types.is_uint64(column.type):
-        return table
-    return table.set_column(table.schema.get_field_index(name), name, column.cast(pa.decimal128(38, 0)))
+    greatest = max(_unscaled(extremes[end], kind) for end in ("min", "max")) * table.num_rows
+    scale = kind.scale if pa.types.is_decimal(kind) else 0
+    if pa.types.is_integer(kind):
+        wide = kind if greatest <= _INT64_MAX and not pa.types.is_uint64(kind) else pa.decimal128(38, 0)
+    else:
+        wide = kind if greatest < 10**38 else pa.decimal256(76, scale)
+    if greatest >= 10**76:
+        raise BadRecordError(f"the sum of {name!r} may have more than 76 digits: use values of fewer digits, or floats")
+    return table.set_column(table.schema.get_field_index(name), name, column.cast(wide)) if wide != kind else table
+
+
+def _unscaled(value: Any, kind: pa.DataType) -> int:
+    """The digits of a number, as Arrow holds them."""
+    if value is None:
+        return 0
+    return abs(int(value.scaleb(kind.scale, _EXACT) if pa.types.is_decimal(kind) else value))

@@ -25,6 +25,7 @@ from framework.errors import (
     RetryableError,
 )
 from framework.topology import Fields, Header, Reach
+from framework.topology.canonical import NAN, python_values
 from sinks.backend import Key
 from sinks.plain_values import check_storable
 from sinks.sql import SqlBackend
@@ -317,7 +318,7 @@ class PostgresBackend(SqlBackend):
 
     def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         columns = [
-            [None if value is None else self._stored(value, column.type) for value in column.to_pylist()]
+            [None if value is None else self._stored(value, column.type) for value in python_values(column)]
             for column in deltas.columns
         ]
         cursor = connection.cursor()
@@ -356,7 +357,7 @@ class PostgresBackend(SqlBackend):
             return pa.scalar(value, declared).as_py()
         if pa.types.is_uint64(declared):
             return int(value)
-        return value
+        return NAN if pa.types.is_floating(declared) and value != value else value
 
     def _named(self, error: psycopg.Error) -> Exception:
         text = f"{self.location}: {_line(error)}"

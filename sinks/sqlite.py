@@ -27,6 +27,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import Fields, Reach
+from framework.topology.canonical import python_values
 from sinks.backend import Key
 from sinks.plain_values import check_storable, is_plain, plain, restored
 from sinks.sql import SqlBackend
@@ -168,7 +169,7 @@ class SqliteBackend(SqlBackend):
         return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
 
     def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
-        values: list[Any] = column.to_pylist()
+        values = python_values(column)
         kind = column.type
         if not is_plain(kind):
             return [None if value is None else self._stored(value, kind) for value in values]

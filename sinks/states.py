@@ -36,6 +36,7 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
+from framework.topology.canonical import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger, same
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
@@ -79,9 +80,10 @@ class MapState(FencedState):
         #: Per column, whether two values say the same when they were computed in other batches; equality where it is absent.
         self.agreement: dict[str, Callable[[Any, Any], bool]] = {}
         self._commit: _Commit | None = None
+        self._forms: tuple[RowForm, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "agreement": {}}  # tasks compare nothing
+        return {**vars(self), "agreement": {}, "_forms": None}  # tasks compare nothing
 
     # --- for committers, in tasks ----------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class MapState(FencedState):
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
         """What this commit sees: its own writes, else the state before its transaction. None where there is nothing."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         return [self._bare(self._visible(commit, key)) for key in wanted]
 
@@ -112,7 +114,7 @@ class MapState(FencedState):
         """As ``multi_update``; returns (value before this transaction, new value), also for a key whose update is
         skipped because this transaction has made it before (C6)."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         results = []
         for key, updater in zip(wanted, updaters, strict=True):
@@ -126,7 +128,7 @@ class MapState(FencedState):
     def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Set values whatever they were."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         for key, value in zip(wanted, values, strict=True):
             if not self._skips(commit.found[key], commit):
@@ -135,10 +137,12 @@ class MapState(FencedState):
     def delete(self, keys: Sequence[Any]) -> None:
         """Delete keys: a tombstone stays and keeps the previous value until a later transaction."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         for key in wanted:
-            if commit.found[key] is not None and not self._skips(commit.found[key], commit):
+            if commit.found[key] is None:
+                commit.written.pop(key, None)  # there is nothing in the store to delete
+            elif not self._skips(commit.found[key], commit):
                 self._write(commit, key, None)
 
     def commit(self, attempt: TransactionAttempt) -> None:
@@ -195,14 +199,14 @@ class MapState(FencedState):
 
     def get(self, key: Any) -> Any:
         """The value as any reader sees it now, outside a commit."""
-        row = self.backend.multi_get([_key(key)])[0]
+        row = self.backend.multi_get([self._key(key)])[0]
         return self._bare(row.value) if row is not None else None
 
     def read_as_of(self, keys: Sequence[Any], txid: int) -> list[Any]:
         """The values as transaction ``txid`` left them, None where there was nothing. A row that the transaction after it has
         changed answers by its previous value. Raises ``MovedOnError`` naming a key that has changed since, and
         ``ConfigError`` for a state that keeps no previous values."""
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         values = []
         for key, row in zip(wanted, self.backend.multi_get(wanted), strict=True):
             known, value = self._as_of(row, txid)
@@ -233,6 +237,7 @@ class MapState(FencedState):
 
     def bind(self, key: Fields, value: Fields) -> None:
         self.backend.bind(key, value)
+        self._forms = None
 
     def prepare(self, topology_id: str) -> Header:
         return self.backend.prepare(topology_id)
@@ -257,7 +262,7 @@ class MapState(FencedState):
 
     def become_scratch(self, folder: Path) -> None:
         key, value = self.backend.fields
-        self._commit = None
+        self._commit, self._forms = None, None
         try:
             self.backend = SqliteBackend(folder / "scratch.db", "scratch", key, value)
         except TopologyError:  # a type that SQLite lacks
@@ -359,9 +364,23 @@ class MapState(FencedState):
         commit.written[key] = self._replaced(commit.found[key], commit, value)
 
     def _packed(self, value: Any) -> Value:
-        if self.backend.value_columns == 1:
-            return (value,)
-        return tuple(value)
+        packed = (value,) if self.backend.value_columns == 1 else tuple(value)
+        return self._formed(packed, 1)
+
+    def _key(self, key: Any) -> Key:
+        return self._formed(key if isinstance(key, tuple) else (key,), 0)
+
+    def _formed(self, values: tuple[Any, ...], which: int) -> tuple[Any, ...]:
+        """A key (0) or a value (1) in the form by which stores compare (C29)."""
+        if self._forms is None:
+            try:
+                self._forms = tuple(map(RowForm, self.backend.fields))
+            except (TopologyError, ConfigError):  # a backend that may do without columns
+                return RowForm(None)(values)
+        try:
+            return self._forms[which](values)
+        except ValueError as error:
+            raise BadRecordError(f"{self.location} cannot hold {values!r}: {error}") from error
 
     def _bare(self, value: Value | None) -> Any:
         if value is None:
@@ -374,9 +393,11 @@ class MapState(FencedState):
         """For backends without ``apply``: read, merge, put."""
         commit = self._begun()
         names = [name for name in deltas.schema.names if name not in aggregates]
-        keys: list[Key] = list(zip(*(deltas.column(name).to_pylist() for name in names), strict=True))
-        changes = list(zip(*(deltas.column(name).to_pylist() for name in aggregates), strict=True))
+        keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in names), strict=True))
+        changes = list(zip(*(python_values(deltas.column(name)) for name in aggregates), strict=True))
         self._load(commit, keys)
+        if len(commit.found) != len(keys):
+            raise InvariantViolation(f"{self.location}: deltas must hold each key once")
         merged, nothing = row_merger(aggregates), (None,) * len(aggregates)
         values: list[Value] = []
         for key, change in zip(keys, changes, strict=True):
@@ -485,10 +506,6 @@ def _pages(keys: Iterable[Key]) -> Iterator[list[Key]]:
     iterator = iter(keys)
     while page := list(itertools.islice(iterator, PAGE_KEYS)):
         yield page
-
-
-def _key(key: Any) -> Key:
-    return key if isinstance(key, tuple) else (key,)
 
 
 def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:

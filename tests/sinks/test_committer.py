@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from decimal import Decimal
 
@@ -183,8 +184,59 @@ def test_a_sum_of_decimals_is_exact_and_never_overflows_in_silence() -> None:
         return total
 
     assert folded([Decimal("0.10")] * 10 + [Decimal("99999999999999.99")]) == Decimal("100000000000000.99")
-    with pytest.raises(BadRecordError, match="38 digits"):
-        folded([Decimal(9 * 10**35)] * 2)
+    most = Decimal("9" * 36 + ".99")
+    assert folded([most]) == most
+    assert folded([most, Decimal("0.01"), most.copy_negate()]) == Decimal("0.01")
+    with pytest.raises(BadRecordError, match=r"'total' does not fit into decimal128\(38, 2\)"):
+        folded([most, Decimal("0.01")])
+
+
+def test_decimals_too_long_for_any_sum_are_refused() -> None:
+    kind = pa.decimal256(76, 0)
+    source = Input("spout", "default", Fields(word=str, n=kind), GlobalGrouping())
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"total": Sum("n")})
+    committer.bind("count", [source], 1)
+    combiner = committer.combiner()
+    with pytest.raises(BadRecordError, match="more than 76 digits"):
+        combiner.add(pa.record_batch({"word": ["a", "a"], "n": pa.array([Decimal("9" * 76)] * 2, kind)}))
+        combiner.finish()
+
+
+def folded_floats(values: list[float], key: str = "word") -> list[dict[str, object]]:
+    """One row per key, of which ``values`` are either the keys or what is aggregated."""
+    source = Input("spout", "default", Fields(word=float, n=float), GlobalGrouping())
+    aggregates = {"rows": Count(), "least": Min("n"), "most": Max("n")}
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates=aggregates)
+    committer.bind("count", [source], 1)
+    first = committer.combiner()
+    committer.prepare({}, None, None, None)  # type: ignore[arg-type]
+    ones = [1.0] * len(values)
+    for each in range(len(values)):
+        one = slice(each, each + 1)
+        columns = {"word": values[one], "n": ones[one]} if key == "word" else {"word": ones[one], "n": values[one]}
+        combiner = committer.combiner()
+        combiner.add(pa.record_batch(columns))
+        made = combiner.finish()
+        assert made is not None
+        committer._prepared().add(made)
+        first.add(pa.record_batch(columns))
+    parts, whole = committer._prepared().finish(), first.finish()
+    assert parts is not None and whole is not None
+    assert repr(parts.to_pylist()) == repr(whole.to_pylist())
+    rows: list[dict[str, object]] = whole.to_pylist()
+    return rows
+
+
+def test_every_form_of_a_float_is_one_key() -> None:
+    nan = float("nan")
+    rows = folded_floats([0.0, -0.0, nan, -nan, -0.0])
+    assert [(repr(row["word"]), row["rows"]) for row in rows] == [("0.0", 3), ("nan", 2)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([2.0, float("nan"), 1.0, -0.0])))
+def test_nan_is_above_all_numbers_in_any_order(order: tuple[float, ...]) -> None:
+    (row,) = folded_floats(list(order), key="n")
+    assert (repr(row["least"]), repr(row["most"])) == ("0.0", "nan")
 
 
 def test_columns_that_would_collide_and_fields_that_do_not_fit_are_refused() -> None:
