@@ -60,6 +60,8 @@ class PostgresDialect(Dialect):
     temporary_options = " ON COMMIT DELETE ROWS"
     least = "LEAST"
     greatest = "GREATEST"
+    name_bytes_max = 63
+    reserved_columns = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types
@@ -136,7 +138,7 @@ class _Connection:
             **conninfo.conninfo_to_dict(dsn),
         }
         self.raw = psycopg.connect(autocommit=True, **settings)  # type: ignore[arg-type]
-        self.staged: dict[str, str] = {}
+        self.staged: set[str] = set()
         self.raw.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false), set_config('lock_timeout', %s, false), "
             "set_config('timezone', 'UTC', false), set_config('synchronous_commit', CASE "
@@ -250,12 +252,11 @@ class PostgresBackend(SqlBackend):
 
     def _make_stage(self, connection: _Connection) -> None:
         """A temporary table lasts as long as its connection."""
-        name, ddl = self.shape.stage_name, self.shape.stage_ddl()
-        if connection.staged.get(name) != ddl:
+        name = self.shape.stage_name
+        if name not in connection.staged:
             with self._denied("TEMPORARY on the database"):
-                connection.raw.execute(f"DROP TABLE IF EXISTS {self.shape.stage}")
-                connection.raw.execute(ddl)
-            connection.staged[name] = ddl
+                connection.raw.execute(self.shape.stage_ddl())
+            connection.staged.add(name)
 
     @contextmanager
     def _denied(self, right: str) -> Iterator[None]:
