@@ -11,7 +11,6 @@ an aggregate is ``expanded`` into one aggregate per column, of which some are *d
 from __future__ import annotations
 
 import decimal
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,17 +67,6 @@ class Aggregate(ABC):
     def derive(self, values: Sequence[Any]) -> Any:
         """The value from those of the columns ``derived_from``."""
         raise NotImplementedError
-
-    def agrees(self, one: Any, other: Any) -> bool:
-        """Whether two results that were merged in other parts say the same."""
-        return same(one, other)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; floats up to the order of their addition."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (one != one and other != other)
-    return bool(one == other)
 
 
 def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
@@ -204,7 +192,7 @@ class Last(Aggregate):
 
 
 @dataclass(frozen=True)
-class _Ratio(Aggregate):
+class Ratio(Aggregate):
     """One column divided by another; null when there is nothing to divide by."""
 
     parts: tuple[str, ...] = ()
@@ -233,7 +221,7 @@ class Mean(Sum):
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         total, count = f"{name}_sum", f"{name}_count"
-        return {name: _Ratio(None, (total, count)), total: Sum(self.field), count: Count(self.field)}
+        return {name: Ratio(None, (total, count)), total: Sum(self.field), count: Count(self.field)}
 
 
 @dataclass(frozen=True)
@@ -269,7 +257,7 @@ class Reduce(Aggregate):
 
 
 @dataclass(frozen=True)
-class _Estimate(Aggregate):
+class Estimate(Aggregate):
     """The number of distinct values that a sketch has seen."""
 
     parts: tuple[str, ...] = ()
@@ -284,19 +272,13 @@ class _Estimate(Aggregate):
     def _merge(self, old: Any, new: Any) -> Any:
         raise NotImplementedError
 
-    def agrees(self, one: Any, other: Any) -> bool:
-        return math.isclose(one or 0, other or 0, rel_tol=0.1)  # six standard errors
-
     def derive(self, values: Sequence[Any]) -> Any:
         return round(_sketches().hll_sketch.deserialize(values[0]).get_estimate()) if values[0] is not None else 0
 
 
 @dataclass(frozen=True)
-class _Sketch(Aggregate):
+class Sketch(Aggregate):
     """A HyperLogLog sketch of Apache DataSketches, in its own format: others can read it."""
-
-    def agrees(self, one: Any, other: Any) -> bool:
-        return (one is None) == (other is None)  # the bytes depend on the order; the estimate is compared
 
     partial_function = "list"
     merge_function = "list"
@@ -341,7 +323,7 @@ class ApproxDistinct(Aggregate):
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         sketch = f"{name}_sketch"
-        return {name: _Estimate(None, (sketch,)), sketch: _Sketch(self.field)}
+        return {name: Estimate(None, (sketch,)), sketch: Sketch(self.field)}
 
     def _merge(self, old: Any, new: Any) -> Any:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import (
     ArrowBolt,
+    Bolt,
     Combiner,
     Committer,
     Fields,
@@ -24,6 +26,7 @@ from framework.topology import (
 from framework.topology.canonical import canonical_column, form_of, has_nan
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.aggregates import Aggregate
+from sinks.recount import Recount
 from sinks.states import MapState
 
 #: Rows held before they are grouped: grouping few and large tables is cheaper than many small ones.
@@ -87,7 +90,6 @@ class StateCommitter(ArrowBolt, Committer):
                 f"committer {component_id!r}: its inputs give the same fields different types; make them equal"
             )
         self._output = outputs.pop()
-        self.state.agreement = {name: each.agrees for name, each in self.aggregates.items()}
         self.state.bind(self._output.select(self.key), self._output.select(list(self.aggregates)))
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
@@ -119,6 +121,11 @@ class StateCommitter(ArrowBolt, Committer):
 
     def combiner(self) -> Combiner:
         return _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
+
+    def recounting(self, folder: Path) -> Bolt:
+        if type(self) is not StateCommitter:  # whatever else it does, it does in both
+            return super().recounting(folder)
+        return Recount(folder, self.key, self.aggregates, Fields.of_schema(self._schema()))
 
     # --- in tasks --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ attempt's fence. A state used on its own (an attempt without a fence: scripts, t
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +38,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical import RowForm, python_values
-from sinks.aggregates import Aggregate, row_merger, same
+from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
 from sinks.sqlite import SqliteBackend
@@ -51,6 +52,37 @@ HOLD_TRIES = 1_000
 Updater = Callable[[Any], Any]
 #: The incarnation of each state that this process has written to: location -> incarnation.
 _incarnations: dict[str, str] = {}
+
+
+class Expected(ABC):
+    """What ``verify`` holds a row of a sink against."""
+
+    @property
+    @abstractmethod
+    def value(self) -> Value: ...
+
+    @abstractmethod
+    def agrees(self, found: Value) -> bool: ...
+
+
+class Recomputed(Expected):
+    """What the same committer has written once more: equal, but for the order in which floats were added."""
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> Value:
+        return self._value
+
+    def agrees(self, found: Value) -> bool:
+        return all(map(_same, found, self._value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (one != one and other != other)
+    return bool(one == other)
 
 
 class _Commit:
@@ -77,13 +109,11 @@ class MapState(FencedState):
 
     def __init__(self, backend: MapBackend) -> None:
         self.backend = backend
-        #: Per column, whether two values say the same when they were computed in other batches; equality where it is absent.
-        self.agreement: dict[str, Callable[[Any, Any], bool]] = {}
         self._commit: _Commit | None = None
         self._forms: tuple[RowForm, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "agreement": {}, "_forms": None}  # tasks compare nothing
+        return {**vars(self), "_forms": None}
 
     # --- for committers, in tasks ----------------------------------------------------------------------------
 
@@ -289,7 +319,7 @@ class MapState(FencedState):
                 else:
                     moved(key)
             compared += self.compare_held(scratch, held, differs)
-        for page in _pages(key for key, row in _scratch(scratch).scan() if row.value is not None):
+        for page in _pages(_scratch(scratch).expected_keys()):
             found = self.backend.multi_get(page)  # what the sink has no row for
             compared += self.compare_held(
                 scratch, {key: None for key, row in zip(page, found, strict=True) if row is None}, differs
@@ -307,20 +337,26 @@ class MapState(FencedState):
     def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
         compared = 0
         keys = list(held)
-        for key, wanted in zip(keys, _scratch(scratch).multi_get(keys), strict=True):
-            found, expected = held[key], wanted.value if wanted is not None else None
+        for key, expected in zip(keys, _scratch(scratch).expected(keys), strict=True):
+            found = held[key]
             compared += found is not None or expected is not None
-            if not self._agree(found, expected):
-                differs(Difference(key[0] if len(key) == 1 else key, found, expected))
+            if found is None and expected is None:
+                continue
+            if found is None or expected is None or not expected.agrees(found):
+                bare = key[0] if len(key) == 1 else key
+                differs(Difference(bare, found, expected.value if expected is not None else None))
         return compared
 
-    def _agree(self, found: Value | None, expected: Value | None) -> bool:
-        if found is None or expected is None:
-            return found is expected
-        names = self.backend.fields[1]
-        return all(
-            self.agreement.get(name, same)(one, other) for name, one, other in zip(names, found, expected, strict=True)
-        )
+    # --- as a scratch copy -----------------------------------------------------------------------------------
+
+    def expected_keys(self) -> Iterator[Key]:
+        """The keys that a sink should hold."""
+        return (key for key, row in self.backend.scan() if row.value is not None)
+
+    def expected(self, keys: Sequence[Key]) -> Sequence[Expected | None]:
+        """What a sink should hold for each of these keys; None: nothing."""
+        rows = self.backend.multi_get(keys)
+        return [Recomputed(row.value) if row is not None and row.value is not None else None for row in rows]
 
     def close(self) -> None:
         self.backend.close()
@@ -496,10 +532,10 @@ class OpaqueMapState(MapState):
         return Row(updated.value, commit.stamp, updated.prev, commit.writer)
 
 
-def _scratch(state: FencedState) -> MapBackend:
+def _scratch(state: FencedState) -> MapState:
     if not isinstance(state, MapState):
         raise InvariantViolation(f"a map is compared with {state.location}")
-    return state.backend
+    return state
 
 
 def _pages(keys: Iterable[Key]) -> Iterator[list[Key]]:
