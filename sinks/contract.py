@@ -318,6 +318,19 @@ class BackendContract:
             state.apply(other, self.deltas({"a": [1]}), AGGREGATES, want_values=False)
         assert self.rows(state, "a") == {"a": (1, 4, 4, 4)}
 
+    def test_no_keys_and_no_rows_are_nothing_to_do(self, wide_backend: MapBackend) -> None:
+        for state_class in STATES:
+            state = state_class(wide_backend)
+            granted = open_attempt(state, 1, 1)
+            assert wide_backend.multi_get([]) == []
+            empty = self.deltas({"a": [1]}).slice(0, 0)
+            made = state.apply(granted, empty, AGGREGATES, want_values=True)
+            assert made is not None and made.num_rows == 0
+            state.begin_commit(granted)
+            assert (state.multi_get([]), state.multi_update([], [])) == ([], [])
+            state.commit(granted)
+            assert list(wide_backend.scan()) == []
+
     # --- helpers ---------------------------------------------------------------------------------------------
 
     def apply(

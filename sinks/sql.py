@@ -167,6 +167,8 @@ class SqlBackend(MapBackend):
         return [found.get(key) for key in keys]
 
     def _rows_of(self, connection: Any, keys: Sequence[Key]) -> dict[Key, Row]:
+        if not keys:
+            return {}
         stored = [self._stored_key(key) for key in keys]
         return dict(self._row(row) for row in self._select_keys(connection, stored))
 
