@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -73,31 +73,42 @@ COLUMNS = {
 }
 
 
+#: Those that SQLite adds and compares by itself.
+PLAIN_COLUMNS = {name: (field, rule) for name, (field, rule) in COLUMNS.items() if field != "d"}
+Columns = Mapping[str, tuple[str | None, str]]
+
+
 class Oracle:
     """Keys to rows, each a column -> exact value. A key that is not in it is absent, or was deleted."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
         self.rows: dict[Exact, dict[str, Exact]] = {}
 
+    def row(self, key: Any) -> dict[str, Exact]:
+        """The row of a key, made of nulls where there is none."""
+        return self.rows.setdefault(exact(key), dict.fromkeys(self.columns))
+
     def copy(self) -> Oracle:
-        made = Oracle()
+        made = Oracle(self.columns)
         made.rows = {key: dict(row) for key, row in self.rows.items()}
         return made
 
     def add(self, key: Any, row: dict[str, Any]) -> None:
         """One row of the input."""
-        held = self.rows.setdefault(exact(key), dict.fromkeys(COLUMNS))
-        for column, (field, rule) in COLUMNS.items():
+        held = self.row(key)
+        for column, (field, rule) in self.columns.items():
             value = exact(row[field]) if field is not None else 1
             if rule == "count":
                 held[column] = (held[column] or 0) + (value is not None)
             elif rule != "mean":
                 held[column] = merged(rule, held[column], value)
-        count, total = held["mean_count"], held["mean_sum"]
-        held["mean"] = exact(float(total / count)) if count and total is not None else None
+        if "mean" in held:
+            count, total = held["mean_count"], held["mean_sum"]
+            held["mean"] = exact(float(total / count)) if count and total is not None else None
 
     def put(self, key: Any, values: Sequence[Any]) -> None:
-        self.rows[exact(key)] = dict(zip(COLUMNS, map(exact, values), strict=True))
+        self.rows[exact(key)] = dict(zip(self.columns, map(exact, values), strict=True))
 
     def delete(self, key: Any) -> None:
         self.rows.pop(exact(key), None)
@@ -139,11 +150,11 @@ class Values:
         unscaled = self.chance.randrange(10 ** self.chance.randrange(digits + 1))
         return Decimal((self.chance.randrange(2), tuple(map(int, str(unscaled))), -4))
 
-    def whole_row(self) -> tuple[Any, ...]:
+    def whole_row(self, columns: Columns) -> tuple[Any, ...]:
         """The values of every column, as a committer of one's own might put them: zeros, nulls, other forms."""
         fields = self.row()
         made = []
-        for field, rule in COLUMNS.values():
+        for field, rule in columns.values():
             if rule == "count":
                 made.append(self.chance.choice([0, None, 3, 3.0]))
             elif rule == "mean":
