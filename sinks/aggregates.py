@@ -25,7 +25,7 @@ from framework.topology.fields import Fields, FieldType
 #: 2 to the power of this many registers: a relative standard error of 1.04 / sqrt(4096), 1.6 %.
 SKETCH_LG_K = 12
 #: Decimals have at most 76 digits; Python's own context rounds to 28.
-_EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
+EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Sum(Aggregate):
         raise TopologyError(f"{type(self).__name__}({self.field!r}) needs a number, and the field is {input_type}")
 
     def _merge(self, old: Any, new: Any) -> Any:
-        return _EXACT.add(old, new) if isinstance(old, decimal.Decimal) else old + new
+        return EXACT.add(old, new) if isinstance(old, decimal.Decimal) else old + new
 
 
 @dataclass(frozen=True)

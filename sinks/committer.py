@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,13 @@ from framework.topology import (
 )
 from framework.topology.canonical import canonical_column, form_of, has_nan
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from sinks.aggregates import Aggregate
+from sinks.aggregates import EXACT, Aggregate
 from sinks.recount import Recount
 from sinks.states import MapState
 
 #: Rows held before they are grouped: grouping few and large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
 _INT64_MAX = 2**63 - 1
-_EXACT = decimal.Context(prec=100, traps=[decimal.Inexact])
 
 
 class StateCommitter(ArrowBolt, Committer):
@@ -217,7 +215,7 @@ class _Fold(Combiner):
         """Input rows to partial results."""
         used = list(dict.fromkeys([*self._key, *(a.field for a in self._aggregates.values() if a.field is not None)]))
         table = pa.Table.from_batches([batch.select(used) for batch in batches])
-        table = pa.table([canonical_column(column) for column in table.columns], schema=table.schema)
+        table = pa.table([canonical_column(column) for column in table.columns], names=table.column_names)
         for name in self._key:
             if table.column(name).null_count:
                 raise BadRecordError(
@@ -258,7 +256,7 @@ class _Fold(Combiner):
         arrays = []
         for field in self._schema:
             try:
-                arrays.append(made[field.name].cast(field.type))
+                arrays.append(_declared(made[field.name], field.type))
             except pa.ArrowInvalid as error:
                 raise self._misfit(field, error) from error
         batches = pa.table(arrays, schema=self._schema).combine_chunks().to_batches()
@@ -276,6 +274,11 @@ class _Fold(Combiner):
         return BadRecordError(
             f"component {self._component_id!r}: {field.name!r} does not fit into {field.type}: {error}"
         )
+
+
+def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """A column in its declared type; grouping has taken a dictionary for its values."""
+    return column.cast(kind.value_type).dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
 
 
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:
@@ -301,4 +304,4 @@ def _unscaled(value: Any, kind: pa.DataType) -> int:
     """The digits of a number, as Arrow holds them."""
     if value is None:
         return 0
-    return abs(int(value.scaleb(kind.scale, _EXACT) if pa.types.is_decimal(kind) else value))
+    return abs(int(value.scaleb(kind.scale, EXACT) if pa.types.is_decimal(kind) else value))

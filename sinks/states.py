@@ -435,6 +435,7 @@ class MapState(FencedState):
         if len(commit.found) != len(keys):
             raise InvariantViolation(f"{self.location}: deltas must hold each key once")
         merged, nothing = row_merger(aggregates), (None,) * len(aggregates)
+        ours = all(each.merge_rule or each.derived_from for each in aggregates.values())
         values: list[Value] = []
         for key, change in zip(keys, changes, strict=True):
             row = commit.found[key]
@@ -445,6 +446,7 @@ class MapState(FencedState):
                 values.append(row.value if row.value is not None else nothing)
             else:
                 value = merged(self._base(row, commit.stamp.txid) or nothing, change)
+                value = value if ours else self._formed(value, 1)  # a function of the user's may return anything
                 commit.written[key] = self._replaced(row, commit, value)
                 values.append(value)
         columns = {name: deltas.column(name) for name in names}

@@ -34,6 +34,8 @@ def canonical_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     [0.0, 0.0, None]
     """
     kind = column.type
+    if pa.types.is_dictionary(kind):
+        return canonical_column(column.cast(kind.value_type))
     if not pa.types.is_floating(kind):
         return column
     if pa.types.is_float16(kind):  # Arrow does not add these

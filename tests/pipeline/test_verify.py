@@ -256,7 +256,7 @@ def new_one(self: Any, old: Any, new: Any) -> Any:
 
 FAULTS: dict[str, list[tuple[Any, str, Any]]] = {
     "none": [],
-    "decimals are rounded": [(aggregates, "_EXACT", decimal.Context(prec=28))],
+    "decimals are rounded": [(aggregates, "EXACT", decimal.Context(prec=28))],
     "a sum is off by one": [(aggregates.Sum, "_merge", lambda self, old, new: old + new + (new == 24))],
     "the last is the greatest": [(aggregates.Max, "_merge", new_one)],
     "nan is passed over": [(committer, "has_nan", lambda column: False)],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework import Fields
+from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
@@ -262,3 +262,37 @@ def test_an_estimate_of_many_is_close() -> None:
     assert made is not None
     assert made.column("users")[0].as_py() == pytest.approx(50_000, rel=0.08)
     assert len(made.column("users_sketch")[0].as_py()) <= 4_200
+
+
+def test_a_function_that_returns_what_its_column_cannot_hold_is_refused() -> None:
+    """Arrow would cut the fraction off."""
+    state = OpaqueMapState(MemoryBackend())
+    halves = StateCommitter(state, key=["word"], aggregates={"half": Reduce("n", lambda one, other: (one + other) / 2)})
+    halves.bind("count", [INPUT], 1)
+    combiner = halves.combiner()
+    combiner.add(batch([("a", 1), ("a", 2)]))
+    with pytest.raises(BadRecordError, match=r"'half' does not fit into int64: 1\.5 is not an integer"):
+        combiner.finish()
+
+    def merged(txid: int, half: int) -> list[dict[str, object]]:
+        halves.prepare({}, None, None, TransactionAttempt(txid, 1))  # type: ignore[arg-type]
+        halves.execute_arrow(pa.record_batch({"word": ["a"], "half": [half]}))
+        return [row for each in halves.finish_batch() for row in each.to_pylist()]
+
+    assert merged(1, 3) == [{"word": "a", "half": 3}]
+    assert merged(2, 5) == [{"word": "a", "half": 4}]
+    with pytest.raises(BadRecordError, match=r"'half': 4\.5 is not an integer"):
+        merged(3, 5)
+
+
+def test_a_dictionary_groups_as_its_values() -> None:
+    kind = pa.dictionary(pa.int32(), pa.float64())
+    source = Input("spout", "default", Fields(word=kind, n=int), GlobalGrouping())
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"rows": Count()})
+    committer.bind("count", [source], 1)
+    combiner = committer.combiner()
+    for words in ([0.0, 1.5], [-0.0, 2.5, 1.5]):
+        combiner.add(pa.record_batch({"word": pa.array(words).dictionary_encode(), "n": [1] * len(words)}))
+    made = combiner.finish()
+    assert made is not None and made.schema.field("word").type == kind
+    assert {str(row["word"]): row["rows"] for row in made.to_pylist()} == {"0.0": 2, "1.5": 2, "2.5": 1}
