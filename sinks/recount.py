@@ -312,7 +312,7 @@ class RecountState(OpaqueMapState):
     def expected_keys(self) -> Iterator[Key]:
         for _, row in self.backend.scan():
             if row.value is not None:
-                yield pickle.loads(row.value[0])
+                yield self._key_form(pickle.loads(row.value[0]))
 
     def expected(self, keys: Sequence[Key]) -> list[Expected | None]:
         rows = self.backend.multi_get([(self.name_of(key),) for key in keys])
