@@ -272,10 +272,8 @@ def _shadow_of(topology: Topology, folder: Path) -> tuple[Topology, list[str]]:
             left_out.append(f"bolt {component.id!r}: {why}")
             continue
         if isinstance(bolt, Bolt) and component.states:
-            bolt = cloudpickle.loads(cloudpickle.dumps(bolt))
-            for number, state in enumerate(bolt.states()):
-                state.become_scratch(folder / f"{component.id}-{number}")
-            kept.append(replace(component, instance=bolt, factory=None))
+            copy: Bolt = cloudpickle.loads(cloudpickle.dumps(bolt))
+            kept.append(replace(component, instance=copy.recounting(folder / component.id), factory=None))
         else:
             kept.append(component)
     if not any(each.states for each in kept):

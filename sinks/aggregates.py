@@ -10,7 +10,7 @@ an aggregate is ``expanded`` into one aggregate per column, of which some are *d
 
 from __future__ import annotations
 
-import math
+import decimal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ from framework.topology.fields import Fields, FieldType
 
 #: 2 to the power of this many registers: a relative standard error of 1.04 / sqrt(4096), 1.6 %.
 SKETCH_LG_K = 12
+#: Decimals have at most 76 digits; Python's own context rounds to 28.
+EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,12 @@ class Aggregate(ABC):
 
     def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
         """The partial result of input values, or of partial results, where Arrow has no function for it."""
-        raise NotImplementedError
+        present = [value for value in values if value is not None]
+        return reduce(self._merge, present) if present else None
 
     def derive(self, values: Sequence[Any]) -> Any:
         """The value from those of the columns ``derived_from``."""
         raise NotImplementedError
-
-    def agrees(self, one: Any, other: Any) -> bool:
-        """Whether two results that were merged in other parts say the same."""
-        return same(one, other)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; floats up to the order of their addition."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (one != one and other != other)
-    return bool(one == other)
 
 
 def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
@@ -134,12 +126,12 @@ class Sum(Aggregate):
         raise TopologyError(f"{type(self).__name__}({self.field!r}) needs a number, and the field is {input_type}")
 
     def _merge(self, old: Any, new: Any) -> Any:
-        return old + new
+        return EXACT.add(old, new) if isinstance(old, decimal.Decimal) else old + new
 
 
 @dataclass(frozen=True)
 class Min(Aggregate):
-    """The least value that is not null. Text is compared by its bytes."""
+    """The least value that is not null. Text is compared by its code points; NaN is above all numbers."""
 
     partial_function = "min"
     merge_function = "min"
@@ -149,12 +141,12 @@ class Min(Aggregate):
         return _orderable(self, input_type)
 
     def _merge(self, old: Any, new: Any) -> Any:
-        return min(old, new)
+        return new if new <= old or old != old else old
 
 
 @dataclass(frozen=True)
 class Max(Aggregate):
-    """The greatest value that is not null. Text is compared by its bytes."""
+    """The greatest value that is not null. Text is compared by its code points; NaN is above all numbers."""
 
     partial_function = "max"
     merge_function = "max"
@@ -164,7 +156,7 @@ class Max(Aggregate):
         return _orderable(self, input_type)
 
     def _merge(self, old: Any, new: Any) -> Any:
-        return max(old, new)
+        return old if new <= old or old != old else new
 
 
 @dataclass(frozen=True)
@@ -200,7 +192,7 @@ class Last(Aggregate):
 
 
 @dataclass(frozen=True)
-class _Ratio(Aggregate):
+class Ratio(Aggregate):
     """One column divided by another; null when there is nothing to divide by."""
 
     parts: tuple[str, ...] = ()
@@ -219,7 +211,7 @@ class _Ratio(Aggregate):
 
     def derive(self, values: Sequence[Any]) -> Any:
         total, count = values
-        return float(total) / count if count and total is not None else None
+        return float(total) / count + 0.0 if count and total is not None else None
 
 
 @dataclass(frozen=True)
@@ -229,7 +221,7 @@ class Mean(Sum):
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         total, count = f"{name}_sum", f"{name}_count"
-        return {name: _Ratio(None, (total, count)), total: Sum(self.field), count: Count(self.field)}
+        return {name: Ratio(None, (total, count)), total: Sum(self.field), count: Count(self.field)}
 
 
 @dataclass(frozen=True)
@@ -258,10 +250,6 @@ class Reduce(Aggregate):
     def _merge(self, old: Any, new: Any) -> Any:
         return self._called(old, new)
 
-    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
-        present = [value for value in values if value is not None]
-        return reduce(self._called, present) if present else None
-
     def _called(self, one: Any, other: Any) -> Any:
         if self.function is None:
             raise TopologyError(f"Reduce({self.field!r}) needs a function of two values")
@@ -269,7 +257,7 @@ class Reduce(Aggregate):
 
 
 @dataclass(frozen=True)
-class _Estimate(Aggregate):
+class Estimate(Aggregate):
     """The number of distinct values that a sketch has seen."""
 
     parts: tuple[str, ...] = ()
@@ -284,19 +272,13 @@ class _Estimate(Aggregate):
     def _merge(self, old: Any, new: Any) -> Any:
         raise NotImplementedError
 
-    def agrees(self, one: Any, other: Any) -> bool:
-        return math.isclose(one or 0, other or 0, rel_tol=0.1)  # six standard errors
-
     def derive(self, values: Sequence[Any]) -> Any:
         return round(_sketches().hll_sketch.deserialize(values[0]).get_estimate()) if values[0] is not None else 0
 
 
 @dataclass(frozen=True)
-class _Sketch(Aggregate):
+class Sketch(Aggregate):
     """A HyperLogLog sketch of Apache DataSketches, in its own format: others can read it."""
-
-    def agrees(self, one: Any, other: Any) -> bool:
-        return (one is None) == (other is None)  # the bytes depend on the order; the estimate is compared
 
     partial_function = "list"
     merge_function = "list"
@@ -341,7 +323,7 @@ class ApproxDistinct(Aggregate):
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         sketch = f"{name}_sketch"
-        return {name: _Estimate(None, (sketch,)), sketch: _Sketch(self.field)}
+        return {name: Estimate(None, (sketch,)), sketch: Sketch(self.field)}
 
     def _merge(self, old: Any, new: Any) -> Any:
         raise NotImplementedError

@@ -41,6 +41,9 @@ class Row(NamedTuple):
 class MapBackend(ABC):
     """A store of one state's rows. Driver and tasks each have a copy; connections are opened where they are used.
 
+    Keys and values come in the form of ``framework.topology.canonical``, and must be given back in it: decimals of the
+    declared scale, moments in UTC, no -0.0, and of NaN the one object.
+
     Every method may raise ``RetryableError`` (no answer, nothing done), ``CommitOutcomeUnknown`` (the answer to a write
     was lost), ``CorruptStateError`` (names the row), ``BadRecordError`` (a value that the store does not take) and ``ConfigError``
     for anything else. What is retried is retried without limit: raise ``RetryableError`` for what is known to pass, only.

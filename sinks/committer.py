@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import (
     ArrowBolt,
+    Bolt,
     Combiner,
     Committer,
     Fields,
@@ -20,8 +22,10 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.canonical import canonical_column, form_of, has_nan
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from sinks.aggregates import Aggregate
+from sinks.aggregates import EXACT, Aggregate
+from sinks.recount import Recount
 from sinks.states import MapState
 
 #: Rows held before they are grouped: grouping few and large tables is cheaper than many small ones.
@@ -84,7 +88,6 @@ class StateCommitter(ArrowBolt, Committer):
                 f"committer {component_id!r}: its inputs give the same fields different types; make them equal"
             )
         self._output = outputs.pop()
-        self.state.agreement = {name: each.agrees for name, each in self.aggregates.items()}
         self.state.bind(self._output.select(self.key), self._output.select(list(self.aggregates)))
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
@@ -116,6 +119,11 @@ class StateCommitter(ArrowBolt, Committer):
 
     def combiner(self) -> Combiner:
         return _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
+
+    def recounting(self, folder: Path) -> Bolt:
+        if type(self) is not StateCommitter:  # whatever else it does, it does in both
+            return super().recounting(folder)
+        return Recount(folder, self.key, self.aggregates, Fields.of_schema(self._schema()))
 
     # --- in tasks --------------------------------------------------------------------------------------------
 
@@ -207,6 +215,7 @@ class _Fold(Combiner):
         """Input rows to partial results."""
         used = list(dict.fromkeys([*self._key, *(a.field for a in self._aggregates.values() if a.field is not None)]))
         table = pa.Table.from_batches([batch.select(used) for batch in batches])
+        table = pa.table([canonical_column(column) for column in table.columns], names=table.column_names)
         for name in self._key:
             if table.column(name).null_count:
                 raise BadRecordError(
@@ -228,6 +237,8 @@ class _Fold(Combiner):
             column = columns[name]
             if function == "sum" and column is not None:
                 table = _wide_enough(table, column)
+            if function in ("min", "max") and column is not None and has_nan(table.column(column)):
+                functions[name] = "list"  # Arrow passes over NaN
         specs: list[Any] = [
             ([] if columns[name] is None else columns[name], function) for name, function in functions.items()
         ]
@@ -245,7 +256,7 @@ class _Fold(Combiner):
         arrays = []
         for field in self._schema:
             try:
-                arrays.append(made[field.name].cast(field.type))
+                arrays.append(_declared(made[field.name], field.type))
             except pa.ArrowInvalid as error:
                 raise self._misfit(field, error) from error
         batches = pa.table(arrays, schema=self._schema).combine_chunks().to_batches()
@@ -253,9 +264,10 @@ class _Fold(Combiner):
 
     def _array(self, name: str, values: list[Any]) -> pa.ChunkedArray:
         field = self._schema.field(name)
+        form = form_of(field.type)
         try:
-            return pa.chunked_array([pa.array(values, field.type)])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            return pa.chunked_array([pa.array([None if each is None else form(each) for each in values], field.type)])
+        except (pa.ArrowException, ValueError, TypeError, ArithmeticError) as error:
             raise self._misfit(field, error) from error
 
     def _misfit(self, field: pa.Field, error: Exception) -> BadRecordError:
@@ -264,19 +276,32 @@ class _Fold(Combiner):
         )
 
 
+def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """A column in its declared type; grouping has taken a dictionary for its values."""
+    return column.cast(kind.value_type).dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
+
+
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:
-    """Sum integers as decimals where 64 bits might not do: Arrow's own sum wraps around in silence."""
+    """A table whose column ``name`` has room for the sum of all its rows: Arrow's own sum wraps around in silence. Integers
+    become decimals, decimals wider ones, where they must."""
     column = table.column(name)
-    if pa.types.is_decimal(column.type) and table.num_rows:
-        bounds = pc.min_max(column).as_py()
-        if max(abs(bounds["min"] or 0), abs(bounds["max"] or 0)) * table.num_rows >= 10 ** (38 - column.type.scale):
-            raise BadRecordError(
-                f"the sum of {name!r} may have more than 38 digits: use values of fewer digits, or floats"
-            )
-    if not pa.types.is_integer(column.type) or table.num_rows == 0:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)) or table.num_rows == 0:
         return table
     extremes = pc.min_max(column).as_py()
-    greatest = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
-    if greatest * table.num_rows <= _INT64_MAX and not pa.types.is_uint64(column.type):
-        return table
-    return table.set_column(table.schema.get_field_index(name), name, column.cast(pa.decimal128(38, 0)))
+    greatest = max(_unscaled(extremes[end], kind) for end in ("min", "max")) * table.num_rows
+    scale = kind.scale if pa.types.is_decimal(kind) else 0
+    if pa.types.is_integer(kind):
+        wide = kind if greatest <= _INT64_MAX and not pa.types.is_uint64(kind) else pa.decimal128(38, 0)
+    else:
+        wide = kind if greatest < 10**38 else pa.decimal256(76, scale)
+    if greatest >= 10**76:
+        raise BadRecordError(f"the sum of {name!r} may have more than 76 digits: use values of fewer digits, or floats")
+    return table.set_column(table.schema.get_field_index(name), name, column.cast(wide)) if wide != kind else table
+
+
+def _unscaled(value: Any, kind: pa.DataType) -> int:
+    """The digits of a number, as Arrow holds them."""
+    if value is None:
+        return 0
+    return abs(int(value.scaleb(kind.scale, EXACT) if pa.types.is_decimal(kind) else value))

@@ -19,8 +19,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -36,7 +38,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import CommitFence, Fields, Header, OpenCommit, Stamp, ValueType
-from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Mean, Reduce
+from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.backend import MapBackend, Row
 from sinks.contract_parts import (
     AGGREGATES,
@@ -360,6 +362,19 @@ class BackendContract:
             state.apply(other, self.deltas({"a": [1]}), AGGREGATES, want_values=False)
         assert self.rows(state, "a") == {"a": (1, 4, 4, 4)}
 
+    def test_no_keys_and_no_rows_are_nothing_to_do(self, wide_backend: MapBackend) -> None:
+        for state_class in STATES:
+            state = state_class(wide_backend)
+            granted = open_attempt(state, 1, 1)
+            assert wide_backend.multi_get([]) == []
+            empty = self.deltas({"a": [1]}).slice(0, 0)
+            made = state.apply(granted, empty, AGGREGATES, want_values=True)
+            assert made is not None and made.num_rows == 0
+            state.begin_commit(granted)
+            assert (state.multi_get([]), state.multi_update([], [])) == ([], [])
+            state.commit(granted)
+            assert list(wide_backend.scan()) == []
+
     # --- helpers ---------------------------------------------------------------------------------------------
 
     def apply(
@@ -399,6 +414,131 @@ class BackendContract:
             extremes = (sum(present), min(present), max(present)) if present else (None,) * 3
             folded[word] = (len(values), *extremes)
         return folded
+
+    # --- one form of every value (C29) -----------------------------------------------------------------------
+
+    def test_decimals_are_exact_to_their_scale_or_an_error(self) -> None:
+        """Sums in the store or by read and put; what is finer than the column, or longer, is refused, never rounded."""
+        kind = pa.decimal128(38, 2)
+        backend = self._made(KEY, Fields(total=kind))
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        large, small = Decimal("123456789012345678901234567890123456.78"), Decimal("0.01")
+        for txid, amount in enumerate((large, small, large.copy_negate()), 1):
+            deltas = pa.table({"word": ["a"], "total": pa.array([amount], kind)})
+            state.apply(open_attempt(state, txid, 1), deltas, {"total": Sum("n")}, want_values=False)
+            finish(state)
+            if txid == 2:
+                assert state.get("a") == Decimal("123456789012345678901234567890123456.79")
+        assert state.get("a") == small
+        state.begin_commit(open_attempt(state, 4, 1))
+        for wrong in (Decimal("0.001"), Decimal("1e36"), Decimal("nan"), 0.1, "1"):
+            with pytest.raises(BadRecordError, match="'total'"):
+                state.multi_put(["a"], [wrong])
+        assert state.multi_get(["a"]) == [small]
+
+    def test_integers_have_no_fraction_to_lose(self, backend: MapBackend) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        granted = open_attempt(state, 1, 1)
+        state.begin_commit(granted)
+        for wrong in (1.5, "1", float("nan"), Decimal("0.5")):
+            with pytest.raises(BadRecordError, match="'n'"):
+                state.multi_put(["a"], [wrong])
+        state.multi_put(["a"], [2.0])
+        state.commit(granted)
+        assert repr(state.get("a")) == "2"
+
+    @pytest.mark.parametrize(
+        ("kind", "forms"),
+        [
+            (pa.float64(), [0.0, -0.0, 0]),
+            (pa.float64(), [1, 1.0, Decimal(1)]),
+            (pa.int64(), [1, 1.0]),
+            (pa.decimal128(10, 2), [Decimal("1.0"), Decimal("1.00"), 1, Decimal("1E+0")]),
+            (pa.decimal128(10, 2), [Decimal("-0"), Decimal("0.00")]),
+            (
+                pa.timestamp("us", tz="Europe/Paris"),
+                [
+                    datetime.datetime(2026, 1, 1, 12, tzinfo=ZoneInfo("Europe/Paris")),
+                    datetime.datetime(2026, 1, 1, 11, tzinfo=datetime.UTC),
+                    datetime.datetime(2026, 1, 1, 11),
+                ],
+            ),
+        ],
+        ids=str,
+    )
+    def test_every_form_of_a_key_is_one_row(self, kind: pa.DataType, forms: list[Any]) -> None:
+        if kind in self.cannot_hold:
+            return
+        backend = self._made(Fields.of({"k": kind}), VALUE)
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        for txid, form in enumerate(forms, 1):
+            transact(state, txid, 1, {form: 1})
+        assert [row.value for _, row in backend.scan()] == [(len(forms),)]
+        assert [state.get(form) for form in forms] == [len(forms)] * len(forms)
+        (key,) = [key[0] for key, _ in backend.scan()]
+        assert str(key) != "-0.0"
+
+    def test_nan_is_one_value_above_all_numbers_or_is_refused(self) -> None:
+        for order in ([1.0, float("nan"), 2.0], [float("nan"), 1.0, 2.0], [2.0, 1.0, float("nan")]):
+            state = OpaqueMapState(self._made(KEY, Fields(least=float, most=float)))
+            state.prepare("topology")
+            try:
+                for txid, value in enumerate(order, 1):
+                    deltas = pa.table({"word": ["a"], "least": [value], "most": [value]})
+                    granted = open_attempt(state, txid, 1)
+                    state.apply(granted, deltas, {"least": Min("n"), "most": Max("n")}, want_values=False)
+                    finish(state)
+            except BadRecordError:
+                continue
+            least, most = state.get("a")
+            assert (least, most != most) == (1.0, True)
+
+    def test_nan_is_one_key_or_is_refused(self) -> None:
+        backend = self._made(Fields(k=float), VALUE)
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        try:
+            transact(state, 1, 1, {float("nan"): 1})
+        except BadRecordError:
+            return
+        transact(state, 2, 1, {-float("nan"): 1})
+        deltas = pa.table({"k": [float("nan")], "n": [1]})
+        made = state.apply(open_attempt(state, 3, 1), deltas, {"n": Sum("n")}, want_values=True)
+        assert made is not None and made.column("n").to_pylist() == [3]
+        assert [row.value for _, row in backend.scan()] == [(3,)]
+
+    def test_an_hour_that_comes_twice_is_two_keys(self) -> None:
+        """In the night when clocks go back, Python takes the two for one as long as they are in that zone."""
+        kind = pa.timestamp("us", tz="Europe/Paris")
+        if kind in self.cannot_hold:
+            return
+        backend = self._made(Fields.of({"at": kind}), VALUE)
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        instants = pa.array([1_603_585_800_000_000, 1_603_589_400_000_000], kind)
+        for txid in (1, 2):
+            deltas = pa.table({"at": instants, "n": [1, 10]})
+            made = state.apply(open_attempt(state, txid, 1), deltas, {"n": Sum("n")}, want_values=True)
+            assert made is not None and made.column("n").to_pylist() == [txid, txid * 10]
+            finish(state)
+        assert {row.value for _, row in backend.scan()} == {(2,), (20,)}
+
+    # --- absent, deleted, zero -------------------------------------------------------------------------------
+
+    def test_a_key_that_this_commit_wrote_can_be_deleted_in_it(self, state: MapState) -> None:
+        granted = open_attempt(state, 1, 1)
+        state.begin_commit(granted)
+        state.multi_update(["new"], [add(5)])
+        state.delete(["new"])
+        assert state.multi_get(["new"]) == [None]
+        state.multi_update(["newer"], [add(5)])
+        state.delete(["newer"])
+        assert state.multi_update(["newer"], [add(1)]) == [1]
+        state.commit(granted)
+        assert [state.get(key) for key in ("new", "newer")] == [None, 1]
 
     # --- purge (C21) and reset -------------------------------------------------------------------------------
 

@@ -46,7 +46,10 @@ EVERY_TYPE: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
     "local": (pa.timestamp("ms"), [datetime.datetime(2000, 2, 29, 12), datetime.datetime(1969, 12, 31, 1, 2, 3, 4000)]),
     "clock": (pa.time64("us"), [datetime.time(0), datetime.time(23, 59, 59, 999999)]),
     "span": (pa.duration("us"), [datetime.timedelta(days=-3, microseconds=1), datetime.timedelta(days=40000)]),
-    "exact": (pa.decimal128(38, 18), [Decimal("0.000000000000000001"), Decimal("-99999999999999999999.5")]),
+    "exact": (
+        pa.decimal128(38, 18),
+        [Decimal("0.000000000000000001"), Decimal("-99999999999999999999.500000000000000000")],
+    ),
 }
 
 
@@ -71,7 +74,7 @@ def add(amount: int) -> Any:
 
 
 def transact(
-    state: MapState, txid: int, attempt: int, amounts: dict[str, int], replay: bool = False, epoch: int = 1
+    state: MapState, txid: int, attempt: int, amounts: Mapping[Any, int], replay: bool = False, epoch: int = 1
 ) -> None:
     """A whole commit: add amounts to keys."""
     granted = open_attempt(state, txid, attempt, epoch)

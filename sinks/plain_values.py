@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
+from framework.topology.canonical import NAN
 
 Conversion = Callable[[Any], Any]
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_FLOATS = {"NaN": NAN, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def is_plain(declared: pa.DataType) -> bool:

@@ -25,6 +25,7 @@ from framework.errors import (
     RetryableError,
 )
 from framework.topology import Fields, Reach
+from framework.topology.canonical import NAN, python_values
 from sinks.backend import Key
 from sinks.plain_values import check_storable
 from sinks.sql import SqlBackend
@@ -70,6 +71,8 @@ class PostgresDialect(Dialect):
     temporary_options = " ON COMMIT DELETE ROWS"
     least = "LEAST"
     greatest = "GREATEST"
+    name_bytes_max = 63
+    reserved_columns = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types
@@ -154,7 +157,7 @@ class _Connection:
             **conninfo.conninfo_to_dict(dsn),
         }
         self.raw = psycopg.connect(autocommit=True, **settings)  # type: ignore[arg-type]
-        self.staged: dict[str, str] = {}
+        self.staged: set[str] = set()
         self.raw.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false), set_config('lock_timeout', %s, false), "
             "set_config('timezone', 'UTC', false), set_config('synchronous_commit', CASE "
@@ -268,12 +271,11 @@ class PostgresBackend(SqlBackend):
 
     def _make_stage(self, connection: _Connection) -> None:
         """A temporary table lasts as long as its connection."""
-        name, ddl = self.shape.stage_name, self.shape.stage_ddl()
-        if connection.staged.get(name) != ddl:
+        name = self.shape.stage_name
+        if name not in connection.staged:
             with self._denied("TEMPORARY on the database"):
-                connection.raw.execute(f"DROP TABLE IF EXISTS {self.shape.stage}")
-                connection.raw.execute(ddl)
-            connection.staged[name] = ddl
+                connection.raw.execute(self.shape.stage_ddl())
+            connection.staged.add(name)
 
     @contextmanager
     def _denied(self, right: str) -> Iterator[None]:
@@ -357,7 +359,7 @@ class PostgresBackend(SqlBackend):
 
     def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         columns = [
-            [None if value is None else self._stored(value, column.type) for value in column.to_pylist()]
+            [None if value is None else self._stored(value, column.type) for value in python_values(column)]
             for column in deltas.columns
         ]
         cursor = connection.cursor()
@@ -399,7 +401,7 @@ class PostgresBackend(SqlBackend):
             return pa.scalar(value, declared).as_py()
         if pa.types.is_uint64(declared):
             return int(value)
-        return value
+        return NAN if pa.types.is_floating(declared) and value != value else value
 
     def _named(self, error: psycopg.Error) -> Exception:
         text = f"{self.location}: {_line(error)}"

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from framework.errors import (
     BadRecordError,
@@ -25,6 +24,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import Fields, Header, Stamp, ValueType
+from framework.topology.canonical import has_nan, python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, MapBackend, Row
 from sinks.sql_schema import HEADERS_TABLE, STAMP_COLUMNS, Dialect, TableShape, header_of, header_values, identifier
@@ -177,6 +177,8 @@ class SqlBackend(MapBackend):
         return [found.get(key) for key in keys]
 
     def _rows_of(self, connection: Any, keys: Sequence[Key]) -> dict[Key, Row]:
+        if not keys:
+            return {}
         stored = [self._stored_key(key) for key in keys]
         return dict(self._row(row) for row in self._select_keys(connection, stored))
 
@@ -278,7 +280,7 @@ class SqlBackend(MapBackend):
                 changed = self._merge(connection, statement, deltas, (*stamp, writer))
             if changed == deltas.num_rows and not want_values:
                 return None
-            keys: list[Key] = list(zip(*(deltas.column(name).to_pylist() for name in shape.key), strict=True))
+            keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in shape.key), strict=True))
             rows = self._rows_of(connection, keys)
             if changed != deltas.num_rows:
                 self._explain_unchanged(rows, stamp, writer, value_type)
@@ -392,7 +394,7 @@ class SqlBackend(MapBackend):
         if self._holds_nan:
             return
         for field, column in zip(table.schema, table.columns, strict=True):
-            if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
+            if has_nan(column):
                 raise self._nan(field.name)
 
     def _nan(self, name: str) -> BadRecordError:

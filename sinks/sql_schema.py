@@ -14,6 +14,7 @@ Identifiers are checked against an allow-list and quoted; values are bound. Wher
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -49,6 +50,13 @@ class Dialect(ABC):
     temporary_options = ""
     least = ""
     greatest = ""
+    #: So many bytes of a name are kept, and the rest cut off in silence; None: all of them.
+    name_bytes_max: int | None = None
+    #: Whether names that differ in case alone are one name.
+    folds_case = False
+    #: What no table's name may begin with, in any case, and what no column may be called.
+    reserved_prefix = ""
+    reserved_columns: frozenset[str] = frozenset()
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)  # copies that travelled are the same
@@ -63,6 +71,10 @@ class Dialect(ABC):
     def merges(self, rule: str, declared: pa.DataType) -> bool:
         """Whether the database merges values of that type by that rule exactly as ``Aggregate.merge`` does."""
         return True
+
+    def added(self, one: str, other: str, declared: pa.DataType) -> str:
+        """The sum of two expressions that are not null. It must be an error when the sum cannot be stored, not null."""
+        return f"{one} + {other}"
 
     def compared(self, expression: str, declared: pa.DataType) -> str:
         """An expression to be compared with others of its type: text by its bytes."""
@@ -136,13 +148,40 @@ class TableShape:
         both = set(self.key) & set(self.value)
         if both:
             raise TopologyError(f"table {self.table!r}: {sorted(both)[0]!r} is both a key and a value")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raise ``TopologyError`` for a name that the database would not keep as it is (C33)."""
+        dialect = self.dialect
+        if dialect.reserved_prefix and self.table.lower().startswith(dialect.reserved_prefix):
+            raise TopologyError(
+                f"table {self.table!r}: {dialect.name} reserves names that begin with {dialect.reserved_prefix!r}; use another"
+            )
+        seen: dict[str, str] = {}
+        for name in (*self.key, *self.value):
+            if name in dialect.reserved_columns:
+                raise TopologyError(
+                    f"column {name!r} of table {self.table!r}: {dialect.name} reserves this name; use another"
+                )
+            known = seen.setdefault(name.lower() if dialect.folds_case else name, name)
+            if known != name:
+                raise TopologyError(
+                    f"table {self.table!r}: {known!r} and {name!r} are one column for {dialect.name}; rename one of them"
+                )
+        most = dialect.name_bytes_max
+        for name in self.value:
+            if most is not None and len(_previous(name)) > most:
+                raise TopologyError(
+                    f"column {name!r} of table {self.table!r}: {dialect.name} keeps {most} bytes of a name, and the value before "
+                    f"is in {_previous(name)!r}; use at most {most - len(_previous(''))}"
+                )
 
     @property
     def columns(self) -> list[tuple[str, str]]:
         """(name, declared SQL type) of every column, in order."""
         keys = [(name, self._column_type(name, self.key)) for name in self.key]
         values = [(name, self._column_type(name, self.value)) for name in self.value]
-        previous = [(f"_prev_{name}", kind) for name, kind in values]
+        previous = [(_previous(name), kind) for name, kind in values]
         integer, text = self.dialect.integer, self.dialect.text
         stamps = zip(STAMP_COLUMNS, (integer, integer, integer, text, integer, integer), strict=True)
         return [*keys, *values, *previous, *stamps]
@@ -187,12 +226,16 @@ class TableShape:
 
     @property
     def stage_name(self) -> str:
-        return f"_stage_{self.table}"[:63]
+        """Names the table and its columns, whatever their length: a connection outlives both."""
+        return f"_stage_{hashlib.sha256(f'{self.table} {self._stage_columns}'.encode()).hexdigest()[:32]}"
+
+    @property
+    def _stage_columns(self) -> str:
+        return ", ".join(f"{_q(name)} {kind}" for name, kind in self.columns if name in self.key or name in self.value)
 
     def stage_ddl(self) -> str:
-        kinds = {name: kind for name, kind in self.columns if name in self.key or name in self.value}
-        columns = ", ".join(f'"{name}" {kind}' for name, kind in kinds.items())
-        return f"CREATE TEMP TABLE IF NOT EXISTS {_q(self.stage_name)} ({columns}){self.dialect.temporary_options}"
+        options = self.dialect.temporary_options
+        return f"CREATE TEMP TABLE IF NOT EXISTS {_q(self.stage_name)} ({self._stage_columns}){options}"
 
     def mergeable(self, aggregates: Mapping[str, Aggregate]) -> bool:
         """Whether the database can merge all of them by itself."""
@@ -216,12 +259,12 @@ class TableShape:
         again from its previous value (opaque), and without it every delta is applied. Rows whose stamp is above, or the
         same from another writer, are left alone: the caller compares the number of rows changed.
         """
-        t = f'"{self.table}"'
+        t = "_held"  # an alias, since a table may be called "excluded"
         same = f"{t}._txid = excluded._txid"
         old = {name: f"{t}.{_q(name)}" for name in self.value}
         if keep_previous and not skip_same_txid:
             old = {
-                name: f"CASE WHEN {same} THEN {t}.{_q('_prev_' + name)} ELSE {each} END" for name, each in old.items()
+                name: f"CASE WHEN {same} THEN {t}.{_q(_previous(name))} ELSE {each} END" for name, each in old.items()
             }
         merged: dict[str, str] = {}
         for name, each in aggregates.items():
@@ -233,7 +276,7 @@ class TableShape:
                 merged[name] = f"CAST({total} AS {self._column_type(name, self.value)}) / NULLIF({count}, 0)"
         assignments = [f"{_q(name)} = {merged[name]}" for name in self.value]
         if keep_previous:
-            assignments += [f"{_q('_prev_' + name)} = {old[name]}" for name in self.value]
+            assignments += [f"{_q(_previous(name))} = {old[name]}" for name in self.value]
             exists = f"1 - {t}._deleted"
             if not skip_same_txid:
                 exists = f"CASE WHEN {same} THEN {t}._prev_exists ELSE 1 - {t}._deleted END"
@@ -254,7 +297,7 @@ class TableShape:
             marks = ", ".join([self.dialect.mark] * (len(self.key) + len(self.value) + 4))
             source = f"VALUES ({marks}, 0, 0)"
         return (
-            f"INSERT INTO {t} ({columns}) {source} "
+            f"INSERT INTO {_q(self.table)} AS {t} ({columns}) {source} "
             f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(assignments)} WHERE {allowed}"
         )
 
@@ -266,7 +309,7 @@ class TableShape:
             one, other = (old, new) if rule == "first" else (new, old)
             return f"COALESCE({one}, {other})"
         if rule == "add":
-            both = f"({old}) + {new}"
+            both = self.dialect.added(f"({old})", new, declared)
         else:
             function = self.dialect.least if rule == "min" else self.dialect.greatest
             both = f"{function}({self.dialect.compared(old, declared)}, {self.dialect.compared(new, declared)})"
@@ -307,8 +350,13 @@ class TableShape:
 
     def _restored(self) -> str:
         """Assignments that put a row back to its previous value; a row that had none becomes a tombstone."""
-        values = ", ".join(f'"{name}" = "_prev_{name}"' for name in self.value)
+        values = ", ".join(f"{_q(name)} = {_q(_previous(name))}" for name in self.value)
         return f"{values}, _deleted = 1 - _prev_exists, _writer = 'sweep'"
+
+
+def _previous(name: str) -> str:
+    """The column of the value before."""
+    return f"_prev_{name}"
 
 
 def _q(name: str) -> str:

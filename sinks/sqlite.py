@@ -27,6 +27,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import Fields, Reach
+from framework.topology.canonical import python_values
 from sinks.backend import Key
 from sinks.plain_values import check_storable, is_plain, plain, restored
 from sinks.sql import SqlBackend
@@ -63,6 +64,8 @@ class SqliteDialect(Dialect):
     table_options = " STRICT, WITHOUT ROWID"
     least = "min"
     greatest = "max"
+    folds_case = True
+    reserved_prefix = "sqlite_"
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types
@@ -77,6 +80,11 @@ class SqliteDialect(Dialect):
 
     def headers_ddl(self) -> str:
         return super().headers_ddl() + " STRICT"
+
+    def added(self, one: str, other: str, declared: pa.DataType) -> str:
+        """Of infinities of two signs it is NaN, which SQLite makes null: text, which a STRICT column refuses."""
+        both = super().added(one, other, declared)
+        return f"COALESCE({both}, 'NaN')" if pa.types.is_floating(declared) else both
 
     def merges(self, rule: str, declared: pa.DataType) -> bool:
         return rule in ("first", "last") or not pa.types.is_decimal(declared)  # text neither adds nor sorts as numbers
@@ -158,7 +166,7 @@ class SqliteBackend(SqlBackend):
             raise ConfigError(
                 f"SQLite {sqlite3.sqlite_version} is too old: {'.'.join(map(str, SQLITE_MIN))} or newer is needed"
             )
-        self._path = str(Path(path).absolute())
+        self._path = str(Path(path).resolve())
         super().__init__(table, key, value)
 
     @property
@@ -177,6 +185,15 @@ class SqliteBackend(SqlBackend):
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
         found = connection.execute(f'PRAGMA table_info("{self._table}")')
         return [(name, kind) for _, name, kind, *_ in found]
+
+    def _probe(self, connection: sqlite3.Connection, *, exists: bool) -> None:
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
+        found = connection.execute(query, (self._table,)).fetchone()
+        if found is not None and found[0] != self._table:
+            raise ConfigError(
+                f"{self.location} is the table {found[0]!r}, since SQLite does not look at case: write it so, or use another "
+                "table"
+            )
 
     def _select_keys(self, connection: sqlite3.Connection, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         names = ", ".join(f'"{name}"' for name in self.shape.key)
@@ -199,7 +216,7 @@ class SqliteBackend(SqlBackend):
         return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
 
     def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
-        values: list[Any] = column.to_pylist()
+        values = python_values(column)
         kind = column.type
         if not is_plain(kind):
             return [None if value is None else self._stored(value, kind) for value in values]

@@ -7,7 +7,8 @@ attempt's fence. A state used on its own (an attempt without a fence: scripts, t
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,8 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from sinks.aggregates import Aggregate, row_merger, same
+from framework.topology.canonical import RowForm, python_values
+from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
 from sinks.sqlite import SqliteBackend
@@ -50,6 +52,37 @@ HOLD_TRIES = 1_000
 Updater = Callable[[Any], Any]
 #: The incarnation of each state that this process has written to: location -> incarnation.
 _incarnations: dict[str, str] = {}
+
+
+class Expected(ABC):
+    """What ``verify`` holds a row of a sink against."""
+
+    @property
+    @abstractmethod
+    def value(self) -> Value: ...
+
+    @abstractmethod
+    def agrees(self, found: Value) -> bool: ...
+
+
+class Recomputed(Expected):
+    """What the same committer has written once more: equal, but for the order in which floats were added."""
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> Value:
+        return self._value
+
+    def agrees(self, found: Value) -> bool:
+        return all(map(_same, found, self._value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (one != one and other != other)
+    return bool(one == other)
 
 
 class _Commit:
@@ -76,12 +109,11 @@ class MapState(FencedState):
 
     def __init__(self, backend: MapBackend) -> None:
         self.backend = backend
-        #: Per column, whether two values say the same when they were computed in other batches; equality where it is absent.
-        self.agreement: dict[str, Callable[[Any, Any], bool]] = {}
         self._commit: _Commit | None = None
+        self._forms: tuple[RowForm, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "agreement": {}}  # tasks compare nothing
+        return {**vars(self), "_forms": None}
 
     # --- for committers, in tasks ----------------------------------------------------------------------------
 
@@ -99,7 +131,7 @@ class MapState(FencedState):
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
         """What this commit sees: its own writes, else the state before its transaction. None where there is nothing."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         return [self._bare(self._visible(commit, key)) for key in wanted]
 
@@ -112,7 +144,7 @@ class MapState(FencedState):
         """As ``multi_update``; returns (value before this transaction, new value), also for a key whose update is
         skipped because this transaction has made it before (C6)."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         results = []
         for key, updater in zip(wanted, updaters, strict=True):
@@ -126,7 +158,7 @@ class MapState(FencedState):
     def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Set values whatever they were."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         for key, value in zip(wanted, values, strict=True):
             if not self._skips(commit.found[key], commit):
@@ -135,10 +167,12 @@ class MapState(FencedState):
     def delete(self, keys: Sequence[Any]) -> None:
         """Delete keys: a tombstone stays and keeps the previous value until a later transaction."""
         commit = self._begun()
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         for key in wanted:
-            if commit.found[key] is not None and not self._skips(commit.found[key], commit):
+            if commit.found[key] is None:
+                commit.written.pop(key, None)  # there is nothing in the store to delete
+            elif not self._skips(commit.found[key], commit):
                 self._write(commit, key, None)
 
     def commit(self, attempt: TransactionAttempt) -> None:
@@ -195,14 +229,14 @@ class MapState(FencedState):
 
     def get(self, key: Any) -> Any:
         """The value as any reader sees it now, outside a commit."""
-        row = self.backend.multi_get([_key(key)])[0]
+        row = self.backend.multi_get([self._key(key)])[0]
         return self._bare(row.value) if row is not None else None
 
     def read_as_of(self, keys: Sequence[Any], txid: int) -> list[Any]:
         """The values as transaction ``txid`` left them, None where there was nothing. A row that the transaction after it has
         changed answers by its previous value. Raises ``MovedOnError`` naming a key that has changed since, and
         ``ConfigError`` for a state that keeps no previous values."""
-        wanted = [_key(key) for key in keys]
+        wanted = [self._key(key) for key in keys]
         values = []
         for key, row in zip(wanted, self.backend.multi_get(wanted), strict=True):
             known, value = self._as_of(row, txid)
@@ -233,6 +267,7 @@ class MapState(FencedState):
 
     def bind(self, key: Fields, value: Fields) -> None:
         self.backend.bind(key, value)
+        self._forms = None
 
     def prepare(self, topology_id: str) -> Header:
         return self.backend.prepare(topology_id)
@@ -257,7 +292,7 @@ class MapState(FencedState):
 
     def become_scratch(self, folder: Path) -> None:
         key, value = self.backend.fields
-        self._commit = None
+        self._commit, self._forms = None, None
         try:
             self.backend = SqliteBackend(folder / "scratch.db", "scratch", key, value)
         except TopologyError:  # a type that SQLite lacks
@@ -284,7 +319,7 @@ class MapState(FencedState):
                 else:
                     moved(key)
             compared += self.compare_held(scratch, held, differs)
-        for page in _pages(key for key, row in _scratch(scratch).scan() if row.value is not None):
+        for page in _pages(_scratch(scratch).expected_keys()):
             found = self.backend.multi_get(page)  # what the sink has no row for
             compared += self.compare_held(
                 scratch, {key: None for key, row in zip(page, found, strict=True) if row is None}, differs
@@ -302,20 +337,26 @@ class MapState(FencedState):
     def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
         compared = 0
         keys = list(held)
-        for key, wanted in zip(keys, _scratch(scratch).multi_get(keys), strict=True):
-            found, expected = held[key], wanted.value if wanted is not None else None
+        for key, expected in zip(keys, _scratch(scratch).expected(keys), strict=True):
+            found = held[key]
             compared += found is not None or expected is not None
-            if not self._agree(found, expected):
-                differs(Difference(key[0] if len(key) == 1 else key, found, expected))
+            if found is None and expected is None:
+                continue
+            if found is None or expected is None or not expected.agrees(found):
+                bare = key[0] if len(key) == 1 else key
+                differs(Difference(bare, found, expected.value if expected is not None else None))
         return compared
 
-    def _agree(self, found: Value | None, expected: Value | None) -> bool:
-        if found is None or expected is None:
-            return found is expected
-        names = self.backend.fields[1]
-        return all(
-            self.agreement.get(name, same)(one, other) for name, one, other in zip(names, found, expected, strict=True)
-        )
+    # --- as a scratch copy -----------------------------------------------------------------------------------
+
+    def expected_keys(self) -> Iterator[Key]:
+        """The keys that a sink should hold."""
+        return (key for key, row in self.backend.scan() if row.value is not None)
+
+    def expected(self, keys: Sequence[Key]) -> Sequence[Expected | None]:
+        """What a sink should hold for each of these keys; None: nothing."""
+        rows = self.backend.multi_get(keys)
+        return [Recomputed(row.value) if row is not None and row.value is not None else None for row in rows]
 
     def close(self) -> None:
         self.backend.close()
@@ -359,9 +400,23 @@ class MapState(FencedState):
         commit.written[key] = self._replaced(commit.found[key], commit, value)
 
     def _packed(self, value: Any) -> Value:
-        if self.backend.value_columns == 1:
-            return (value,)
-        return tuple(value)
+        packed = (value,) if self.backend.value_columns == 1 else tuple(value)
+        return self._formed(packed, 1)
+
+    def _key(self, key: Any) -> Key:
+        return self._formed(key if isinstance(key, tuple) else (key,), 0)
+
+    def _formed(self, values: tuple[Any, ...], which: int) -> tuple[Any, ...]:
+        """A key (0) or a value (1) in the form by which stores compare (C29)."""
+        if self._forms is None:
+            try:
+                self._forms = tuple(map(RowForm, self.backend.fields))
+            except (TopologyError, ConfigError):  # a backend that may do without columns
+                return RowForm(None)(values)
+        try:
+            return self._forms[which](values)
+        except ValueError as error:
+            raise BadRecordError(f"{self.location} cannot hold {values!r}: {error}") from error
 
     def _bare(self, value: Value | None) -> Any:
         if value is None:
@@ -374,10 +429,13 @@ class MapState(FencedState):
         """For backends without ``apply``: read, merge, put."""
         commit = self._begun()
         names = [name for name in deltas.schema.names if name not in aggregates]
-        keys: list[Key] = list(zip(*(deltas.column(name).to_pylist() for name in names), strict=True))
-        changes = list(zip(*(deltas.column(name).to_pylist() for name in aggregates), strict=True))
+        keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in names), strict=True))
+        changes = list(zip(*(python_values(deltas.column(name)) for name in aggregates), strict=True))
         self._load(commit, keys)
+        if len(commit.found) != len(keys):
+            raise InvariantViolation(f"{self.location}: deltas must hold each key once")
         merged, nothing = row_merger(aggregates), (None,) * len(aggregates)
+        ours = all(each.merge_rule or each.derived_from for each in aggregates.values())
         values: list[Value] = []
         for key, change in zip(keys, changes, strict=True):
             row = commit.found[key]
@@ -388,6 +446,7 @@ class MapState(FencedState):
                 values.append(row.value if row.value is not None else nothing)
             else:
                 value = merged(self._base(row, commit.stamp.txid) or nothing, change)
+                value = value if ours else self._formed(value, 1)  # a function of the user's may return anything
                 commit.written[key] = self._replaced(row, commit, value)
                 values.append(value)
         columns = {name: deltas.column(name) for name in names}
@@ -474,20 +533,16 @@ class OpaqueMapState(MapState):
         return Row(updated.value, commit.stamp, updated.prev, commit.writer)
 
 
-def _scratch(state: FencedState) -> MapBackend:
+def _scratch(state: FencedState) -> MapState:
     if not isinstance(state, MapState):
         raise InvariantViolation(f"a map is compared with {state.location}")
-    return state.backend
+    return state
 
 
 def _pages(keys: Iterable[Key]) -> Iterator[list[Key]]:
     iterator = iter(keys)
     while page := list(itertools.islice(iterator, PAGE_KEYS)):
         yield page
-
-
-def _key(key: Any) -> Key:
-    return key if isinstance(key, tuple) else (key,)
 
 
 def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -150,6 +151,14 @@ class Bolt(ABC):
     def combiner(self) -> Combiner | None:
         """A combiner for the edges into this bolt, or None. Called in tasks."""
         return None
+
+    def recounting(self, folder: Path) -> Bolt:
+        """Called by ``verify``, on the driver, on a copy of this bolt: the bolt that makes once more, in an empty ``folder``,
+        what this one keeps in its states. One that shares less code with it can contradict it; the default is the copy
+        itself, with scratch states. Raises ``ConfigError`` when it cannot."""
+        for number, state in enumerate(self.states()):
+            state.become_scratch(folder / str(number))
+        return self
 
     def states(self) -> Sequence[FencedState]:
         """The states that this bolt writes to when it commits: by default every ``FencedState`` among its attributes."""

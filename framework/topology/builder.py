@@ -167,11 +167,16 @@ def _check_states(topology: Topology) -> None:
         if not topology.at_least_once and isinstance(component.instance, Bolt):
             _check_committer(topology, component, component.instance)
         for state in component.states:
-            owner = owners.setdefault(state.location, component.id)
-            if owner != component.id:
+            owner = owners.get(state.location)
+            if owner == component.id:
+                raise TopologyError(
+                    f"bolt {owner!r} has two states at {state.location}: their rows would be the same; give one another place"
+                )
+            if owner is not None:
                 raise TopologyError(
                     f"bolts {owner!r} and {component.id!r} both write to {state.location}: a state belongs to one component"
                 )
+            owners[state.location] = component.id
             if not (component.committer or _below_committer(topology, component)):
                 raise TopologyError(
                     f"bolt {component.id!r} holds the state {state.location} but never commits: make it a Committer or "

@@ -24,6 +24,8 @@ import xxhash
 ALGORITHM = "fields-hash/1"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+#: Of fields-hash/1: a bolt may change the thread's own.
+_CONTEXT = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)
 
 
 def hash_rows(columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -129,7 +131,7 @@ def _canonical(value: Any) -> bytes:
         return (
             _canonical_float(as_float)
             if decimal.Decimal(as_float) == value
-            else b"d%s" % str(value.normalize()).encode()
+            else b"d%s" % str(value.normalize(_CONTEXT)).encode()
         )
     if isinstance(value, datetime.datetime):
         zoned = value.tzinfo is not None

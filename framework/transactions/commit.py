@@ -129,6 +129,11 @@ class CommitPhase:
                 "topology and sink new names"
             )
         if header.open is None or header.open.txid < currtx:
+            if header.done == currtx:
+                raise ConfigError(
+                    f"{state.location} is done with transaction {currtx}, for which it was never opened: its header was written "
+                    "by something else; restore the sink, or start anew with `python -m framework.reset --everything`"
+                )
             return False
         if header.open.txid == currtx and header.open.plan_digest == ROLLED_BACK:
             return False

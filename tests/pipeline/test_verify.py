@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import decimal
 import json
+import math
 import sqlite3
 import threading
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuilder, submit
@@ -22,13 +26,22 @@ from sinks import (
     AppendCommitter,
     Count,
     DeltaLakeTable,
+    First,
+    Last,
+    Max,
     Mean,
+    MemoryBackend,
+    Min,
     OpaqueMapState,
     ParquetTable,
+    Reduce,
     SqliteBackend,
     StateCommitter,
     Sum,
+    aggregates,
+    committer,
 )
+from sinks.contract_parts import either
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.codecs import TextCodec
 from tests.kit.command import Answer, call
@@ -222,9 +235,65 @@ def test_verify_lists_the_sinks_that_it_cannot_check(tmp_path: Path) -> None:
 def test_a_bolt_that_fails_during_verify_is_an_error_not_a_result(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SqliteBackend, "apply", lambda *arguments, **options: 1 / 0)
+    monkeypatch.setattr(SqliteBackend, "multi_put", lambda *arguments, **options: 1 / 0)
     with pytest.raises(RetryableError, match="could not be recomputed.*ZeroDivisionError"):
         verify(audited.topology, audited.store)
+
+
+# --- arithmetic of its own ------------------------------------------------------------------------------------------
+
+NUMBERS = Fields(k=float, n=int, d=pa.decimal128(38, 2), f=float)
+LONG = Decimal("123456789012345678901234567890.12")
+ROWS = [
+    *([0.0, 1, LONG, 1e16], [-0.0, 2, Decimal("0.01"), 1.0], [-0.0, 4, LONG, -1e16]),
+    *([1.5, 3, LONG, math.nan], [1.5, 5, LONG, 2.0]),
+]
+SUMMED = {0: ROWS * 9, 1: ROWS * 9}
+
+
+def new_one(self: Any, old: Any, new: Any) -> Any:
+    return new
+
+
+FAULTS: dict[str, list[tuple[Any, str, Any]]] = {
+    "none": [],
+    "decimals are rounded": [(aggregates, "EXACT", decimal.Context(prec=28))],
+    "a sum is off by one": [(aggregates.Sum, "_merge", lambda self, old, new: old + new + (new == 24))],
+    "the last is the greatest": [(aggregates.Max, "_merge", new_one)],
+    "nan is passed over": [(committer, "has_nan", lambda column: False)],
+    "the first is lost": [(aggregates.First, "_merge", new_one)],
+    "a partial result is lost": [(committer._Fold, "_merged", lambda self, batches: batches[-1])],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_contradicts_sinks_that_compute_wrong_by_the_same_code(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """The fault is there when the sinks are written and when they are verified."""
+    for where, name, wrong in FAULTS[fault]:
+        monkeypatch.setattr(where, name, wrong)
+    spout = OpaqueMemoryTransactionalSpout(SUMMED, NUMBERS, 7)
+    builder = TransactionalTopologyBuilder("numbers", "spout", spout, 2)
+    kept = {
+        "rows": Count(),
+        "total": Sum("n"),
+        "exact": Sum("d"),
+        "mean": Mean("d"),
+        "most": Max("n"),
+        "above": Max("f"),
+        "least": Min("d"),
+        "first": First("n"),
+        "last": Last("n"),
+        "sum": Sum("f"),
+        "bits": Reduce("n", either),
+    }
+    bolt = StateCommitter(OpaqueMapState(MemoryBackend()), ["k"], kept)
+    builder.set_bolt("kept", bolt, 2).fields_grouping("spout", Fields("k"))
+    topology, store = builder.build(), MemoryStore()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    report = verify(topology, store)
+    assert report.right == (fault == "none"), report.lines()
+    assert report.states[0].compared == 2
 
 
 # --- from Kafka, by the command line ------------------------------------------------------------------------------

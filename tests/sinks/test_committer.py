@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from decimal import Decimal
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework import Fields
+from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
@@ -183,8 +184,59 @@ def test_a_sum_of_decimals_is_exact_and_never_overflows_in_silence() -> None:
         return total
 
     assert folded([Decimal("0.10")] * 10 + [Decimal("99999999999999.99")]) == Decimal("100000000000000.99")
-    with pytest.raises(BadRecordError, match="38 digits"):
-        folded([Decimal(9 * 10**35)] * 2)
+    most = Decimal("9" * 36 + ".99")
+    assert folded([most]) == most
+    assert folded([most, Decimal("0.01"), most.copy_negate()]) == Decimal("0.01")
+    with pytest.raises(BadRecordError, match=r"'total' does not fit into decimal128\(38, 2\)"):
+        folded([most, Decimal("0.01")])
+
+
+def test_decimals_too_long_for_any_sum_are_refused() -> None:
+    kind = pa.decimal256(76, 0)
+    source = Input("spout", "default", Fields(word=str, n=kind), GlobalGrouping())
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"total": Sum("n")})
+    committer.bind("count", [source], 1)
+    combiner = committer.combiner()
+    with pytest.raises(BadRecordError, match="more than 76 digits"):
+        combiner.add(pa.record_batch({"word": ["a", "a"], "n": pa.array([Decimal("9" * 76)] * 2, kind)}))
+        combiner.finish()
+
+
+def folded_floats(values: list[float], key: str = "word") -> list[dict[str, object]]:
+    """One row per key, of which ``values`` are either the keys or what is aggregated."""
+    source = Input("spout", "default", Fields(word=float, n=float), GlobalGrouping())
+    aggregates = {"rows": Count(), "least": Min("n"), "most": Max("n")}
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates=aggregates)
+    committer.bind("count", [source], 1)
+    first = committer.combiner()
+    committer.prepare({}, None, None, None)  # type: ignore[arg-type]
+    ones = [1.0] * len(values)
+    for each in range(len(values)):
+        one = slice(each, each + 1)
+        columns = {"word": values[one], "n": ones[one]} if key == "word" else {"word": ones[one], "n": values[one]}
+        combiner = committer.combiner()
+        combiner.add(pa.record_batch(columns))
+        made = combiner.finish()
+        assert made is not None
+        committer._prepared().add(made)
+        first.add(pa.record_batch(columns))
+    parts, whole = committer._prepared().finish(), first.finish()
+    assert parts is not None and whole is not None
+    assert repr(parts.to_pylist()) == repr(whole.to_pylist())
+    rows: list[dict[str, object]] = whole.to_pylist()
+    return rows
+
+
+def test_every_form_of_a_float_is_one_key() -> None:
+    nan = float("nan")
+    rows = folded_floats([0.0, -0.0, nan, -nan, -0.0])
+    assert [(repr(row["word"]), row["rows"]) for row in rows] == [("0.0", 3), ("nan", 2)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([2.0, float("nan"), 1.0, -0.0])))
+def test_nan_is_above_all_numbers_in_any_order(order: tuple[float, ...]) -> None:
+    (row,) = folded_floats(list(order), key="n")
+    assert (repr(row["least"]), repr(row["most"])) == ("0.0", "nan")
 
 
 def test_columns_that_would_collide_and_fields_that_do_not_fit_are_refused() -> None:
@@ -210,3 +262,37 @@ def test_an_estimate_of_many_is_close() -> None:
     assert made is not None
     assert made.column("users")[0].as_py() == pytest.approx(50_000, rel=0.08)
     assert len(made.column("users_sketch")[0].as_py()) <= 4_200
+
+
+def test_a_function_that_returns_what_its_column_cannot_hold_is_refused() -> None:
+    """Arrow would cut the fraction off."""
+    state = OpaqueMapState(MemoryBackend())
+    halves = StateCommitter(state, key=["word"], aggregates={"half": Reduce("n", lambda one, other: (one + other) / 2)})
+    halves.bind("count", [INPUT], 1)
+    combiner = halves.combiner()
+    combiner.add(batch([("a", 1), ("a", 2)]))
+    with pytest.raises(BadRecordError, match=r"'half' does not fit into int64: 1\.5 is not an integer"):
+        combiner.finish()
+
+    def merged(txid: int, half: int) -> list[dict[str, object]]:
+        halves.prepare({}, None, None, TransactionAttempt(txid, 1))  # type: ignore[arg-type]
+        halves.execute_arrow(pa.record_batch({"word": ["a"], "half": [half]}))
+        return [row for each in halves.finish_batch() for row in each.to_pylist()]
+
+    assert merged(1, 3) == [{"word": "a", "half": 3}]
+    assert merged(2, 5) == [{"word": "a", "half": 4}]
+    with pytest.raises(BadRecordError, match=r"'half': 4\.5 is not an integer"):
+        merged(3, 5)
+
+
+def test_a_dictionary_groups_as_its_values() -> None:
+    kind = pa.dictionary(pa.int32(), pa.float64())
+    source = Input("spout", "default", Fields(word=kind, n=int), GlobalGrouping())
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"rows": Count()})
+    committer.bind("count", [source], 1)
+    combiner = committer.combiner()
+    for words in ([0.0, 1.5], [-0.0, 2.5, 1.5]):
+        combiner.add(pa.record_batch({"word": pa.array(words).dictionary_encode(), "n": [1] * len(words)}))
+    made = combiner.finish()
+    assert made is not None and made.schema.field("word").type == kind
+    assert {str(row["word"]): row["rows"] for row in made.to_pylist()} == {"0.0": 2, "1.5": 2, "2.5": 1}

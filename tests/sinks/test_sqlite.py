@@ -195,3 +195,17 @@ def test_aggregates_of_a_batch_are_one_statement(path: Path) -> None:
     state.apply(TransactionAttempt(1, 1), deltas, {"n": Count()}, want_values=False)
     connection.set_trace_callback(None)
     assert sum('INSERT INTO "rows"' in statement for statement in statements) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 150])
+def test_a_sum_that_is_nan_is_refused_because_it_would_be_stored_as_null(path: Path, rows: int) -> None:
+    state = OpaqueMapState(SqliteBackend(path, "rows", KEY, Fields(f=float)))
+    state.prepare("standalone")
+    words = [f"w{each}" for each in range(rows)]
+    for txid, amount in ((1, "inf"), (2, "1")):
+        deltas = pa.table({"word": words, "f": [float(amount)] * rows})
+        state.apply(TransactionAttempt(txid, 1), deltas, {"f": Sum("f")}, want_values=False)
+    deltas = pa.table({"word": words, "f": [float("-inf")] * rows})
+    with pytest.raises(BadRecordError, match="refuses a value"):
+        state.apply(TransactionAttempt(3, 1), deltas, {"f": Sum("f")}, want_values=False)
+    assert state.get("w0") == float("inf")

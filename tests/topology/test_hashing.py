@@ -161,3 +161,11 @@ def test_hash_is_the_same_in_another_process() -> None:
     code = "from framework.topology.hashing import hash_value; print(hash_value('dog'), hash_value(2.5))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == [str(hash_value("dog")), str(hash_value(2.5))]
+
+
+def test_hash_does_not_depend_on_the_decimal_context_of_the_thread() -> None:
+    long = decimal.Decimal("12345678901234567890.123456789")
+    expected = hash_value(long)
+    with decimal.localcontext() as context:
+        context.prec = 6
+        assert hash_value(long) == expected

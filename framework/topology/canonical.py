@@ -1,0 +1,163 @@
+"""The one form of a value (C29), which it takes before it is grouped, merged, compared or stored.
+
+1. -0.0 is 0.0. Every NaN is ``NAN``, one object, and is above all numbers, as in PostgreSQL and in Spark.
+2. A number is what its column declares, exactly: a decimal has its scale, an integer no fraction. What would have to be
+   rounded is an error.
+3. A moment is in UTC, and one without a zone stands for UTC where its column has one. Python takes the two hours of one name,
+   in the night that has them twice, for one as long as they are in their zone.
+
+Text and bytes are themselves, and compare by their code points. Hashes are blind to form by themselves: see ``hashing``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.topology.fields import Fields
+
+#: Every NaN: being one object, it is found in tuples and dictionaries.
+NAN = math.nan
+Form = Callable[[Any], Any]
+
+
+def canonical_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose equal values have equal bytes: what Arrow groups by.
+
+    >>> canonical_column(pa.chunked_array([[0.0, -0.0, None]])).to_pylist()
+    [0.0, 0.0, None]
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return canonical_column(column.cast(kind.value_type))
+    if not pa.types.is_floating(kind):
+        return column
+    if pa.types.is_float16(kind):  # Arrow does not add these
+        return canonical_column(column.cast(pa.float32())).cast(kind)
+    column = pc.add(column, pa.scalar(0.0, kind))
+    return pc.if_else(pc.is_nan(column), pa.scalar(NAN, kind), column) if has_nan(column) else column
+
+
+def has_nan(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
+
+
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values in Python, in form."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp(kind.unit, "UTC"))
+    values: list[Any] = canonical_column(column).to_pylist()
+    if has_nan(column):
+        return [NAN if value != value else value for value in values]
+    return values
+
+
+def form_of(declared: pa.DataType | None) -> Form:
+    """A function that brings a Python value other than None into form. It raises ``ValueError``, ``TypeError`` or
+    ``ArithmeticError`` for one that the type cannot hold exactly. Without a type, values keep the one they have.
+
+    >>> form_of(pa.decimal128(10, 2))(decimal.Decimal("1.5"))
+    Decimal('1.50')
+    >>> form_of(pa.float64())(-0.0)
+    0.0
+    """
+    types = pa.types
+    if declared is None:
+        return _untyped
+    if types.is_floating(declared):
+        return (
+            _float if types.is_float64(declared) else lambda value: _float(pa.scalar(_float(value), declared).as_py())
+        )
+    if types.is_integer(declared):
+        return _integer
+    if types.is_decimal(declared):
+        return _decimal_of(declared.precision, declared.scale)
+    if types.is_timestamp(declared):
+        return _moment if declared.tz is not None else _local
+    return _same
+
+
+class RowForm:
+    """Brings rows of these fields into form: None for values of no declared type."""
+
+    def __init__(self, fields: Fields | None) -> None:
+        self._columns = [(name, form_of(fields.type_of(name))) for name in fields] if fields is not None else None
+
+    def __call__(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Raises ``ValueError`` naming the column whose value does not fit."""
+        if self._columns is None:
+            return tuple([_untyped(value) for value in values])
+        if len(values) != len(self._columns):
+            raise ValueError(f"{len(values)} values for {len(self._columns)} columns")
+        made = []
+        for (name, form), value in zip(self._columns, values, strict=True):
+            try:
+                made.append(None if value is None else form(value))
+            except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+                raise ValueError(f"{name!r}: {error}") from error
+        return tuple(made)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _untyped(value: Any) -> Any:
+    if isinstance(value, float):
+        return _float(value)
+    return _moment(value) if isinstance(value, datetime.datetime) and value.tzinfo is not None else value
+
+
+def _float(value: Any) -> Any:
+    if type(value) is not float:
+        made = float(value)
+        if made != value and made == made:
+            raise ValueError(f"{value!r} is not exactly a float")
+        value = made
+    return value + 0.0 if value == value else NAN
+
+
+def _integer(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    made = int(value)
+    if made != value:
+        raise ValueError(f"{value!r} is not an integer")
+    return made
+
+
+def _decimal_of(precision: int, scale: int) -> Form:
+    exact = decimal.Context(prec=precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+    unit = decimal.Decimal(1).scaleb(-scale)
+
+    def form(value: Any) -> Any:
+        if not isinstance(value, (decimal.Decimal, int)):
+            raise TypeError(f"{value!r} is no decimal")
+        try:
+            made = exact.quantize(decimal.Decimal(value), unit)
+        except decimal.DecimalException:
+            made = None
+        if made is None or not made.is_finite():
+            raise ValueError(f"{value!r} is not exactly a number of {precision} digits, {scale} of them decimals")
+        return made if made else made.copy_abs()
+
+    return form
+
+
+def _moment(value: Any) -> Any:
+    if not isinstance(value, datetime.datetime):
+        return value
+    return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
+
+
+def _local(value: Any) -> Any:
+    if not isinstance(value, datetime.datetime) or value.tzinfo is None:
+        return value
+    return value.astimezone(datetime.UTC).replace(tzinfo=None)

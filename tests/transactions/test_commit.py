@@ -1,0 +1,42 @@
+"""The driver's side of a commit: what a header may say at a start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from framework import Fields
+from framework.errors import ConfigError
+from framework.topology import Header, OpenCommit
+from framework.transactions.commit import CommitPhase
+from sinks import MemoryBackend, OpaqueMapState, common_txid
+
+NO_EXECUTOR: Any = None
+
+
+def state() -> OpaqueMapState:
+    made = OpaqueMapState(MemoryBackend())
+    made.bind(Fields(word=str), Fields(n=int))
+    return made
+
+
+def test_a_state_that_joins_holds_what_was_committed_before_and_nothing_of_what_is_next() -> None:
+    old, new = state(), state()
+    header = old.prepare("topology")
+    old.raise_header(header, replace(header, epoch=1, open=OpenCommit(4, 1, "digest"), done=4))
+    opened = CommitPhase("topology", [old, new], NO_EXECUTOR, 2).open(5, {5: "next"}, accept_new=True)
+    assert not opened
+    assert (new.read_header().done, new.read_header().open) == (4, None)
+    assert common_txid([old, new]) == 4
+
+
+@pytest.mark.parametrize("opened", [None, OpenCommit(4, 1, "digest")], ids=["never opened", "opened for another"])
+def test_a_state_that_is_done_with_what_it_was_not_opened_for_stops_the_start(opened: OpenCommit | None) -> None:
+    """C2: ``done`` is ``currtx`` only where ``open`` is too."""
+    made = state()
+    header = made.prepare("topology")
+    made.raise_header(header, Header("topology", header.incarnation, 1, opened, 5))
+    with pytest.raises(ConfigError, match="is done with transaction 5, for which it was never opened"):
+        CommitPhase("topology", [made], NO_EXECUTOR, 2).open(5, {5: "digest"})
