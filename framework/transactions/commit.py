@@ -80,15 +80,16 @@ class CommitPhase:
     # --- start -----------------------------------------------------------------------------------------------
 
     def open(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> bool:
-        """Prepare every state and hold its header against ZooKeeper's. Returns whether the commit of ``currtx`` was
-        opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at ``currtx``.
+        """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
+        ``currtx`` was opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at
+        ``currtx``.
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
         return perform(self.opening(currtx, digests, accept_new=accept_new))
 
     def opening(
         self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False
     ) -> Generator[Step, Any, bool]:
-        opened = not self._states and currtx in digests  # without a header to ask, the plan counts as opened
+        opened = False
         for index, state in enumerate(self._states):
             header: Header = yield partial(self._take_over, state)
             if accept_new and header.open is None and header.done == 0 and currtx > 1:

@@ -6,17 +6,20 @@
     <topology id>/origin                   where each partition was first read
     <topology id>/coordinator/currtx       next txid to commit
     <topology id>/coordinator/attempts     txid -> last attempt id used
+    <topology id>/coordinator/open         header of the committers that have none: the commit that was opened last
     <topology id>/user/<spout>/<txid>      the plan of that batch: every partition's metadata, one document
     <topology id>/history/<slot>           the record of a closed transaction; txid mod 1000, so the last thousand
 
 Every ``save`` is one atomic step, under the epoch. A plan is written together with the attempt that first emits it, so
-a transaction costs two writes: one to emit it, one to close it.
+a transaction costs two writes: one to emit it, one to close it. A topology with a committer that has no header of its own
+costs a third, before its commit begins (C24).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import structlog
@@ -24,12 +27,14 @@ import structlog
 from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.topology.builder import Topology
+from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
 from framework.transactions.state import RotatingTransactionalState, TransactionalState
 from framework.transactions.store import CoordinationStore, Leadership
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
+OPEN = "coordinator/open"
 META = "meta"
 #: Where the source was first read: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
 ORIGIN = "origin"
@@ -104,7 +109,8 @@ class TopologyDocuments:
                     plans.remove_state(txid)
 
     def recover(self) -> tuple[Recovered, dict[int, str]]:
-        """What the coordinator starts from, and the digest of every plan found. Raises ``CorruptStateError``."""
+        """What the coordinator starts from, as far as the documents know it, and the digest of every plan found. Whether a
+        commit was opened is known here of committers without a header only. Raises ``CorruptStateError``."""
         currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
         attempts = self._state.get_data(ATTEMPTS) or {}
         if not isinstance(attempts, dict) or not all(
@@ -121,8 +127,30 @@ class TopologyDocuments:
                 f"{self._topology.id}: currtx is {currtx}, and the plan of txid {currtx - 1}, where the next batch would "
                 "start, is missing; restore the state from a backup"
             )
-        recovered = Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans)
-        return recovered, {txid: plan_digest(plan) for txid, plan in plans.items()}
+        digests = {txid: plan_digest(plan) for txid, plan in plans.items()}
+        opened = self._opened(currtx, digests)
+        return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened), digests
+
+    def _opened(self, currtx: int, digests: Mapping[int, str]) -> bool:
+        """Whether committers without a header may have begun with the commit of ``currtx`` (C24)."""
+        if not self._topology.headerless():
+            return False
+        node = f"{self._topology.id}/{OPEN}"
+        document = self._state.get_data(OPEN)
+        if document is None:
+            return False
+        try:
+            opened = OpenCommit(**document)
+        except TypeError as error:
+            raise CorruptStateError(f"{node}: not the header of a commit; restore it from a backup") from error
+        if opened.txid < currtx or opened.plan_digest == ROLLED_BACK:
+            return False
+        if opened.txid > currtx or opened.plan_digest != digests.get(currtx):
+            raise CorruptStateError(
+                f"{node}: txid {opened.txid} was opened with plan {opened.plan_digest}, and the stored plan of {currtx}, "
+                f"which is next, is {digests.get(currtx)}; restore the state of topology {self._topology.id!r} from one backup"
+            )
+        return True
 
     def save(self, change: Persist, record: TransactionRecord | None = None) -> None:
         """Write what the coordinator wants persisted, atomically; with the record of the transaction that it closes."""
@@ -137,6 +165,10 @@ class TopologyDocuments:
             self._state.set_data(ATTEMPTS, {str(txid): last for txid, last in change.attempts.items()})
             for txid, (attempt_id, plan) in change.plans.items():
                 self._plans.override_state(txid, {"attempt": attempt_id, "digest": plan_digest(plan), "plan": plan})
+            for txid in change.dropped:
+                self._plans.remove_state(txid)
+            if change.opens is not None:
+                self._state.set_data(OPEN, asdict(change.opens))
             if change.currtx is not None:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)
@@ -166,6 +198,7 @@ class TopologyDocuments:
             meta = self._state.get_data(META)
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})
+            self._state.delete(OPEN)
             self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})
 
 
@@ -174,7 +207,7 @@ def forget_everything(store: CoordinationStore, leadership: Leadership, topology
     not write again."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, ORIGIN):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN):
             state.delete(path)
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
             for name in state.children(folder):

@@ -33,7 +33,8 @@ def resetting_positions(
     count again. A commit that was opened is rolled back first. Returns the txid that will be next."""
     recovered, digests = documents.recover()
     currtx = recovered.currtx
-    if (yield from commit.opening(currtx, digests)):
+    opened = yield from commit.opening(currtx, digests)
+    if opened or recovered.opened:
         attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
         yield lambda: documents.save(Persist(attempts))
         header = AttemptHeader(topology_id, currtx, attempts[currtx], epoch, digests[currtx])

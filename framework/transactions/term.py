@@ -235,7 +235,7 @@ class Term:
             )
             recovered, digests = documents.recover()
             self._commit = CommitPhase(topology.id, topology.states, self._executor, self._leadership.epoch)
-            opened = self._commit.open(recovered.currtx, digests, accept_new=accept)
+            opened = self._commit.open(recovered.currtx, digests, accept_new=accept) or recovered.opened
         except (ConfigError, CorruptStateError, DataLossError):
             planner.close()
             self._leadership.confirm()  # a leader that was deposed while it read has seen half of two states
@@ -253,6 +253,7 @@ class Term:
             max_attempts=settings.max_attempts,
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
+            records_open=bool(topology.headerless()),
         )
         self._planning = PlanningThread(
             planner,
