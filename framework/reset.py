@@ -6,8 +6,9 @@ it from doing anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +17,11 @@ from framework.errors import ConfigError, CorruptStateError, RatchetError, Topol
 from framework.observe import configure_logging
 from framework.run import EXIT_FAILED, EXIT_MISUSED, load_transactional
 from framework.submission import store_of
-from framework.topology import Topology
+from framework.topology import Standing, Topology
 from framework.transactions import CoordinationStore
-from framework.transactions.documents import TopologyDocuments, forget_everything
+from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
 from framework.transactions.reset import leadership_of, reset_positions
+from framework.transactions.term import committers_elsewhere
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -62,7 +64,7 @@ def main(
                 )
                 return
             if everything:
-                typer.echo(reset_everything(built, store))
+                typer.echo(reset_everything(built, store, settings.for_components()))
                 return
             txid = reset_positions(built, store)
             typer.echo(
@@ -92,13 +94,17 @@ def describe(topology: Topology, store: CoordinationStore) -> list[str]:
     ]
 
 
-def reset_everything(topology: Topology, store: CoordinationStore) -> str:
-    """Empty every state, then forget all documents but the epoch. Raises ``ConfigError`` while a driver leads, or for a
-    state that cannot be emptied. A crash in between leaves the sinks behind ZooKeeper: run it again."""
+def reset_everything(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any] | None = None) -> str:
+    """Empty every state, let the other committers begin anew, then forget all documents but the epoch: what comes is another
+    incarnation. Raises ``ConfigError`` while a driver leads, or for a state that cannot be emptied. A crash in between leaves
+    sinks that no longer fit ZooKeeper, and no driver starts on them: run it again."""
     with leadership_of(topology, store) as leadership:
+        standing = Standing(new_incarnation(), leadership.epoch, 1)
         for state in topology.states:
             state.clear(topology.id)
-        forget_everything(store, leadership, topology.id)
+        for bolt, context in committers_elsewhere(topology, conf or {}):
+            bolt.renew_written(conf or {}, context, standing)
+        forget_everything(store, leadership, topology.id, standing.incarnation)
     return f"everything forgotten, {len(topology.states)} sinks emptied; the next run starts with transaction 1"
 
 

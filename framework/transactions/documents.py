@@ -2,6 +2,7 @@
 
 ::
 
+    <topology id>/incarnation              drawn when the state was created, and by ``reset --everything``
     <topology id>/meta                     outline and digest of the topology, identity of the source
     <topology id>/origin                   where each partition was first read
     <topology id>/coordinator/currtx       next txid to commit
@@ -18,6 +19,7 @@ costs a third, before its commit begins (C24).
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -36,6 +38,7 @@ CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
 OPEN = "coordinator/open"
 META = "meta"
+INCARNATION = "incarnation"
 #: Where the source was first read: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
 ORIGIN = "origin"
 HISTORY = "history"
@@ -73,7 +76,10 @@ class TopologyDocuments:
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
         found = self._state.get_data(META)
         if found is None:
-            self._state.set_data(META, meta)
+            with self._state.atomically():
+                if not self.incarnation():
+                    self._state.set_data(INCARNATION, new_incarnation())
+                self._state.set_data(META, meta)
             return
         if not isinstance(found, dict) or "outline" not in found or "source" not in found:
             raise CorruptStateError(f"{self._topology.id}/{META}: not a meta document; restore the node from a backup")
@@ -108,6 +114,13 @@ class TopologyDocuments:
                     self._plans.override_state(txid, plans.get_state(txid, _never))
                     plans.remove_state(txid)
 
+    def incarnation(self) -> str:
+        """Empty for state that a version without incarnations made. Raises ``CorruptStateError``."""
+        found = self._state.get_data(INCARNATION)
+        if found is not None and not isinstance(found, str):
+            raise CorruptStateError(f"{self._topology.id}/{INCARNATION}: {found!r}; restore it from a backup")
+        return found or ""
+
     def recover(self) -> tuple[Recovered, dict[int, str]]:
         """What the coordinator starts from, as far as the documents know it, and the digest of every plan found. Whether a
         commit was opened is known here of committers without a header only. Raises ``CorruptStateError``."""
@@ -138,7 +151,7 @@ class TopologyDocuments:
         node = f"{self._topology.id}/{OPEN}"
         document = self._state.get_data(OPEN)
         if document is None:
-            return False
+            return not self._topology.states and self._opened_before_headers(currtx, digests)
         try:
             opened = OpenCommit(**document)
         except TypeError as error:
@@ -150,6 +163,18 @@ class TopologyDocuments:
                 f"{node}: txid {opened.txid} was opened with plan {opened.plan_digest}, and the stored plan of {currtx}, "
                 f"which is next, is {digests.get(currtx)}; restore the state of topology {self._topology.id!r} from one backup"
             )
+        return True
+
+    def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
+        """By the rule of versions that kept no such header: the stored plan counts as opened."""
+        if self.incarnation() or currtx not in digests:
+            return False
+        _log.warning(
+            "plan.taken_as_opened",
+            topology=self._topology.id,
+            txid=currtx,
+            reason="the version before did not record which commits it opened",
+        )
         return True
 
     def save(self, change: Persist, record: TransactionRecord | None = None) -> None:
@@ -202,13 +227,20 @@ class TopologyDocuments:
             self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})
 
 
-def forget_everything(store: CoordinationStore, leadership: Leadership, topology_id: str) -> None:
+def new_incarnation() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def forget_everything(
+    store: CoordinationStore, leadership: Leadership, topology_id: str, incarnation: str | None = None
+) -> None:
     """Remove all documents of a topology, readable or not, but the epoch, which goes on rising: a driver of before must
-    not write again."""
+    not write again. What comes is another incarnation."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
         for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN):
             state.delete(path)
+        state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
             for name in state.children(folder):
                 state.delete(f"{folder}/{name}")

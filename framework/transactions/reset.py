@@ -50,8 +50,9 @@ def reset_positions(topology: Topology, store: CoordinationStore) -> int:
     ``ConfigError`` while a driver leads."""
     with leadership_of(topology, store) as leadership:
         executor = LocalExecutor(plan_execution(topology), {})
-        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch)
         documents = TopologyDocuments(store, leadership, topology)
+        incarnation = documents.incarnation()
+        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch, incarnation=incarnation)
         return perform(resetting_positions(documents, commit, topology.id, leadership.epoch))
 
 
