@@ -23,9 +23,9 @@ from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import MemoryStore
 from framework.transactions.coordinator import Persist, plan_digest
-from framework.transactions.documents import OPEN, TopologyDocuments
+from framework.transactions.documents import INCARNATION, OPEN, TopologyDocuments
 from framework.transactions.state import TransactionalState
-from framework.transactions.store import Change, Leadership
+from framework.transactions.store import Change, Delete, Leadership
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.stores import wait_for
@@ -201,7 +201,9 @@ class Documents:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.leader: Leadership | None = None
-        self.next_leader().save(Persist({1: 1, 2: 1}, {1: (1, PLAN), 2: (1, OTHER)}))
+        first = self.next_leader()
+        first.claim({})
+        first.save(Persist({1: 1, 2: 1}, {1: (1, PLAN), 2: (1, OTHER)}))
 
     def next_leader(self) -> TopologyDocuments:
         if self.leader is not None:
@@ -243,6 +245,15 @@ def test_a_dropped_plan_is_gone_with_the_next_write(documents: Documents) -> Non
 def test_forgotten_positions_leave_no_header_of_a_plan_that_is_gone(documents: Documents) -> None:
     documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
     documents.next_leader().forget_positions()
+    assert not documents.opened()
+
+
+def test_state_of_the_version_before_goes_by_the_rule_of_the_version_before(documents: Documents) -> None:
+    """It recorded no incarnation, and not what it opened: the stored plan counted as opened. Once; then there is a header."""
+    documents.store.apply([Delete(f"outside/{INCARNATION}")])
+    assert documents.opened()
+    documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
+    documents.next_leader().save(Persist({}, currtx=2))
     assert not documents.opened()
 
 
