@@ -142,16 +142,21 @@ def has_markers(cluster: ClusterMetadata, topic: str) -> bool:
     return found is not None
 
 
-def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
-    """The last marker of each writer of a topology; none when the topic is not there. Raises ``ConfigError`` when another
-    topology has markers in it, ``CorruptStateError`` for what is no marker, ``RetryableError``."""
-    errors = ConnectionErrors(settings.bootstrap_servers)
-    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
+def find_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
+    """As ``read_markers``, of a topic that may not be there yet: then none. Not for whoever is about to write: a topic can be
+    missing from one answer."""
+    errors, admin = _client(settings)
     try:
-        if not has_markers(admin.list_topics(timeout=STEP_TIMEOUT_S), topic):
-            return {}
+        there = has_markers(admin.list_topics(timeout=STEP_TIMEOUT_S), topic)
     except KafkaException as error:
         raise errors.explain(error, admin) from error
+    return read_markers(settings, topic, topology_id) if there else {}
+
+
+def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
+    """The last marker of each writer of a topology. Raises ``ConfigError`` when another topology has markers in the topic,
+    ``CorruptStateError`` for what is no marker, ``RetryableError``."""
+    errors, admin = _client(settings)
     found: dict[str, Marker] = {}
     for offset, value in _last_of_each_key(settings, errors, admin, topic):
         marker = _parsed(value, f"topic {topic!r}, offset {offset}")
@@ -162,6 +167,11 @@ def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[
             )
         found[marker.writer] = marker
     return found
+
+
+def _client(settings: KafkaSettings) -> tuple[ConnectionErrors, AdminClient]:
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    return errors, errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
 
 
 def _last_of_each_key(

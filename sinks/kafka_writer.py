@@ -29,11 +29,21 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from framework.topology import Standing, TopologyContext
-from sinks.kafka_markers import STEP_TIMEOUT_S, Marker, has_markers, markers_topic, read_markers, writer_of
+from sinks.kafka_markers import (
+    STEP_TIMEOUT_S,
+    Marker,
+    find_markers,
+    has_markers,
+    markers_topic,
+    read_markers,
+    writer_of,
+)
 
 PROBE_TIMEOUT_S = 10.0
 #: A broker aborts what a dead writer left open after this long.
 TRANSACTION_TIMEOUT_MS = 60_000
+#: Whoever begins reads all markers, so what is no longer the last of its key must go soon.
+MARKERS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _POLL_S = 0.05
 #: The one partition of a topic of markers.
 _MARKERS_PARTITION = 0
@@ -191,7 +201,7 @@ class MarkedWriter:
             if topic not in (*known.topics, self._marker_topic):
                 raise RetryableError(f"topic {topic!r} does not exist at {self._settings.bootstrap_servers}: create it")
             if not has_markers(known, self._marker_topic):
-                new = NewTopic(self._marker_topic, 1, config={"cleanup.policy": "compact"})
+                new = NewTopic(self._marker_topic, 1, config=MARKERS_CONFIG)
                 admin.create_topics([new], operation_timeout=STEP_TIMEOUT_S)[self._marker_topic].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -323,7 +333,7 @@ def check_markers(
 ) -> None:
     """Hold the markers of a component against what ZooKeeper says. Raises ``ConfigError`` when they do not fit (C25)."""
     topic = markers_topic(context, marker_topic)
-    for marker in read_markers(settings, topic, context.topology_id).values():
+    for marker in find_markers(settings, topic, context.topology_id).values():
         if marker.writer.startswith(f"{context.component_id}/"):
             marker.check(context.topology_id, standing)
 
@@ -333,7 +343,7 @@ def renew_markers(
 ) -> None:
     """Let every writer of a component, of now or of before, begin anew in another incarnation. What would still write under
     the one of before is fenced now, and finds the new marker should it begin anew itself."""
-    found = read_markers(settings, markers_topic(context, marker_topic), context.topology_id)
+    found = find_markers(settings, markers_topic(context, marker_topic), context.topology_id)
     if not found:
         return
     prefix = f"{context.component_id}/"

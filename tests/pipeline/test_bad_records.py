@@ -27,7 +27,7 @@ from framework.errors import (
 from framework.kafka_clients import KafkaSettings
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers, RegistryServer
-from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter, kafka_writer
+from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter, kafka_markers, kafka_writer
 from sinks.kafka_markers import Marker
 from sinks.kafka_writer import KafkaRecord, MarkedWriter, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
@@ -369,6 +369,15 @@ class TestMarkedWriter:
         writer._producer = Fails(writer._producer, KafkaException(KafkaError(KafkaError._FENCED)))  # type: ignore[assignment]
         assert writer.write(name, record("three"), marker(3))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
+
+    def test_a_topic_of_markers_that_is_missing_from_one_answer_is_read_all_the_same(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written().write(name, record("one"), marker(1))
+        for module in (kafka_writer, kafka_markers):
+            monkeypatch.setattr(module, "has_markers", lambda cluster, topic: False)
+        assert not written().write(name, record("one again"), marker(1, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one"]
 
     def test_another_plan_of_a_txid_that_is_written_is_refused(
         self, name: str, written: Callable[[], MarkedWriter]

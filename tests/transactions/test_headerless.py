@@ -24,6 +24,7 @@ from framework.topology.spouts import PartitionPlanner
 from framework.transactions import MemoryStore
 from framework.transactions.coordinator import Persist, plan_digest
 from framework.transactions.documents import INCARNATION, OPEN, TopologyDocuments
+from framework.transactions.reset import reset_positions
 from framework.transactions.state import TransactionalState
 from framework.transactions.store import Change, Delete, Leadership
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
@@ -156,6 +157,20 @@ def test_a_plan_whose_commit_was_opened_is_replayed_as_it_was() -> None:
     assert Counter(n for rows in happened.written.values() for n in rows) == Counter(
         n for rows in ROWS.values() for (n,) in rows
     )
+
+
+def test_positions_are_not_forgotten_while_a_commit_is_open_that_cannot_be_undone() -> None:
+    spout = ScriptedSpout(ROWS, FIELDS, 10)
+    built, store = topology(spout), MemoryStore()
+    happened.stops_left = 1
+    spout.takes = [(10, 10)] * 20
+    with submit(built, store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after writing"):
+        run.wait_until_caught_up(30)
+    with pytest.raises(ConfigError, match=r"txid 1 was opened, and cannot be undone \(bolt 'outside'\): run topology"):
+        reset_positions(built, store)
+    with submit(built, store=store, executor="local") as run:
+        run.wait_until_caught_up(30)
+    assert reset_positions(built, store) == 7
 
 
 class CountingStore(MemoryStore):
