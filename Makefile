@@ -6,17 +6,25 @@ STAMP := $(VENV)/.installed
 
 SCHEDULES ?= 100000
 
-.PHONY: run test test-unit test-integration test-containers faults soak lint bench simulate lock clean
+.PHONY: run test test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
 
-# Two processes side by side, each with servers of its own: these tests wait more than they compute.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations=30 --durations-min=20
+# Processes side by side, Spark in one and the shared servers in another: these tests wait more than they compute.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --durations=30 --durations-min=10
+PROCESSES ?= 2
 
+# What CI runs: every promise, each in its shortest form. docs/promises.md says which are held by test-all only.
 test: $(STAMP) lint
 	$(PYTEST)
+	$(PYTEST) --all --servers=containers $(IN_CONTAINERS)
+
+# Nights and releases: the slow tests too, everything that can run in containers, long simulations.
+test-all: $(STAMP) lint
+	$(PYTEST) --all
 	$(MAKE) --no-print-directory test-containers
+	$(MAKE) --no-print-directory simulate
 
 test-unit: $(STAMP)
 	$(PYTEST) -m "not integration"
@@ -24,15 +32,24 @@ test-unit: $(STAMP)
 test-integration: $(STAMP)
 	$(PYTEST) -m integration
 
-# The integration tests again, their servers in containers; without those that are about Spark, or kill processes for minutes.
+# In containers: the servers' own tests, and one test for each kind of server and each contract of a backend.
+IN_CONTAINERS := tests/servers \
+	tests/transactions/test_stores.py::TestZooKeeperStore::test_changes_are_applied_and_read_by_others \
+	tests/sinks/test_backends.py::TestPostgresBackend::test_replay_of_another_batch_of_an_opaque_spout \
+	tests/sinks/test_backends.py::TestRedisBackend::test_replay_of_another_batch_of_an_opaque_spout \
+	tests/state/test_providers.py::TestRedis::test_what_was_put_is_got_and_what_was_deleted_is_not \
+	tests/spouts/test_kafka.py::TestReading::test_a_range_is_read_in_order_and_a_replay_reads_the_same \
+	tests/spouts/test_avro.py::TestRegistry::test_writers_of_several_schemas_are_resolved_to_the_latest
+
+# The integration tests, their servers in containers; without those that are about Spark, or kill processes for minutes.
 test-containers: $(STAMP)
-	$(PYTEST) -m "integration and not spark and not kills" --servers=containers
+	$(PYTEST) --all -m "integration and not spark and not kills" --servers=containers
 
 # Every row of the fault table, slow ones too; each test REPEAT times. Minutes to an hour; the report is for docs/faults.md.
 REPEAT ?= 1
 REPORT ?= fault-report.md
 faults: $(STAMP)
-	$(PYTEST) -m fault --faults=all --fault-repeat=$(REPEAT) --fault-report=$(REPORT)
+	$(PYTEST) -m fault --all --fault-repeat=$(REPEAT) --fault-report=$(REPORT)
 
 # One topology for MINUTES, and a plot of what its processes hold: docs/soak.svg.
 MINUTES ?= 10

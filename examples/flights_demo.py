@@ -33,7 +33,7 @@ def main(config: Config, *, json_lines: bool = False) -> int:
                 console.print(f"{state} the Kafka topic {TOPIC!r}")
                 if stopped.is_set():
                     return 130
-                finished = _run(config, servers, folder)
+                finished = _run(config, servers, folder, json_lines=json_lines)
                 if not finished:
                     console.print("stopped before the end; run again to go on from here")
                     return 130
@@ -43,7 +43,7 @@ def main(config: Config, *, json_lines: bool = False) -> int:
         return 2
 
 
-def _run(config: Config, servers: EmbeddedServers, folder: Path) -> bool:
+def _run(config: Config, servers: EmbeddedServers, folder: Path, *, json_lines: bool) -> bool:
     """Submit the flights topology, as a user would. False when a signal ended it early."""
     app = {"app.kafka": servers.bootstrap_servers, "app.database": str(folder / "flights.db"), **config.app}
     settings = config.model_copy(
@@ -55,7 +55,7 @@ def _run(config: Config, servers: EmbeddedServers, folder: Path) -> bool:
         }
     )
     run = submit(topology(app), settings)
-    return supervise(run, until_caught_up=True)
+    return supervise(run, until_caught_up=True, json_lines=json_lines)
 
 
 def _compare(console: Console, database: Path) -> int:

@@ -89,6 +89,12 @@ class Config(BaseModel):
     zookeeper_session_timeout_secs: Annotated[float, Field(ge=1, le=600, strict=False)] = Field(
         10.0, alias="transactional.zookeeper.session.timeout.secs"
     )
+    zookeeper_connection_timeout_secs: Annotated[float, Field(gt=0, le=600, strict=False)] = Field(
+        15.0, alias="transactional.zookeeper.connection.timeout.secs"
+    )
+    zookeeper_election_timeout_secs: Annotated[float, Field(gt=0, le=600, strict=False)] = Field(
+        15.0, alias="transactional.zookeeper.election.timeout.secs"
+    )
     zookeeper_auth: SecretStr | None = Field(None, alias="transactional.zookeeper.auth")
     zookeeper_tls_enabled: bool = Field(False, alias="transactional.zookeeper.tls.enabled")
     zookeeper_tls_ca: str | None = Field(None, alias="transactional.zookeeper.tls.ca")

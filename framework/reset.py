@@ -20,7 +20,7 @@ from framework.submission import store_of
 from framework.topology import Standing, Topology
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
-from framework.transactions.reset import leadership_of, reset_positions
+from framework.transactions.reset import ELECTION_TIMEOUT_S, leadership_of, reset_positions
 from framework.transactions.term import committers_elsewhere
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -54,9 +54,10 @@ def main(
         built = load_transactional(topology, settings)
         if settings.zookeeper_hosts() is None:
             raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
+        timeout_s = settings.zookeeper_election_timeout_secs
         store = store_of(settings)
         try:
-            for line in describe(built, store):
+            for line in describe(built, store, timeout_s):
                 typer.echo(line)
             if not yes:
                 typer.echo(
@@ -64,9 +65,9 @@ def main(
                 )
                 return
             if everything:
-                typer.echo(reset_everything(built, store, settings.for_components()))
+                typer.echo(reset_everything(built, store, timeout_s, settings.for_components()))
                 return
-            txid = reset_positions(built, store)
+            txid = reset_positions(built, store, timeout_s)
             typer.echo(
                 f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
             )
@@ -79,10 +80,10 @@ def main(
         raise typer.Exit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED) from None
 
 
-def describe(topology: Topology, store: CoordinationStore) -> list[str]:
+def describe(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
     """What there is: the next txid, the positions, the sinks."""
     try:
-        with leadership_of(topology, store) as leadership:
+        with leadership_of(topology, store, timeout_s) as leadership:
             recovered, _ = TopologyDocuments(store, leadership, topology).recover()
     except CorruptStateError as error:
         return [f"topology {topology.id!r}: its state cannot be read: {error}"]
@@ -94,11 +95,16 @@ def describe(topology: Topology, store: CoordinationStore) -> list[str]:
     ]
 
 
-def reset_everything(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any] | None = None) -> str:
+def reset_everything(
+    topology: Topology,
+    store: CoordinationStore,
+    timeout_s: float = ELECTION_TIMEOUT_S,
+    conf: Mapping[str, Any] | None = None,
+) -> str:
     """Empty every state, let the other committers begin anew, then forget all documents but the epoch: what comes is another
-    incarnation. Raises ``ConfigError`` while a driver leads, or for a state that cannot be emptied. A crash in between leaves
-    sinks that no longer fit ZooKeeper, and no driver starts on them: run it again."""
-    with leadership_of(topology, store) as leadership:
+    incarnation. Raises ``ConfigError`` when a driver still leads after ``timeout_s``, or for a state that cannot be emptied.
+    A crash in between leaves sinks that no longer fit ZooKeeper, and no driver starts on them: run it again."""
+    with leadership_of(topology, store, timeout_s) as leadership:
         standing = Standing(new_incarnation(), leadership.epoch, 1)
         for state in topology.states:
             state.clear(topology.id)

@@ -99,7 +99,7 @@ def restore_state(
     provider = provider_of(conf)
     fillings: dict[str, Filling] = {}
     try:
-        with leadership_of(topology, store) as leadership:
+        with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
             log = _RecordLog(store, leadership, topology.id)
             current = read_record(store, topology.id) or CheckpointRecord()
             txid = max(current.last, snapshot.last) + 1
@@ -130,7 +130,7 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
     conf = config.for_components()
     provider = provider_of(conf)
     try:
-        with leadership_of(topology, store) as leadership:
+        with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
             # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
             _RecordLog(store, leadership, topology.id).save(CheckpointRecord(last=current.last))

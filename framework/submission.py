@@ -60,7 +60,8 @@ class RunStatus:
     are not committed yet, None when unknown. ``partitions``: the same per partition. ``read_rows`` and
     ``committed_rows``: source rows that this process has processed (a replayed batch counts again) and committed;
     ``bad_records`` of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they were
-    read, and skipped, since the positions began.
+    read, and skipped, since the positions began. ``waiting_for``: what the source does not answer. ``repeating``: what failed
+    and is tried again, until a transaction is committed.
     """
 
     topology_id: str
@@ -79,6 +80,7 @@ class RunStatus:
     attempts_failed: int
     last_error: str | None
     waiting_for: str | None
+    repeating: str | None
 
     def rows_done(self) -> int:
         """What the rate of progress is taken of."""
@@ -106,6 +108,8 @@ class RunStatus:
             parts.append(f"{self.lost_records:,} records lost")
         if self.waiting_for:
             parts.append(f"waiting: {self.waiting_for}")
+        if self.repeating:
+            parts.append(f"repeated: {self.repeating}")
         return " | ".join(parts)
 
     def document(self) -> dict[str, Any]:
@@ -188,6 +192,7 @@ class Run(RunningThread):
             journal.attempts_failed,
             status.last_error,
             status.waiting_for,
+            status.repeating,
         )
 
     def events(self) -> list[TransactionEvent]:
@@ -361,6 +366,7 @@ def store_of(config: Config) -> CoordinationStore:
         hosts,
         config.zookeeper_root,
         session_timeout_s=config.zookeeper_session_timeout_secs,
+        connect_timeout_s=config.zookeeper_connection_timeout_secs,
         security=ZooKeeperSecurity.of(config),
     )
 

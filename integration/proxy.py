@@ -64,6 +64,12 @@ class TcpProxy:
         self._refusing = True
         self.reset()
 
+    def retarget(self, target: str) -> None:
+        """End all connections; new ones go to another ``host:port``, as when a name is given to another server."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self.reset()
+
     def reset(self) -> None:
         """End all connections the hard way (RST); new ones work."""
         with self._lock:

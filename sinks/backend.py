@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import structlog
 
+from framework.errors import RetryableError
 from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
 
 Key = tuple[Any, ...]
 Value = tuple[Any, ...]
+
+_log = structlog.get_logger()
 
 
 class Row(NamedTuple):
@@ -38,7 +42,8 @@ class MapBackend(ABC):
     """A store of one state's rows. Driver and tasks each have a copy; connections are opened where they are used.
 
     Every method may raise ``RetryableError`` (no answer, nothing done), ``CommitOutcomeUnknown`` (the answer to a write
-    was lost) and ``CorruptStateError`` (names the row).
+    was lost), ``CorruptStateError`` (names the row), ``BadRecordError`` (a value that the store does not take) and ``ConfigError``
+    for anything else. What is retried is retried without limit: raise ``RetryableError`` for what is known to pass, only.
     """
 
     #: From where the rows can be written.
@@ -73,7 +78,12 @@ class MapBackend(ABC):
 
     @abstractmethod
     def raise_header(self, expected: Header, new: Header) -> None:
-        """Compare and set. Raises ``StaleWriterError`` with the epoch found."""
+        """Compare and set. Raises ``StaleWriterError`` with the epoch found.
+
+        A store that may come back as it was before (restored, or a replica of it promoted) may have lost rows of the open
+        attempt under the very header that it was opened with. So what tells such a store from the one before is noted when
+        an attempt is opened, and compared, in the same atomic step, when ``new`` says more about that attempt: that it is
+        done, or rolled back. Raises ``_another_store`` when they differ (C27)."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
@@ -132,3 +142,24 @@ class MapBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice; the next use opens them again."""
+
+    # --- for subclasses --------------------------------------------------------------------------------------
+
+    #: What told the store from others when this process opened an attempt; empty before.
+    _opened_in: str = ""
+
+    def _may_lose_writes(self, reason: str, advice: str) -> None:
+        """Say, when a state is prepared, how the store can forget what it has acknowledged (C27)."""
+        _log.warning("store.may_lose_writes", state=self.location, reason=reason, advice=advice)
+
+    def _must_be(self, expected: Header, new: Header) -> str:
+        """What must tell the store in which ``expected`` becomes ``new``; empty when any will do."""
+        return self._opened_in if expected.same_attempt(new) else ""
+
+    def _another_store(self, header: Header) -> RetryableError:
+        opened = header.open
+        attempt = f"{opened.txid}:{opened.attempt_id} of epoch {header.epoch}" if opened is not None else "nothing"
+        return RetryableError(
+            f"{self.location}: the store is not the one in which {attempt} was opened: it was restarted, restored, or another "
+            "one took its place, and may have lost rows; the attempt is repeated"
+        )

@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from framework.errors import RatchetError
-from sinks.files import TARGET_BYTES, FileTable, described
+from sinks.files import TARGET_BYTES, FileTable, TableShape, described
 from sinks.parquet import GRACE_S, ParquetTable
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:
     """The table in a folder, of whichever kind it is."""
-    if (path / "_delta_log").is_dir():
+    held = TableShape.read(path)
+    if held is not None and held.kind == "DeltaLakeTable":
         from sinks.delta import DeltaLakeTable  # an extra
 
         return DeltaLakeTable(path, target_bytes=target_bytes)
@@ -27,7 +28,7 @@ def main(
     path: Annotated[Path, typer.Argument(help="the table's folder")],
     target_bytes: Annotated[int, typer.Option(min=1, help="size to aim at, in bytes")] = TARGET_BYTES,
     grace_s: Annotated[
-        float, typer.Option(min=0, help="age at which a file that no manifest names is removed")
+        float, typer.Option(min=0, help="seconds after which a file that nobody needs is removed")
     ] = GRACE_S,
 ) -> None:
     """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may run meanwhile."""

@@ -16,8 +16,10 @@ import datetime
 import itertools
 import pickle
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -132,6 +134,48 @@ class BackendContract:
         with pytest.raises(StaleWriterError):
             backend.multi_put(opened, [("cat",), ("dog",)], [None, Stamp(1, 1, 2)], rows)
         assert backend.multi_get([("cat",), ("dog",)]) == [None, Row((1,), Stamp(1, 1, 1), None, "w")]
+
+    def test_every_write_compares_the_whole_header(self, wide_backend: MapBackend) -> None:
+        """C1: another topology, incarnation, epoch, transaction, attempt or plan is another writer, and changes nothing."""
+        before = wide_backend.prepare("topology")
+        first = before.opened(2, OpenCommit(1, 1, DIGEST))
+        wide_backend.raise_header(before, first)
+        old, tombstone = Row((1, 1, 1, 1), Stamp(1, 2, 1), None, "w"), Row(None, Stamp(1, 2, 1), None, "w")
+        wide_backend.multi_put(first, [("dog",), ("dead",)], [None, None], [old, tombstone])
+        current = first.finished(2).opened(2, OpenCommit(3, 2, DIGEST))
+        wide_backend.raise_header(first, current)
+        touched = Row((2, 2, 2, 2), Stamp(3, 1, 1), (1, 1, 1, 1), "w")
+        wide_backend.multi_put(current, [("dog",)], [Stamp(1, 2, 1)], [touched])
+        held = wide_backend.multi_get([("dog",), ("dead",), ("cat",)])
+        new = Row((9, 9, 9, 9), Stamp(3, 2, 2), None, "w")
+        for other in (
+            replace(current, topology_id="another"),
+            replace(current, incarnation="another"),
+            replace(current, epoch=1),
+            replace(current, open=OpenCommit(2, 2, DIGEST)),
+            replace(current, open=OpenCommit(3, 1, DIGEST)),
+            replace(current, open=OpenCommit(3, 2, "another")),
+            replace(current, done=1),
+        ):
+            writes: dict[str, Callable[[], object]] = {
+                "a new row": partial(wide_backend.multi_put, other, [("cat",)], [None], [new]),
+                "a changed row": partial(wide_backend.multi_put, other, [("dog",)], [touched.stamp], [new]),
+                "apply": partial(self._applied, wide_backend, other),
+                "sweep": partial(wide_backend.sweep, other),
+                "roll back": partial(wide_backend.roll_back, other),
+                "purge": partial(wide_backend.purge, other, 3),
+                "raise": partial(wide_backend.raise_header, other, other.finished(3)),
+            }
+            for name, write in writes.items():
+                with pytest.raises((StaleWriterError, NotImplementedError)):
+                    write()
+                    pytest.fail(f"{name} went through under {other}, and the header is {current}")
+        assert wide_backend.read_header() == current
+        assert wide_backend.multi_get([("dog",), ("dead",), ("cat",)]) == held
+
+    def _applied(self, backend: MapBackend, header: Header) -> None:
+        deltas = self.deltas({"cat": [1], "dog": [1]})
+        backend.apply(header, "bolt:0", ValueType.OPAQUE, deltas, AGGREGATES, want_values=False)
 
     # --- value types -----------------------------------------------------------------------------------------
 

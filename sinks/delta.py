@@ -7,16 +7,20 @@ a txid that the table holds is not committed again, and of two commits that star
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Fields, Header
-from sinks.files import DataFile, FileTable, partition_values
+from sinks.files import DataFile, FileTable, may_be_open
+from sinks.partitions import NULL_FOLDER, texts_of
 
 try:
     import deltalake
@@ -26,11 +30,16 @@ except ImportError as error:  # an extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 
 
+#: The first is null by Delta's protocol, the second by the names of folders that its OPTIMIZE goes by.
+_NULL_TEXTS = ("", NULL_FOLDER)
+
+
 class DeltaLakeTable(FileTable):
     """A Delta Lake table in a folder, which any Delta reader reads. Its rows cannot be taken back, so a batch whose commit
     was opened is never planned anew (C8). ``compact()`` and Delta's own OPTIMIZE and VACUUM may run beside the topology.
     """
 
+    kind = "DeltaLakeTable"
     own_names = frozenset({"_ratchet", "_delta_log"})
 
     @property
@@ -39,7 +48,7 @@ class DeltaLakeTable(FileTable):
 
     def bind(self, fields: Fields) -> None:
         super().bind(fields)
-        for field in self.schema:
+        for field in fields.schema() or ():
             if (
                 pa.types.is_unsigned_integer(field.type)
                 or pa.types.is_duration(field.type)
@@ -54,6 +63,18 @@ class DeltaLakeTable(FileTable):
         if not deltalake.DeltaTable.is_deltatable(str(self.path)):
             schema = deltalake.Schema.from_arrow(self.schema)
             deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
+
+    def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
+        for each in self.partition_by:
+            if not pa.types.is_string(table.schema.field(each).type):
+                continue
+            for text in _NULL_TEXTS:
+                if pc.any(pc.equal(table.column(each), text)).as_py():
+                    raise BadRecordError(
+                        f"{self.location}: Delta Lake takes {text!r} in the partition column {each!r} for null; make it null or "
+                        "another text upstream"
+                    )
+        return super().write_files(table, name)
 
     def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
         opened = header.open
@@ -70,7 +91,7 @@ class DeltaLakeTable(FileTable):
             ):  # asked after the version was read: a later leader's commit conflicts with ours
                 raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
             table.create_write_transaction(
-                [_action(each) for each in files],
+                [_action(each, self.partition_by) for each in files],
                 "append",
                 table.schema(),
                 list(self.partition_by) or None,
@@ -90,50 +111,65 @@ class DeltaLakeTable(FileTable):
             raise RetryableError(f"{self.location}: {error}") from error
 
     def files(self) -> list[DataFile]:
-        return self._files_in(self._table())
+        return self._files_of(self._table())
 
     @staticmethod
     def _application(header: Header) -> str:
         return f"ratchet/{header.topology_id}/{header.incarnation}"
 
-    @staticmethod
-    def _files_in(table: Any) -> list[DataFile]:
+    def _files_of(self, table: Any) -> list[DataFile]:
         actions = pa.table(table.get_add_actions(flatten=True))
+        paths, rows, sizes = (actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
+        columns = [actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by]
+        partitions = texts_of(columns) if columns else [()] * len(paths)
         return [
-            DataFile(unquote(path), rows, size)  # the log holds URIs
-            for path, rows, size in zip(
-                *(actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes")), strict=True
-            )
-        ]
+            DataFile(unquote(path), *rest) for path, *rest in zip(paths, rows, sizes, partitions, strict=True)
+        ]  # URIs
 
     def files_as_of(self, txid: int) -> list[DataFile]:
         application = self._application(self.read_header())
         table = self._table()
         while (table.transaction_version(application) or 0) > txid:
             table.load_as_version(table.version() - 1)
-        return self._files_in(table)
+        return self._files_of(table)
 
     def compact(self) -> tuple[int, int]:
         """Merge small files into larger ones, by Delta's own OPTIMIZE; returns how many files there were and are."""
         before = len(self.files())
-        self._table().optimize.compact(target_size=self.target_bytes)
+        with self._named_errors():
+            self._table().optimize.compact(target_size=self.target_bytes)
         return before, len(self.files())
 
     def vacuum(self, *, older_than_s: float) -> int:
-        """Remove files that no version within that time names, by Delta's own VACUUM; returns how many."""
-        hours = int(older_than_s / 3_600)
-        removed: list[str] = self._table().vacuum(hours, dry_run=False, enforce_retention_duration=False)
+        """Remove files that no version within that time names, by the rules of Delta's own VACUUM, which counts in whole hours:
+        parts of one count as one. Returns how many."""
+        done = self.read_header().done
+        with self._named_errors():
+            found = self._table().vacuum(
+                math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False, full=True
+            )
+        removed = [each for each in found if not may_be_open(each, done)]
+        for each in removed:
+            (self.path / each).unlink(missing_ok=True)
         return len(removed)
 
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DeltaError as error:
+            raise RetryableError(f"{self.location}: {error}") from error
+
     def _table(self) -> Any:
+        self.require()
         return deltalake.DeltaTable(str(self.path))
 
 
-def _action(file: DataFile) -> Any:
+def _action(file: DataFile, names: Sequence[str]) -> Any:
     return AddAction(
         path=file.path,
         size=file.size,
-        partition_values=partition_values(file.path),
+        partition_values=dict(zip(names, file.partition, strict=True)),
         modification_time=int(time.time() * 1000),
         data_change=True,
         stats=json.dumps({"numRecords": file.rows}),

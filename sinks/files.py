@@ -4,7 +4,7 @@
 
     <path>/part-<txid>-<epoch>-<attempt>-<task>-<n>.parquet    data files, written by commit tasks
     <path>/_ratchet/header-*.json                              the header (C1)
-    <path>/_ratchet/schema.json                                names and types of the columns
+    <path>/_ratchet/schema.json                                kind of table, columns, partitioning: what it takes to read it (C32)
     <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json    which files each task of an attempt has written
 
 Tasks only add files that nobody reads yet. When all of an attempt's tasks have ended, the driver *publishes* its files: one
@@ -18,6 +18,8 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 import uuid
 from abc import abstractmethod
@@ -25,11 +27,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
+import pyarrow.parquet as pq
 
 from framework.errors import (
     BadRecordError,
@@ -51,46 +54,88 @@ from framework.topology import (
     check_granted,
 )
 from sinks.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
+from sinks.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
 
 #: A file is not made larger than this, and compaction makes them about as large.
 TARGET_BYTES = 128 * 1024 * 1024
 _HOLD_TRIES = 20
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+#: Format 1 had the values of partitions in the names of folders alone, and no kind.
+_FORMAT = 2
+_NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)-\d+-\d+-")
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a table; ``path`` is relative to the table's folder."""
+    """One file of a table; ``path`` is relative to the table's folder, ``partition`` what all its rows have in common."""
 
     path: str
     rows: int
     size: int
+    partition: Texts = ()
+
+    def entry(self) -> list[object]:
+        """As it stands in documents."""
+        return [self.path, self.rows, self.size, list(self.partition)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What it takes to read a table: the name of its class, its columns, and those that partition it."""
+
+    kind: str
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        text = self.schema.serialize().to_pybytes().hex()
+        return {"format": _FORMAT, "kind": self.kind, "schema": text, "partition_by": list(self.partition_by)}
+
+    @staticmethod
+    def read(folder: Path) -> TableShape | None:
+        """The shape of the table in ``folder``; None when there is none. Raises ``CorruptStateError``."""
+        path = folder / "_ratchet" / "schema.json"
+        try:
+            found = read_document(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if found.get("format", 1) > _FORMAT:
+            raise CorruptStateError(
+                f"{path}: format {found['format']}, and this Ratchet knows {_FORMAT}; install a later one"
+            )
+        kind = found.get("kind", "DeltaLakeTable" if (folder / "_delta_log").is_dir() else "ParquetTable")
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+        return TableShape(kind, schema, tuple(found["partition_by"]))
 
 
 class FileTable(FencedState):
     """A folder that a topology appends batches to.
 
     ``path``: a folder of a file system that links atomically, local or NFS; made when it is missing, and it must be empty
-    then. ``partition_by``: columns whose values become folders, ``name=value``. ``shared``: the folder is mounted at the same
-    path on every machine of the cluster.
+    then. ``partition_by``: columns whose values become folders, ``name=value``; readers leave it out, since the table knows.
+    ``shared``: the folder is mounted at the same path on every machine of the cluster.
     """
 
     value_type = ValueType.OPAQUE
     publishes = True
+    #: Names the class in the table's own document.
+    kind: ClassVar[str]
 
     def __init__(
         self,
         path: str | Path,
         *,
-        partition_by: Sequence[str] = (),
+        partition_by: Sequence[str] | None = None,
         target_bytes: int = TARGET_BYTES,
         shared: bool = False,
     ) -> None:
+        if isinstance(partition_by, str):
+            raise ConfigError(f"table {path}: partition_by is a list of columns, as in [{partition_by!r}]")
         self.path = Path(path).absolute()
-        self.partition_by = tuple(partition_by)
         self.target_bytes = target_bytes
+        self._partition_by = tuple(partition_by) if partition_by is not None else None
         self._shared = shared
         self._fields: Fields | None = None
+        self._shape: TableShape | None = None
 
     # --- shape -----------------------------------------------------------------------------------------------
 
@@ -109,21 +154,53 @@ class FileTable(FencedState):
             raise TopologyError(
                 f"{self.location}: field {untyped!r} has no type; declare it, as in Fields({untyped}=str)"
             )
-        for name in self.partition_by:
-            if name not in fields:
-                raise TopologyError(f"{self.location} is partitioned by {name!r}, which is not among its columns")
+        check_partitioning(fields.schema(), self._partition_by or (), self.location)
         self._fields = fields
 
     @property
+    def shape(self) -> TableShape:
+        """The shape that the table on disk has, or is to have. Raises ``ConfigError`` when there is neither a topology nor a
+        table, or when the table is another than was declared."""
+        if self._shape is not None:
+            return self._shape
+        held = TableShape.read(self.path)
+        if held is not None:
+            self._check_shape(held)
+            self._shape = held
+            return held
+        if self._fields is None:
+            raise ConfigError(f"{self.location}: there is no table of Ratchet")
+        return TableShape(self.kind, self._fields.schema(), self._partition_by or ())
+
+    def require(self) -> None:
+        """Raise as ``shape`` does, before anything of the table is read or changed."""
+        _ = self.shape
+
+    @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the table. Raises ``ConfigError`` when there is neither a topology nor a table."""
-        if self._fields is not None:
-            return self._fields.schema()
-        try:
-            found = read_document(self._folder / "schema.json")
-        except FileNotFoundError:
-            raise ConfigError(f"{self.location}: there is no table of Ratchet") from None
-        return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+        """The Arrow schema of the table. Raises as ``shape`` does."""
+        return self.shape.schema
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that partition it. Raises as ``shape`` does."""
+        return self.shape.partition_by
+
+    def _check_shape(self, held: TableShape) -> None:
+        if held.kind != self.kind:
+            raise ConfigError(f"{self.location} is a {held.kind}, not a {self.kind}: use that, or another path")
+        declared = self._partition_by or ()
+        if self._fields is not None and (held.schema, held.partition_by) != (self._fields.schema(), declared):
+            raise ConfigError(
+                f"{self.location} has other columns than this topology writes: it has {_text_of(held.schema)}, partitioned by "
+                f"{list(held.partition_by)}, and the topology writes {_text_of(self._fields.schema())}, partitioned by "
+                f"{list(declared)}; use another path"
+            )
+        if self._partition_by not in (None, held.partition_by):
+            raise ConfigError(
+                f"{self.location} is partitioned by {list(held.partition_by)}, not by {list(declared)}: leave partition_by out, "
+                "the table knows"
+            )
 
     # --- in tasks --------------------------------------------------------------------------------------------
 
@@ -141,8 +218,7 @@ class FileTable(FencedState):
         files = self.write_files(table, name)
         pending = self._pending(header)
         make_folder(pending)
-        document = {"files": [[each.path, each.rows, each.size] for each in files]}
-        overwrite(pending / f"{fence.writer.replace(':', '-')}.json", document)
+        overwrite(pending / f"{fence.writer.replace(':', '-')}.json", {"files": [each.entry() for each in files]})
 
     def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
         """Write rows into new files whose names begin with ``name``; they belong to no table yet."""
@@ -150,35 +226,26 @@ class FileTable(FencedState):
             return []
         row_bytes = max(table.nbytes / table.num_rows, 1.0)
         rows_max = max(int(self.target_bytes / row_bytes), 1)
-        partitioning = None
-        if self.partition_by:
-            kinds = pa.schema([table.schema.field(each) for each in self.partition_by])
-            partitioning = ds.partitioning(kinds, flavor="hive")
+        numbers = itertools.count()  # names are unique without their folders: some file systems take A for a
         written: list[DataFile] = []
-
-        def note(each: Any) -> None:
-            path = Path(each.path)
-            sync(path)
-            sync(path.parent)
-            written.append(DataFile(str(path.relative_to(self.path)), each.metadata.num_rows, path.stat().st_size))
-
+        folders: set[Path] = set()
         with named_errors(self.path):
             try:
-                ds.write_dataset(
-                    table,
-                    self.path,
-                    format="parquet",
-                    basename_template=f"{name}-{{i}}.parquet",
-                    partitioning=partitioning,
-                    existing_data_behavior="overwrite_or_ignore",
-                    file_visitor=note,
-                    max_rows_per_file=rows_max,
-                    max_rows_per_group=min(rows_max, 1_048_576),
-                    min_rows_per_group=0,
-                    use_threads=False,
-                )
+                for partition, rows in split(table, self.partition_by):
+                    folder = self.path / folder_of(self.partition_by, partition)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    folders.update(each for each in (folder, *folder.parents) if each.is_relative_to(self.path))
+                    for first in range(0, rows.num_rows, rows_max):
+                        path = folder / f"{name}-{next(numbers)}.parquet"
+                        piece = rows.slice(first, rows_max)
+                        pq.write_table(piece, path)
+                        sync(path)
+                        where = str(path.relative_to(self.path))
+                        written.append(DataFile(where, piece.num_rows, path.stat().st_size, partition))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise BadRecordError(f"{self.location} cannot hold these rows: {error}") from error
+            for folder in folders:
+                sync(folder)
         return written
 
     # --- on the driver ---------------------------------------------------------------------------------------
@@ -190,15 +257,18 @@ class FileTable(FencedState):
             self._check_foreign()
             make_folder(self._folder)
             self.create_table()
-            text = self.schema.serialize().to_pybytes().hex()
-            overwrite(self._folder / "schema.json", {"schema": text, "partition_by": list(self.partition_by)})
+            overwrite(self._folder / "schema.json", self.shape.document())
             header = self._chain.create(Header(topology_id, uuid.uuid4().hex))
         if header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
                 "another path"
             )
-        self._check_schema()
+        held = TableShape.read(self.path)
+        if held is None:
+            raise CorruptStateError(f"{self._folder / 'schema.json'} is gone; restore it from a backup")
+        self._check_shape(held)
+        self._shape = held
         make_folder(self._folder / "pending")
         return header
 
@@ -212,19 +282,6 @@ class FileTable(FencedState):
 
     #: What a folder may hold before its first header is written.
     own_names: frozenset[str] = frozenset({"_ratchet"})
-
-    def _check_schema(self) -> None:
-        try:
-            found = read_document(self._folder / "schema.json")
-        except FileNotFoundError:
-            raise CorruptStateError(f"{self._folder / 'schema.json'} is gone; restore it from a backup") from None
-        held = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
-        if held != self.schema or tuple(found["partition_by"]) != self.partition_by:
-            raise ConfigError(
-                f"{self.location} has other columns than this topology writes: it has {_text_of(held)}, partitioned by "
-                f"{found['partition_by']}, and the topology writes {_text_of(self.schema)}, partitioned by "
-                f"{list(self.partition_by)}; use another path"
-            )
 
     def read_header(self) -> Header:
         header = self._chain.read()
@@ -243,7 +300,7 @@ class FileTable(FencedState):
         files: list[DataFile] = []
         pending = self._pending(header)
         for each in sorted(pending.glob("*.json")) if pending.exists() else ():
-            files += [DataFile(*file) for file in read_document(each)["files"]]
+            files += self.files_in(each)
         found = self.read_header()
         if found != header:
             raise StaleWriterError(f"{self.location} is open for {found.open}, not for {header.open}", found.epoch)
@@ -273,7 +330,7 @@ class FileTable(FencedState):
 
     @abstractmethod
     def vacuum(self, *, older_than_s: float) -> int:
-        """Remove data files that nobody needs and that are older than that; returns how many."""
+        """Remove data files that nobody has needed for so long; returns how many. What an attempt may be writing stays."""
 
     def to_table(self) -> pa.Table:
         """Every row, read into memory."""
@@ -284,13 +341,34 @@ class FileTable(FencedState):
         return self.dataset_of(self.files())
 
     def dataset_of(self, files: Sequence[DataFile]) -> ds.Dataset:
-        kinds = pa.schema([self.schema.field(each) for each in self.partition_by])
-        return ds.dataset(
-            [str(self.path / each.path) for each in files],
-            schema=self.schema,
-            format="parquet",
-            partitioning=ds.partitioning(kinds, flavor="hive") if self.partition_by else None,
-        )
+        shape = self.shape
+        form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
+        fragments = []
+        for each in files:
+            try:
+                known = expression_of(shape.schema, shape.partition_by, each.partition)
+            except (pa.ArrowInvalid, ValueError) as error:
+                raise CorruptStateError(
+                    f"{self.path / each.path}: it is in a partition that cannot be: {error}"
+                ) from error
+            fragments.append(form.make_fragment(str(self.path / each.path), system, partition_expression=known))
+        return ds.FileSystemDataset(fragments, shape.schema, form, system)
+
+    def files_in(self, document: Path) -> list[DataFile]:
+        """The files that a document of this table lists. Raises ``FileNotFoundError``, ``CorruptStateError``."""
+        try:
+            return [self._file_of(*entry) for entry in read_document(document)["files"]]
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(f"{document}: not a list of files ({error}); restore it from a backup") from error
+
+    def _file_of(self, path: str, rows: int, size: int, partition: Sequence[str | None] | None = None) -> DataFile:
+        found = tuple(partition) if partition is not None else texts_in(path, self.partition_by)
+        if found is None:
+            raise CorruptStateError(
+                f"{self.path / path} has no values of {list(self.partition_by)}: an earlier version lost them when it compacted "
+                "the table; build the table anew from its source"
+            )
+        return DataFile(path, rows, size, found)
 
     @abstractmethod
     def files_as_of(self, txid: int) -> list[DataFile]:
@@ -298,6 +376,7 @@ class FileTable(FencedState):
 
     def become_scratch(self, folder: Path) -> None:
         self.path = folder
+        self._shape = None
 
     def compare(
         self,
@@ -356,17 +435,11 @@ def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def partition_values(path: str) -> dict[str, str | None]:
-    """The values in a file's path, as text.
-
-    >>> partition_values("day=2026-01-01/kind=a%2Fb/part-1.parquet")
-    {'day': '2026-01-01', 'kind': 'a/b'}
-    """
-    found: dict[str, str | None] = {}
-    for part in Path(path).parts[:-1]:
-        name, _, value = part.partition("=")
-        found[name] = None if value == _NULL_PARTITION else unquote(value)
-    return found
+def may_be_open(path: str, done: int) -> bool:
+    """Whether an attempt may be about to publish this file, when ``done`` is the last finished txid: that one too is replayed
+    when its driver died before it could say so."""
+    found = _NAME_OF_ATTEMPT.match(Path(path).name)
+    return found is not None and int(found["txid"]) >= done
 
 
 def _text_of(schema: pa.Schema) -> str:

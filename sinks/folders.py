@@ -6,6 +6,7 @@ name, which fails when that name is taken: so of several writers one wins, as a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,12 +17,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError
 from framework.topology import Header
 
 #: Versions of a header that are kept behind the current one: for whoever is just reading them.
 _KEPT = 20
 _DIGITS = 12
+#: What passes by itself, or when there is room again, or when a file system that is mounted from elsewhere answers. A file that is
+#: not there may just have been compacted.
+_PASSING = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+        *(errno.EIO, errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ENOENT),
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN),
+    }
+)
 
 
 class HeaderChain:
@@ -138,8 +148,12 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, that survives a power cut from now on."""
     with named_errors(folder):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            sync(each.parent)
 
 
 def sync(path: Path) -> None:
@@ -159,9 +173,16 @@ def named_errors(path: Path) -> Iterator[None]:
     except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
         raise ConfigError(f"{path}: {error.strerror}; check the path and its permissions") from error
     except OSError as error:
-        if error.errno == 30:  # EROFS
-            raise ConfigError(f"{path}: {error.strerror}; give a path that can be written") from error
-        raise RetryableError(f"{path}: {error.strerror or error}") from error
+        text = f"{path}: {error.strerror or error}"
+        if error.errno in _PASSING:
+            raise RetryableError(text) from error
+        if error.errno == errno.ENAMETOOLONG:
+            raise BadRecordError(f"{text}; a value that names a partition must be short") from error
+        if error.errno == errno.EROFS:
+            raise ConfigError(f"{text}; give a path that can be written") from error
+        raise ConfigError(
+            f"{text}; this does not pass by itself: look at the folder, then run the topology again"
+        ) from error
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@
 
     <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt at a transaction, written once
     <path>/_manifest/<txid>.compacted.json            the files of every transaction up to that one
+    <path>/_ratchet/unnamed.json                      since when data files have not been named by any manifest
 
 Of several manifests of a txid the one with the highest stamp counts, so a late writer of before changes nothing; a roll-back
 is a manifest without files. Readers take the compacted manifest with the highest txid, and what is above it:
@@ -15,17 +16,16 @@ from __future__ import annotations
 import fcntl
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
 from framework.topology import Header
-from sinks.files import DataFile, FileTable
-from sinks.folders import make_folder, named_errors, read_document, write_once
+from sinks.files import DataFile, FileTable, may_be_open
+from sinks.folders import make_folder, named_errors, overwrite, read_document, write_once
+from sinks.partitions import Texts
 
 _COMPACTED = ".compacted.json"
 _READ_TRIES = 10
@@ -39,6 +39,7 @@ class ParquetTable(FileTable):
     Small files are kept in check by ``compact()`` (``python -m sinks.compact PATH``), which may run beside the topology.
     """
 
+    kind = "ParquetTable"
     own_names = frozenset({"_ratchet", "_manifest"})
 
     @property
@@ -53,12 +54,12 @@ class ParquetTable(FileTable):
         if opened is None:
             raise InvariantViolation("publishing needs an open transaction")
         path = self._manifests / f"{opened.txid:012d}-{header.epoch}-{opened.attempt_id}.json"
-        write_once(path, {"plan_digest": opened.plan_digest, "files": _listed(files)})
+        write_once(path, {"plan_digest": opened.plan_digest, "files": [each.entry() for each in files]})
 
     def roll_back(self, header: Header) -> int:
         undone = [each for each in self._live() if each.txid == header.stamp.txid]
         self.publish_files(header, [])
-        return sum(len(_files_in(each.path)) for each in undone)
+        return sum(len(self.files_in(each.path)) for each in undone)
 
     def clear(self, topology_id: str) -> Header:
         before = self.prepare(topology_id)
@@ -66,7 +67,7 @@ class ParquetTable(FileTable):
         for each in self._manifests.iterdir():
             each.unlink()
         self.raise_header(before, header)
-        self.vacuum(older_than_s=0)
+        self._remove_unnamed(0, lambda path: False)
         return header
 
     # --- for readers -----------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ class ParquetTable(FileTable):
     def files(self) -> list[DataFile]:
         for _ in range(_READ_TRIES):
             try:
-                return [file for each in self._live() for file in _files_in(each.path)]
+                return [file for each in self._live() for file in self.files_in(each.path)]
             except FileNotFoundError:
                 continue  # compacted while it was read
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
@@ -83,20 +84,21 @@ class ParquetTable(FileTable):
         found = [each for each in self._live() if each.txid <= txid or each.compacted]
         if any(each.txid > txid for each in found):
             raise MovedOnError(f"{self.location}: transaction {txid} was compacted with later ones")
-        return [file for each in found for file in _files_in(each.path)]
+        return [file for each in found for file in self.files_in(each.path)]
 
     def files_of(self, txid: int) -> list[DataFile]:
         """The files of one transaction. Raises ``ConfigError`` when they were compacted with others, or are not there."""
         for each in self._live():
             if each.txid == txid and not each.compacted:
-                return _files_in(each.path)
+                return self.files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
 
     # --- keeping small files in check ------------------------------------------------------------------------
 
     def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
-        """Merge small files of finished transactions into larger ones; returns how many files there were and are. The
-        last ``keep_last`` transactions are left alone. Safe beside a running topology and its readers; one at a time."""
+        """Merge small files of finished transactions, partition by partition, into larger ones; returns how many files there
+        were and are. The last ``keep_last`` transactions are left alone. Safe beside a running topology and its readers; one
+        at a time."""
         with self._one_at_a_time():
             header = self.read_header()
             last = header.done - keep_last
@@ -104,50 +106,61 @@ class ParquetTable(FileTable):
             before = len(self.files())
             if last < 1 or len(chosen) < 2:
                 return before, before
-            files = [file for path in chosen for file in _files_in(path)]
-            small = [each for each in files if each.size < self.target_bytes / 2]
-            kept = [each for each in files if each.size >= self.target_bytes / 2]
-            merged = self._merged(small) if len(small) > 1 else small
+            files = [file for path in chosen for file in self.files_in(path)]
+            merged = self._merged(files)
             write_once(
                 self._manifests / f"{last:012d}{_COMPACTED}",
-                {"txid": last, "files": _listed([*kept, *merged]), "compacted": len(chosen)},
+                {"txid": last, "files": [each.entry() for each in merged], "compacted": len(chosen)},
             )
             for path in self._manifests.glob("[0-9]*.json"):
                 if _Manifest.of(path).txid <= last and path.name != f"{last:012d}{_COMPACTED}":
                     path.unlink()
-            return before, before - len(files) + len(kept) + len(merged)
+            return before, before - len(files) + len(merged)
 
-    def _merged(self, small: Sequence[DataFile]) -> list[DataFile]:
+    def _merged(self, files: Sequence[DataFile]) -> list[DataFile]:
+        """The same rows in as few files of the wanted size as their partitions allow."""
         name = f"compacted-{uuid.uuid4().hex[:12]}"
-        merged: list[DataFile] = []
-        group: list[DataFile] = []
-        for each in (*small, None):
-            if each is None or sum(file.size for file in group) + each.size > self.target_bytes:
-                table = pa.concat_tables([self._read(file) for file in group]) if group else None
-                if table is not None:
-                    merged += self.write_files(table, f"{name}-{len(merged)}")
-                group = []
-            if each is not None:
-                group.append(each)
-        if sum(each.rows for each in merged) != sum(each.rows for each in small):
+        found: list[DataFile] = []
+        for number, group in enumerate(self._groups(files)):
+            rows = self.dataset_of(group).to_table() if len(group) > 1 else None
+            found += group if rows is None else self.write_files(rows, f"{name}-{number}")
+        if sum(each.rows for each in found) != sum(each.rows for each in files):
             raise InvariantViolation(f"{self.location}: compaction would change the number of rows")
-        return merged
+        return found
 
-    def _read(self, file: DataFile) -> pa.Table:
-        return self.dataset_of([file]).to_table()
+    def _groups(self, files: Sequence[DataFile]) -> list[list[DataFile]]:
+        """What becomes one file each: small files of one partition up to the wanted size, and each other by itself."""
+        found: list[list[DataFile]] = []
+        open_group: dict[Texts, list[DataFile]] = {}
+        for each in files:
+            if each.size >= self.target_bytes / 2:
+                found.append([each])
+                continue
+            group = open_group.get(each.partition)
+            if group is None or sum(file.size for file in group) + each.size > self.target_bytes:
+                group = open_group[each.partition] = []
+                found.append(group)
+            group.append(each)
+        return found
 
     def vacuum(self, *, older_than_s: float = GRACE_S) -> int:
-        """Remove data files that no manifest names and that are older than that; returns how many. A commit that lasts
-        longer than ``older_than_s`` would lose files that it has not published yet."""
+        """Remove data files that no manifest has named for so long; returns how many. A file's time begins with the first
+        vacuum that finds it so, since a reader may have begun just before. What an attempt may be writing stays."""
+        done = self.read_header().done  # asked before the manifests are: what is finished by then, they name
+        return self._remove_unnamed(older_than_s, lambda path: may_be_open(path, done))
+
+    def _remove_unnamed(self, older_than_s: float, spared: Callable[[str], bool]) -> int:
         with self._one_at_a_time():
+            now, notes = time.time(), self._folder / "unnamed.json"
+            before = read_document(notes)["since"] if notes.exists() else {}
             live = {each.path for each in self.files()}
-            removed = 0
-            for path in list(self.path.rglob("*.parquet")):
-                old = time.time() - path.stat().st_mtime >= older_than_s
-                if old and str(path.relative_to(self.path)) not in live:
-                    path.unlink(missing_ok=True)
-                    removed += 1
-            return removed
+            found = {str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet")} - live
+            since = {path: before.get(path, now) for path in found if not spared(path)}
+            gone = {path for path, first in since.items() if now - first >= older_than_s}
+            for path in gone:
+                (self.path / path).unlink(missing_ok=True)
+            overwrite(notes, {"since": {path: first for path, first in since.items() if path not in gone}})
+            return len(gone)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -166,6 +179,9 @@ class ParquetTable(FileTable):
 
     def _live(self) -> list[_Manifest]:
         """The manifests that count, by txid."""
+        self.require()
+        if not self._manifests.is_dir():
+            raise CorruptStateError(f"{self._manifests} is gone; restore it from a backup")
         found = sorted(_Manifest.of(path) for path in self._manifests.glob("[0-9]*.json"))
         base = max((each for each in found if each.compacted), default=None)
         covered = base.txid if base is not None else 0
@@ -194,14 +210,3 @@ class _Manifest(NamedTuple):
         except ValueError as error:
             raise CorruptStateError(f"{path}: not the name of a manifest; remove the file") from error
         return _Manifest(txid, epoch, attempt, False, path)
-
-
-def _listed(files: Sequence[DataFile]) -> list[list[object]]:
-    return [[each.path, each.rows, each.size] for each in files]
-
-
-def _files_in(path: Path) -> list[DataFile]:
-    try:
-        return [DataFile(*each) for each in read_document(path)["files"]]
-    except (KeyError, TypeError) as error:
-        raise CorruptStateError(f"{path}: not a manifest ({error}); restore it from a backup") from error

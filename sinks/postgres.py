@@ -24,7 +24,7 @@ from framework.errors import (
     CorruptStateError,
     RetryableError,
 )
-from framework.topology import Fields, Header, Reach
+from framework.topology import Fields, Reach
 from sinks.backend import Key
 from sinks.plain_values import check_storable
 from sinks.sql import SqlBackend
@@ -45,7 +45,18 @@ TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
 _IDLE_CONNECTIONS = 4
 #: What a server says to a client that will never be let in, however often it asks.
-_REFUSALS = ("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate")
+_REFUSALS = (
+    *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
+    "does not support SSL",
+)
+#: Classes and codes of SQLSTATE that pass by themselves, or when there is room again: connections, serialization and deadlocks,
+#: resources, locks, timeouts and restarts, the disk; and a table that another one has just created.
+_PASSING = (
+    *("08", "40", "53", "55006", "55P03", "25P03", "25P04", "57014", "57P01", "57P02", "57P03", "57P05"),
+    *("58000", "58030", "42P07"),
+)
+#: Values that the table does not take, however often they are sent: data, cardinality, constraints, limits.
+_VALUES = ("21", "22", "23", "54")
 
 
 class PostgresDialect(Dialect):
@@ -87,6 +98,14 @@ _PLAIN = (
     ((pa.types.is_string, pa.types.is_large_string), "text"),
     ((pa.types.is_binary, pa.types.is_large_binary), "bytea"),
     ((pa.types.is_date,), "date"),
+)
+
+
+#: The database cluster, its timeline, and since when the server runs: another one after it was restored, after a standby was
+#: promoted, and after a restart, which may have come from a copy of the files.
+_SERVER = (
+    "(SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || '/' || "
+    "extract(epoch FROM pg_postmaster_start_time())"
 )
 
 
@@ -276,12 +295,33 @@ class PostgresBackend(SqlBackend):
                 f"{self.location} cannot be written: the server is {'a standby' if standby else 'read-only'}; give the "
                 "address of the primary"
             )
+        self._warn_of_losses(connection)
         for table in (*([self._table] if exists else []), HEADERS_TABLE):
             for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
                 query = "SELECT has_table_privilege(to_regclass(%s), %s)"
                 (granted,) = connection.execute(query, (f'"{table}"', right)).fetchone()
                 if granted is False:
                     raise self._may_not(f"{right} on table {table}")
+
+    def _warn_of_losses(self, connection: Any) -> None:
+        """Name what makes the server forget what it has committed."""
+        settings = {
+            setting: connection.execute("SELECT current_setting(%s)", (setting,)).fetchone()[0]
+            for setting in ("fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names")
+        }
+        for setting in ("fsync", "full_page_writes"):
+            if settings[setting] == "off":
+                self._may_lose_writes(f"{setting} is off", f"set {setting} = on")
+        (followers,) = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone()
+        if followers and (not settings["synchronous_standby_names"] or settings["synchronous_commit"] == "local"):
+            self._may_lose_writes(
+                f"{followers} standby{'s' if followers > 1 else ''} may follow later than a commit is acknowledged",
+                "set synchronous_standby_names, and synchronous_commit = on",
+            )
+        for table in (self._table, HEADERS_TABLE):
+            query = "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(%s)"
+            if connection.execute(query, (f'"{table}"',)).fetchone() == (True,):
+                self._may_lose_writes(f"table {table} is unlogged", f'ALTER TABLE "{table}" SET LOGGED')
 
     def _create_headers(self, connection: Any) -> None:
         if connection.execute("SELECT to_regclass(%s)", (f'"{HEADERS_TABLE}"',)).fetchone()[0] is None:
@@ -324,13 +364,16 @@ class PostgresBackend(SqlBackend):
         cursor.executemany(statement, [(*row, *stamp) for row in zip(*columns, strict=True)])
         return int(cursor.rowcount)
 
-    def _select_header(self, connection: Any, lock: str) -> Header | None:
+    def _select(self, connection: Any, statement: str) -> Any:
         try:
-            return super()._select_header(connection, lock)
+            return super()._select(connection, statement)
         except psycopg.errors.LockNotAvailable:
-            if lock == self._own_header:
+            if statement.endswith(self._own_header):
                 self._end_stuck_writers()
             raise
+
+    def _store(self, connection: Any) -> str:
+        return _SERVER
 
     def _end_stuck_writers(self) -> None:
         """A writer that stopped in the middle of what it was sending is not idle for the database, which would wait for it
@@ -361,15 +404,24 @@ class PostgresBackend(SqlBackend):
     def _named(self, error: psycopg.Error) -> Exception:
         text = f"{self.location}: {_line(error)}"
         state = error.sqlstate or ""
-        if state.startswith(("22", "23502")) or isinstance(error, psycopg.DataError):
+        if state.startswith(_PASSING) or (state == "23505" and self._created_by_another(error)):
+            return RetryableError(text)
+        if state.startswith(_VALUES) or isinstance(error, psycopg.DataError):
             return BadRecordError(f"{text}; this value cannot be stored as it is")
         if state.startswith("28") or state in ("3D000", "3F000", "42501", "25006"):
             return ConfigError(f"{text}; check the address, the user and its rights")
         if not state and any(words in text for words in _REFUSALS):
             return ConfigError(f"{text}; check the address, the user and the password")
+        if not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+            return RetryableError(text)  # the connection
         if state in ("XX001", "XX002"):
             return CorruptStateError(f"{text}; restore the database from a backup")
-        return RetryableError(text)
+        return ConfigError(f"{text}; this does not pass by itself: look at the database, then run the topology again")
+
+    @staticmethod
+    def _created_by_another(error: psycopg.Error) -> bool:
+        """Whether somebody has just created the table, or the header, that was to be created."""
+        return error.diag.schema_name == "pg_catalog" or error.diag.table_name == HEADERS_TABLE
 
 
 def _without_secrets(error: Exception, dsn: str) -> str:

@@ -21,12 +21,11 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from framework.config import resolved
 from framework.errors import (
@@ -53,6 +52,14 @@ except ImportError as error:  # an extra
 #: A script is one step, during which Redis answers nobody else.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
+#: What passes by itself, or when there is room again: as the client knows it, and as scripts and other servers say it.
+_PASSING = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.MasterDownError,
+)
+_PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM)\b")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 # KEYS: header, rows, touched, deleted. ARGV: header, number of rows, of those that are tombstones; then for each row its
@@ -89,13 +96,20 @@ end
 return {1}
 """
 
-# KEYS: header, touched. ARGV: header expected, header new, 1 if another transaction is open then. Returns as _PUT.
+# KEYS: header, touched. ARGV: header expected, header new, 1 if another transaction is open then, what must tell this server
+# from others ("" for anything). Returns as _PUT; with 1 what tells the server from others; -2 when it is another one. A server
+# that starts has a new run id; one that takes the data of another, or follows none any more, has a new replication id.
 _RAISE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
+local links = redis.call('INFO', 'replication')
+if string.find(links, 'role:slave', 1, true) then return redis.error_reply('READONLY it follows another server') end
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local server = (run or '') .. '/' .. (string.match(links, 'master_replid:(%w+)') or '')
+if ARGV[4] ~= '' and ARGV[4] ~= server then return {-2} end
 redis.call('SET', KEYS[1], ARGV[2])
 if ARGV[3] == '1' then redis.call('UNLINK', KEYS[2]) end
-return {1}
+return {1, server}
 """
 
 # KEYS: header, rows, deleted. ARGV: header; then for each key, what its text must begin with for it to be removed, or "" to
@@ -147,8 +161,6 @@ redis.call('SREM', KEYS[1], 'a')
 return {1}
 """
 
-_log = structlog.get_logger()
-
 
 class _Clients:
     """The clients of this process, by address."""
@@ -189,7 +201,8 @@ class RedisBackend(MapBackend):
     from its input when they are left out.
 
     A server that may evict keys (``maxmemory`` with a policy other than ``noeviction``) and a replica are refused. What a
-    server without an append-only file forgets in a crash is noticed at the next start, and stops the topology.
+    server forgets in a crash, because it has no append-only file or a replica took its place, is noticed: within a commit the
+    attempt is repeated, otherwise the topology stops.
     """
 
     reach = Reach.NETWORK
@@ -290,8 +303,7 @@ class RedisBackend(MapBackend):
                 f"{self.location} could lose rows: the server evicts keys ({policy}) beyond {memory['maxmemory']} bytes; set "
                 "maxmemory-policy to noeviction"
             )
-        if not client.info("persistence").get("aof_enabled"):
-            _log.warning("redis.not_durable", state=self.location, advice="set appendonly yes, appendfsync always")
+        self._warn_of_losses(client, role)
         for suffix, wanted in (("", b"hash"), ("header", b"string"), ("columns", b"string"), ("touched", b"list")):
             kind = client.type(self._key(suffix))
             if kind not in (b"none", wanted):
@@ -301,19 +313,36 @@ class RedisBackend(MapBackend):
                 )
         self._script(_PROBE, ["probe"], [])
 
+    def _warn_of_losses(self, client: Any, replication: dict[str, Any]) -> None:
+        """Name what makes the server forget writes that it has acknowledged."""
+        if not client.info("persistence").get("aof_enabled"):
+            self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
+        else:
+            found = "unknown"
+            with suppress(redis.exceptions.ResponseError):  # not everybody may ask
+                found = client.config_get("appendfsync").get("appendfsync", found)
+            if found != "always":
+                self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")
+        replicas = replication.get("connected_slaves", 0)
+        if replicas:
+            which = "1 replica that follows" if replicas == 1 else f"{replicas} replicas that follow"
+            self._may_lose_writes(
+                f"the server has {which} later than it acknowledges",
+                "promote one only when the primary's data is gone for good, and expect the topology to stop then",
+            )
+
     def read_header(self) -> Header:
         with self._named(writes=False):
             return self._header_in(_clients.get(self._url).get(self._key("header")))
 
     def raise_header(self, expected: Header, new: Header) -> None:
         other = expected.open is None or new.open is None or expected.open.txid != new.open.txid
+        arguments = [_header_text(expected), _header_text(new), b"1" if other else b"0", self._must_be(expected, new)]
         with self._named():
-            self._checked(
-                self._script(
-                    _RAISE, ["header", "touched"], [_header_text(expected), _header_text(new), b"1" if other else b"0"]
-                ),
-                expected,
-            )
+            answer = self._checked(self._script(_RAISE, ["header", "touched"], arguments), expected)
+        if answer[0] == -2:
+            raise self._another_store(expected)
+        self._opened_in = answer[1].decode()
 
     # --- rows ------------------------------------------------------------------------------------------------
 
@@ -522,13 +551,20 @@ class RedisBackend(MapBackend):
             text = str(error)
             if "WRONGTYPE" in text:
                 raise ConfigError(f"{self.location}: a key is of another type: {text}; use another name") from error
-            if "READONLY" in text:
+            if isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in text:
                 raise ConfigError(f"{self.location} is a replica; give the address of the primary") from error
             if any(sign in text for sign in ("NOPERM", "permission", "NOAUTH", "can't run this command")):
                 raise ConfigError(f"{self.location}: {text}; check the user's rights") from error
-            raise RetryableError(f"{self.location}: {text}") from error
+            if isinstance(error, _PASSING) or _PASSING_WORDS.search(text):
+                raise RetryableError(f"{self.location}: {text}") from error
+            raise self._lasting(error) from error
         except redis.exceptions.RedisError as error:
-            raise RetryableError(f"{self.location}: {error}") from error
+            raise self._lasting(error) from error
+
+    def _lasting(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self.location}: {error}; this does not pass by itself: look at the server, then run the topology again"
+        )
 
 
 _SHA = {

@@ -78,6 +78,10 @@ class SqlBackend(MapBackend):
     def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         """Every column of the rows of these keys (as stored), in any order."""
 
+    @abstractmethod
+    def _store(self, connection: Any) -> str:
+        """A SQL expression that tells this store from one that takes its place with the data of before (C27)."""
+
     def _probe(self, connection: Any, *, exists: bool) -> None:
         """Raise ``ConfigError`` when this user may not do what will be needed."""
 
@@ -155,9 +159,15 @@ class SqlBackend(MapBackend):
             return self._found_header(connection, "")
 
     def raise_header(self, expected: Header, new: Header) -> None:
+        must_be = self._must_be(expected, new)
         with self._writing() as connection:
-            self._check_header(connection, expected, self._own_header)
+            found, store = self._select_header_and_store(connection)
+            if found != expected:
+                raise found.refused(expected, self.location)
+            if must_be not in ("", store):
+                raise self._another_store(expected)
             connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
+        self._opened_in = store
 
     # --- rows ------------------------------------------------------------------------------------------------
 
@@ -285,14 +295,28 @@ class SqlBackend(MapBackend):
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _select_header(self, connection: Any, lock: str) -> Header | None:
-        row = connection.execute(self.dialect.select_header() + lock, (self._table,)).fetchone()
+        row = self._select(connection, self.dialect.select_header() + lock)
         return header_of(row, self.location) if row is not None else None
+
+    def _select(self, connection: Any, statement: str) -> Any:
+        """The one row of a statement about the header; None when there is none."""
+        return connection.execute(statement, (self._table,)).fetchone()
+
+    def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
+        """The header, to be changed, and what tells this store from one that took its place, in one statement."""
+        row = self._select(connection, self.dialect.select_header(self._store(connection)) + self._own_header)
+        if row is None:
+            raise self._no_header()
+        return header_of(row, self.location), row[-1]
 
     def _found_header(self, connection: Any, lock: str) -> Header:
         header = self._select_header(connection, lock)
         if header is None:
-            raise CorruptStateError(f"{self.location}: its header is gone from {HEADERS_TABLE}; restore the database")
+            raise self._no_header()
         return header
+
+    def _no_header(self) -> CorruptStateError:
+        return CorruptStateError(f"{self.location}: its header is gone from {HEADERS_TABLE}; restore the database")
 
     def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
         found = self._found_header(connection, lock)

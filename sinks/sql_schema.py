@@ -76,9 +76,10 @@ class Dialect(ABC):
             f"done {self.integer} NOT NULL)"
         )
 
-    def select_header(self) -> str:
-        """Parameter: state."""
-        return f"SELECT {HEADER_COLUMNS} FROM {HEADERS_TABLE} WHERE state = {self.mark}"
+    def select_header(self, *more: str) -> str:
+        """``more``: expressions behind the columns. Parameter: state."""
+        columns = ", ".join((HEADER_COLUMNS, *more))
+        return f"SELECT {columns} FROM {HEADERS_TABLE} WHERE state = {self.mark}"
 
     def insert_header(self) -> str:
         """Parameters: state, then as ``header_values``."""

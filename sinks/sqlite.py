@@ -38,6 +38,19 @@ SQLITE_MIN = (3, 37, 0)
 BUSY_TIMEOUT_MS = 10_000
 #: Keys per SELECT: SQLite takes 32,766 parameters.
 _KEYS_PER_SELECT = 500
+#: What passes by itself, or when there is room again.
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_SCHEMA,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+    }
+)
 
 
 class SqliteDialect(Dialect):
@@ -79,6 +92,8 @@ class _File:
     def __init__(self, path: str) -> None:
         self.path = path
         self.lock = threading.RLock()
+        #: Device and inode of the file that the connection writes to.
+        self.found: tuple[int, int] | None = None
         self._connection: sqlite3.Connection | None = None
 
     @classmethod
@@ -88,8 +103,13 @@ class _File:
             return cls._open.setdefault(key, cls(path))
 
     def connected(self) -> sqlite3.Connection:
-        """Call it with the lock held."""
+        """Call it with the lock held. A connection stays with its file when another one takes that file's name: then it
+        is opened again, or what it writes would be found by nobody."""
+        if self._connection is not None and self.found != self._there():
+            self.close()
         if self._connection is None:
+            # Before it is opened: when the file is replaced meanwhile, the next use opens the new one.
+            found = self._there()
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
@@ -101,8 +121,15 @@ class _File:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self.found = connection, found or self._there()
         return self._connection
+
+    def _there(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
 
     def close(self) -> None:
         with self.lock:
@@ -142,6 +169,10 @@ class SqliteBackend(SqlBackend):
         _File.at(self._path).close()
 
     # --- inside ----------------------------------------------------------------------------------------------
+
+    def _store(self, connection: sqlite3.Connection) -> str:
+        found = _File.at(self._path).found
+        return f"'{found}'"
 
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
         found = connection.execute(f'PRAGMA table_info("{self._table}")')
@@ -209,16 +240,22 @@ class SqliteBackend(SqlBackend):
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.IntegrityError as error:
-            raise BadRecordError(
-                f"{self.location} refuses a value: {error}; an integer beyond 64 bits and a null key cannot be stored"
-            ) from error
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "unable to open" in text or "readonly" in text or "attempt to write" in text:
-                raise ConfigError(f"{self.location}: {text}; check the path and its permissions") from error
-            raise RetryableError(f"{self.location}: {text}") from error
-        except sqlite3.DatabaseError as error:
-            raise CorruptStateError(f"{self._path}: {error}; restore the file from a backup") from error
+        except sqlite3.Error as error:
+            raise self._error_of(error) from error
         except OSError as error:
             raise ConfigError(f"{self._path}: {error}; check the path and its permissions") from error
+
+    def _error_of(self, error: sqlite3.Error) -> Exception:
+        text = f"{self.location}: {error}"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more about the same thing
+        if code in _PASSING:
+            return RetryableError(text)
+        if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):
+            return BadRecordError(
+                f"{text}; this value cannot be stored: an integer beyond 64 bits, a null key, or one that is too long"
+            )
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return CorruptStateError(f"{text}; restore the file from a backup")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return ConfigError(f"{text}; check the path and its permissions")
+        return ConfigError(f"{text}; this does not pass by itself: look at the file, then run the topology again")

@@ -417,8 +417,7 @@ class MapState(FencedState):
     def _finish_standalone(self, commit: _Commit) -> None:
         if self.value_type is ValueType.OPAQUE:
             self.backend.sweep(commit.header)
-        if commit.header.done != commit.stamp.txid:
-            self.backend.raise_header(commit.header, commit.header.finished(commit.stamp.txid))
+        self.backend.raise_header(commit.header, commit.header.finished(commit.stamp.txid))
 
 
 class NonTransactionalMapState(MapState):

@@ -161,7 +161,7 @@ def topics(servers: EmbeddedServers | ExternalServers) -> Topics:
     return Topics(servers.bootstrap_servers)
 
 
-@pytest.fixture(params=["local", "collapsed", "spread", "cluster"])
+@pytest.fixture(params=["local", "collapsed", "spread", pytest.param("cluster", marks=pytest.mark.slow)])
 def runner(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """An executor and its configuration: in this process; Spark with two threads, each batch in one task or spread over
     several; Spark with two executors."""

@@ -18,15 +18,17 @@ LIST: dict[str, dict[str, list[str]]] = {
     "configuration": {
         "missing servers": ["spouts/test_security.py::test_a_missing_variable_and_missing_brokers_are_named"],
         "unknown key": ["test_config.py::test_bad_values_are_refused_by_key"],
-        "wrong type, zero, negative, huge": ["test_bad_input.py::test_a_number_that_cannot_be_is_refused_by_key"],
+        "wrong type, zero, negative, huge": [
+            "test_bad_input.py::test_a_setting_with_an_impossible_number_is_refused_by_its_key"
+        ],
         "auto-commit, auto.offset.reset, read_uncommitted": [
             "spouts/test_security.py::test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts"
         ],
         "timeouts beyond the server's limits": [
-            "transactions/test_zookeeper_security.py::test_a_session_timeout_beyond_the_servers_limits_is_said"
+            "transactions/test_zookeeper_security.py::test_a_session_timeout_beyond_the_servers_limits_is_logged"
         ],
         "halves of credentials, missing files": [
-            "transactions/test_zookeeper_security.py::test_halves_and_missing_files_are_refused_before_anything_starts"
+            "transactions/test_zookeeper_security.py::test_incomplete_security_settings_and_missing_files_are_refused_before_connecting"
         ],
     },
     "topology": {
@@ -89,7 +91,7 @@ LINES = [(part, line, test) for part, lines in LIST.items() for line, tests in l
 
 
 @pytest.mark.parametrize(("part", "line", "test"), LINES, ids=[f"{part}: {line}"[:60] for part, line, _ in LINES])
-def test_every_line_has_a_test_that_looks_at_a_message(part: str, line: str, test: str) -> None:
+def test_each_kind_of_bad_input_has_a_test_that_asserts_something(part: str, line: str, test: str) -> None:
     """The function is there, and it asserts something."""
     file, _, name = test.partition("::")
     tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
@@ -114,7 +116,7 @@ def test_every_line_has_a_test_that_looks_at_a_message(part: str, line: str, tes
         ("metrics.prometheus.port", 0),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_by_key(key: str, value: object) -> None:
+def test_a_setting_with_an_impossible_number_is_refused_by_its_key(key: str, value: object) -> None:
     with pytest.raises(ConfigError) as refused:
         Config.of({key: value})
     said = str(refused.value)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from integration.server import free_port
+from tests.kit.command import call
+from tests.kit.processes import ROOT
 
 
-def call(*words: str, cwd: Path = ROOT, module: str = "framework.run") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *words]
+def run_as_a_process(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "framework.run", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
 
@@ -36,7 +38,7 @@ def call(*words: str, cwd: Path = ROOT, module: str = "framework.run") -> subpro
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
-    answer = call(*words)
+    answer = call("framework.run", *words)
     assert answer.returncode == 2
     assert [line for line in answer.stderr.splitlines() if message in line and line.startswith("error: ")], (
         answer.stderr
@@ -46,7 +48,7 @@ def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: 
 
 def test_a_users_module_in_the_current_folder_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("topology = 7\n")
-    assert "mine:topology is a int" in call("mine:topology", cwd=tmp_path).stderr
+    assert "mine:topology is a int" in run_as_a_process("mine:topology", cwd=tmp_path).stderr
 
 
 def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
@@ -55,17 +57,18 @@ def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
         "b = TransactionalTopologyBuilder('t', 's', MemoryTransactionalSpout({0: []}, Fields(word=str), 1))\n"
         "topology = b.build()\n"
     )
-    from integration.server import free_port
-
-    answer = call("mine:topology", "--set", f"transactional.zookeeper.servers=127.0.0.1:{free_port()}", cwd=tmp_path)
+    nobody = f"transactional.zookeeper.servers=127.0.0.1:{free_port()}"
+    soon = "transactional.zookeeper.connection.timeout.secs=0.5"
+    answer = call("framework.run", "mine:topology", "--set", nobody, "--set", soon, cwd=tmp_path)
     assert answer.returncode == 1
     assert "error: no ZooKeeper server at 127.0.0.1" in answer.stderr
+    assert "answered within 0.5 s" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
 @pytest.mark.parametrize("module", ["framework.reset", "framework.verify"])
-def test_what_is_about_transactional_state_refuses_a_core_topology(module: str) -> None:
-    answer = call("examples.joined_streams:topology", *(["--positions"] if "reset" in module else []), module=module)
+def test_commands_on_transactional_state_refuse_a_core_topology(module: str) -> None:
+    answer = call(module, "examples.joined_streams:topology", *(["--positions"] if "reset" in module else []))
     assert answer.returncode == 2
     assert "examples.joined_streams:topology is a core topology, which keeps no transactional state" in answer.stderr
 
@@ -73,7 +76,7 @@ def test_what_is_about_transactional_state_refuses_a_core_topology(module: str) 
 @pytest.mark.spark
 @pytest.mark.behaviour("4.1")
 def test_a_core_topology_runs_from_the_command_line_until_it_is_idle() -> None:
-    answer = call("examples.joined_streams:topology", "--until-caught-up", "--json")
+    answer = run_as_a_process("examples.joined_streams:topology", "--until-caught-up", "--json")
     assert answer.returncode == 0, answer.stderr
     last = json.loads([line for line in answer.stderr.splitlines() if line.startswith('{"phase"')][-1])
     assert (last["phase"], last["pending"], last["trees"], last["held"]) == ("stopped", 0, 0, {})

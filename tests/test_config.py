@@ -11,7 +11,7 @@ from framework import Config
 from framework.errors import ConfigError
 
 
-def test_defaults_are_storms() -> None:
+def test_defaults_are_those_of_storm() -> None:
     config = Config.of({})
     assert (config.max_spout_pending, config.message_timeout_secs) == (1, 30.0)
     assert config.zookeeper_hosts() is None
@@ -32,9 +32,15 @@ def test_defaults_are_storms() -> None:
         ({"transactional.zookeeper.root": "relative"}, r"transactional.zookeeper.root: must be an absolute path"),
         ({"transactional.zookeeper.root": "/a/../b"}, r"transactional.zookeeper.root: "),
         ({"transactional.zookeeper.auth": "canary"}, r"zookeeper.auth: must be digest:user:password; [^']+$"),
-        ({"spark.task.maxFailures": 4}, r"spark.task.maxFailures cannot be set: Spark must repeat nothing"),
-        ({"spark.speculation": True}, r"spark.speculation cannot be set"),
-        ({"spark.master": "local[2,4]"}, r"local\[N,F\] repeats failed tasks; use local\[2\]"),
+        *(
+            pytest.param(values, message, marks=pytest.mark.rule("C10"))
+            for values, message in (
+                ({"spark.task.maxFailures": 4}, r"spark.task.maxFailures cannot be set: Spark must repeat nothing"),
+                ({"spark.stage.maxConsecutiveAttempts": 4}, r"spark.stage.maxConsecutiveAttempts cannot be set"),
+                ({"spark.speculation": True}, r"spark.speculation cannot be set"),
+                ({"spark.master": "local[2,4]"}, r"local\[N,F\] repeats failed tasks; use local\[2\]"),
+            )
+        ),
     ],
 )
 def test_bad_values_are_refused_by_key(values: dict[str, Any], message: str) -> None:
@@ -42,7 +48,7 @@ def test_bad_values_are_refused_by_key(values: dict[str, Any], message: str) -> 
         Config.of(values)
 
 
-def test_servers_with_and_without_ports() -> None:
+def test_zookeeper_servers_without_a_port_get_the_configured_one() -> None:
     config = Config.of({"transactional.zookeeper.servers": ["a", "b:2182"], "transactional.zookeeper.port": 2200})
     assert config.zookeeper_hosts() == "a:2200,b:2182"
     assert Config.of({"transactional.zookeeper.servers": "a, b"}).zookeeper_hosts() == "a:2181,b:2181"

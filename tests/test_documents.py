@@ -38,7 +38,7 @@ def test_readme_configuration_is_valid() -> None:
     assert config.app["app.kafka"] == "broker1:9092,broker2:9092"
 
 
-def test_what_is_shown_of_reading_kafka_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_page_on_reading_kafka_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for code in blocks("python", "docs/kafka.md"):
         exec(code, {})
@@ -50,7 +50,7 @@ def test_what_is_shown_of_reading_kafka_runs(tmp_path: Path, monkeypatch: pytest
     assert conf["kafka.sasl.password"].get_secret_value() == "secret"
 
 
-def test_what_is_shown_of_core_topologies_builds() -> None:
+def test_the_code_of_the_page_on_core_topologies_builds() -> None:
     namespace: dict[str, object] = {}
     for code in blocks("python", "docs/core.md"):
         exec(code, namespace)
@@ -59,7 +59,7 @@ def test_what_is_shown_of_core_topologies_builds() -> None:
     assert built.parallelisms() == {"sentences": 2, "split": 2, "count": 3}
 
 
-def test_what_is_shown_of_state_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_page_on_state_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_PASSWORD", "secret")
     namespace: dict[str, object] = {}
     for code in blocks("python", "docs/state.md"):
@@ -85,7 +85,7 @@ class MemoryUsers(BaseRichSpout):
         declarer.declare(Fields(user=str, at=float, amount=int))
 
 
-def test_what_is_shown_of_sinks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_page_on_sinks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for code in blocks("python", "docs/sinks.md"):
         exec(code, {"__name__": "shown"})

@@ -42,7 +42,10 @@ _DEFAULTS = {
 }
 #: With a local master the JVM only schedules and copies. The optimising compiler would spend the first minutes of a run
 #: competing with the batches for its cores, and four batches a second would not pay it back.
-_LOCAL_DEFAULTS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_LOCAL_DEFAULTS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.daemon.module": "framework.execution.spark_daemon",
+}
 #: What the protocol depends on (C10); the configuration refuses these from the user.
 _FIXED = {
     "spark.task.maxFailures": "1",

@@ -128,6 +128,16 @@ class Header:
         opened = document["open"]
         return Header(**{**document, "open": OpenCommit(**opened) if opened is not None else None})
 
+    def same_attempt(self, other: Header) -> bool:
+        """Whether the same attempt may write under both: one of them says more about it, and opens none."""
+        if self.open is None or other.open is None:
+            return False
+        return (self.epoch, self.open.txid, self.open.attempt_id) == (
+            other.epoch,
+            other.open.txid,
+            other.open.attempt_id,
+        )
+
     def opened(self, epoch: int, open_commit: OpenCommit) -> Header:
         """The header under which that attempt writes."""
         return replace(self, epoch=epoch, open=open_commit)
@@ -189,7 +199,8 @@ class FencedState(ABC):
 
     @abstractmethod
     def raise_header(self, expected: Header, new: Header) -> None:
-        """Replace ``expected`` by ``new`` atomically. Raises ``StaleWriterError`` when another header is found."""
+        """Replace ``expected`` by ``new`` atomically. Raises ``StaleWriterError`` when another header is found, and
+        ``RetryableError`` when both are of the same attempt and the store is not the one in which it was opened (C27)."""
 
     @abstractmethod
     def sweep(self, header: Header) -> int:

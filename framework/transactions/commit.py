@@ -242,7 +242,20 @@ class CommitPhase:
                 attempt.attempt_id,
             ):
                 raise StaleWriterError(f"{self._states[index].location} is open for {current.open}, not for {attempt}")
+            self._check_plan(index, current, attempt)
             self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
+
+    def _check_plan(self, index: int, current: Header, attempt: AttemptHeader) -> None:
+        """C28: rows of one plan must not be taken for rows of another."""
+        opened = current.open
+        if opened is None or opened.txid != attempt.txid:
+            return
+        if opened.plan_digest not in (attempt.plan_digest, ROLLED_BACK):
+            raise ConfigError(
+                f"{self._states[index].location} was opened for txid {opened.txid} with plan {opened.plan_digest}, and "
+                f"{attempt.plan_digest} was to be committed: another topology called {self._topology_id!r} writes to it from "
+                "a ZooKeeper state of its own; give one of them another name and another sink"
+            )
 
     def _sweep(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
@@ -264,8 +277,7 @@ class CommitPhase:
     def _finish(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
             current = self._own(index, attempt)
-            if current.done != attempt.txid:
-                self._replace(index, current, current.finished(attempt.txid))
+            self._write(index, current, current.finished(attempt.txid))  # of a replay of what is done, too (C27)
 
     def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
@@ -301,8 +313,10 @@ class CommitPhase:
         return self._headers[index]
 
     def _replace(self, index: int, current: Header, new: Header) -> None:
-        if new == current:
-            return
+        if new != current:
+            self._write(index, current, new)
+
+    def _write(self, index: int, current: Header, new: Header) -> None:
         del self._headers[index]  # whatever is raised now, the next attempt reads what is there
         self._states[index].raise_header(current, new)
         self._headers[index] = new

@@ -11,9 +11,9 @@
     <topology id>/user/<spout>/<txid>      the plan of that batch: every partition's metadata, one document
     <topology id>/history/<slot>           the record of a closed transaction; txid mod 1000, so the last thousand
 
-Every ``save`` is one atomic step, under the epoch. A plan is written together with the attempt that first emits it, so
-a transaction costs two writes: one to emit it, one to close it. A topology with a committer that has no header of its own
-costs a third, before its commit begins (C24).
+Every ``save`` is one atomic step, under the epoch. A plan is written together with the attempt that first emits it, and not
+again when it is emitted again; so a transaction costs two writes: one to emit it, one to close it. A topology with a
+committer that has no header of its own costs a third, before its commit begins (C24).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class TopologyDocuments:
         former = before.get("spout")
         if isinstance(former, str) and former != self._topology.spout.id:
             plans = RotatingTransactionalState(self._state, f"user/{former}")
-            with self._state.atomically():
-                for txid in plans.txids():
+            for txid in plans.txids():  # one by one: a few large plans are more than one step may hold
+                with self._state.atomically():
                     self._plans.override_state(txid, plans.get_state(txid, _never))
                     plans.remove_state(txid)
 
@@ -188,8 +188,8 @@ class TopologyDocuments:
     def _save(self, change: Persist, record: TransactionRecord | None) -> None:
         with self._state.atomically():
             self._state.set_data(ATTEMPTS, {str(txid): last for txid, last in change.attempts.items()})
-            for txid, (attempt_id, plan) in change.plans.items():
-                self._plans.override_state(txid, {"attempt": attempt_id, "digest": plan_digest(plan), "plan": plan})
+            for txid, (_, plan) in change.plans.items():
+                self._save_plan(txid, plan)
             for txid in change.dropped:
                 self._plans.remove_state(txid)
             if change.opens is not None:
@@ -200,6 +200,13 @@ class TopologyDocuments:
             if record is not None:
                 self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", _bounded(record))
                 self._note_origin(record)
+
+    def _save_plan(self, txid: int, plan: Plan) -> None:
+        """Write a plan, unless it is there: several that are emitted again would be more than one step may hold."""
+        digest = plan_digest(plan)
+        held = self._plans.get_state(txid, _never) if self._plans.has_cache(txid) else None
+        if held is None or held.get("digest") != digest:
+            self._plans.override_state(txid, {"digest": digest, "plan": plan})
 
     def _note_origin(self, record: TransactionRecord) -> None:
         """Keep where a partition was first read, in the step that closes the transaction that has read it."""
@@ -219,7 +226,7 @@ class TopologyDocuments:
             for txid in self._plans.txids():
                 self._plans.remove_state(txid)
             if currtx > 1:
-                self._plans.override_state(currtx - 1, {"attempt": 0, "digest": plan_digest({}), "plan": {}})
+                self._plans.override_state(currtx - 1, {"digest": plan_digest({}), "plan": {}})
             meta = self._state.get_data(META)
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})

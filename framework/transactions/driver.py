@@ -25,6 +25,9 @@ _log = structlog.get_logger()
 
 #: How often a standby driver looks whether another one leads.
 _POLL_S = 0.1
+#: How long it waits before it stands again; twice as long each time that nothing was committed in between.
+_PAUSE_S = 0.2
+_PAUSE_MAX_S = 2.0
 
 
 class Driver:
@@ -92,14 +95,18 @@ class Driver:
     def run(self) -> None:
         """Lead, run, and when leadership is lost stand for election again. Returns when stopped; sets ``failure`` or
         ``error`` when the topology failed."""
+        pause_s, committed = _PAUSE_S, 0
         try:
             while not self._stop_requested.is_set() and self.failure is None:
                 try:
                     self._lead_once()
                 except (StaleWriterError, LeadershipLostError, RetryableError) as error:
                     _log.warning("driver.stepped_down", topology=self._topology.id, reason=str(error))
-                    self._update(phase="standby", last_error=str(error), in_flight={})
-                    self._stop_requested.wait(0.2)
+                    repeating = str(error) if isinstance(error, RetryableError) else None
+                    self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
+                    got_on, committed = self._status.committed_txid > committed, self._status.committed_txid
+                    pause_s = min(2 * pause_s, _PAUSE_MAX_S) if repeating and not got_on else _PAUSE_S
+                    self._stop_requested.wait(pause_s)
         except Exception as error:  # noqa: BLE001 - kept for whoever waits on the run
             self.error = error
             if not isinstance(error, RatchetError):

@@ -21,8 +21,9 @@ from framework.transactions.coordinator import Persist
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.store import CoordinationStore, Leadership
 
-#: A leader whose session is about to end is waited for this long.
-LEAD_TIMEOUT_S = 15.0
+#: How long a command waits for the leadership: longer than the session of a leader that has just died lasts.
+#: ``transactional.zookeeper.election.timeout.secs`` sets it.
+ELECTION_TIMEOUT_S = 15.0
 
 
 def resetting_positions(
@@ -52,10 +53,10 @@ def resetting_positions(
     return currtx
 
 
-def reset_positions(topology: Topology, store: CoordinationStore) -> int:
+def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
     """Forget where the source was read; see ``resetting_positions``. Returns the txid that will be next. Raises
-    ``ConfigError`` while a driver leads."""
-    with leadership_of(topology, store) as leadership:
+    ``ConfigError`` when a driver still leads after ``timeout_s``."""
+    with leadership_of(topology, store, timeout_s) as leadership:
         executor = LocalExecutor(plan_execution(topology), {})
         documents = TopologyDocuments(store, leadership, topology)
         incarnation = documents.incarnation()
@@ -65,10 +66,13 @@ def reset_positions(topology: Topology, store: CoordinationStore) -> int:
 
 
 @contextmanager
-def leadership_of(topology: Graph, store: CoordinationStore) -> Iterator[Leadership]:
-    """The topology's leadership, for as long as it takes. Raises ``ConfigError`` while a driver leads."""
+def leadership_of(
+    topology: Graph, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S
+) -> Iterator[Leadership]:
+    """The topology's leadership, for as long as it takes. Raises ``ConfigError`` when a driver still leads after
+    ``timeout_s``."""
     identity = f"reset on {socket.gethostname()}:{os.getpid()}"
-    leadership = store.lead(topology.id, identity, timeout_s=LEAD_TIMEOUT_S)
+    leadership = store.lead(topology.id, identity, timeout_s=timeout_s)
     if leadership is None:
         raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
     try:

@@ -89,7 +89,8 @@ class DriverSettings:
 
 @dataclass(slots=True)
 class DriverStatus:
-    """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed."""
+    """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed. ``repeating``: what failed and is
+    tried again, until a transaction is committed."""
 
     phase: str = "starting"
     epoch: int = 0
@@ -99,6 +100,7 @@ class DriverStatus:
     lag: int | None = None
     last_error: str | None = None
     waiting_for: str | None = None
+    repeating: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,7 @@ class Term:
         closed = command.currtx - 1
         self._documents.save(command, self._journal.record(closed))
         self._log_committed(closed, self._journal.committed(closed))
-        self._update(committed_txid=closed)
+        self._update(committed_txid=closed, repeating=None)
         plan = self._coordinator.committed_plan if self._coordinator is not None else None
         if plan is not None and self._planning is not None:
             self._planning.committed(plan)
@@ -440,7 +442,7 @@ class Term:
             if event.failure.kind is FailureKind.DATA_LOSS and self._planner is not None:
                 self._planner.lost(self._coordinator.plan_of(txid) or {} if self._coordinator is not None else {})
             self._journal.failed(txid, attempt_id, str(event.failure))
-            self._update(last_error=str(event.failure))
+            self._update(last_error=str(event.failure), repeating=str(event.failure))
             self._log_failure("batch.failed", event.failure, txid=txid, attempt=attempt_id)
         elif isinstance(event, Processed):
             read = result.read

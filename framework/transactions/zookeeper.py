@@ -50,6 +50,9 @@ from framework.transactions.zookeeper_security import ZooKeeperSecurity
 _log = structlog.get_logger()
 _LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
 _POLL_S = 0.05
+#: What a server takes in one request (jute.maxbuffer as it is by default), and what an operation needs beside path and data.
+_REQUEST_BYTES_MAX = 0xFFFFF
+_OPERATION_BYTES = 100
 #: After so many session timeouts without a connection, and not before so many seconds, a session is given up.
 _GIVE_UP_SESSIONS = 3
 _GIVE_UP_MIN_S = 10.0
@@ -252,7 +255,19 @@ class ZooKeeperStore(CoordinationStore):
             self._known[parent] = set(self._reading(lambda: self._client.get_children(parent), parent))
         return self._known[parent]
 
+    def _check_size(self, changes: Sequence[Change]) -> None:
+        """Of a request that is too large a server says nothing: it ends the connection, at every try."""
+        sizes = {self._node(each.path): len(each.data) if isinstance(each, Put) else 0 for each in changes}
+        total = sum(len(node) + size + _OPERATION_BYTES for node, size in sizes.items()) + 2 * _OPERATION_BYTES
+        if total > _REQUEST_BYTES_MAX:
+            largest = max(sizes, key=lambda node: sizes[node])
+            raise ConfigError(
+                f"ZooKeeper at {self._hosts} takes {_REQUEST_BYTES_MAX:,} bytes in one step, and {total:,} were to be written, "
+                f"{sizes[largest]:,} of them to {largest}: divide the source among several topologies"
+            )
+
     def _multi(self, changes: Sequence[Change], fence: tuple[str, bytes, int] | None) -> list[Any]:
+        self._check_size(changes)
         transaction = self._client.transaction()
         if fence is not None:
             transaction.set_data(fence[0], fence[1], version=fence[2])

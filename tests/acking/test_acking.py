@@ -31,7 +31,7 @@ class Told:
 # --- the map -------------------------------------------------------------------------------------------------------
 
 
-def test_a_put_resets_the_clock_and_a_rotation_lets_the_oldest_die() -> None:
+def test_put_resets_the_timeout_and_rotate_expires_the_oldest_bucket() -> None:
     dead: list[tuple[str, int]] = []
     pending: RotatingMap[str, int] = RotatingMap(3, on_expire=lambda key, value: dead.append((key, value)))
     pending.put("a", 1)
@@ -47,7 +47,7 @@ def test_a_put_resets_the_clock_and_a_rotation_lets_the_oldest_die() -> None:
     assert (len(pending), pending.contains("a"), "a" in pending, pending.get("a")) == (0, False, False, None)
 
 
-def test_a_look_does_not_make_young_and_a_removal_calls_nobody() -> None:
+def test_get_does_not_reset_the_timeout_and_remove_calls_no_callback() -> None:
     dead: list[str] = []
     pending: RotatingMap[str, int] = RotatingMap(2, on_expire=lambda key, value: dead.append(key))
     pending.put("a", 1)
@@ -66,7 +66,7 @@ def test_a_map_needs_two_buckets(buckets: Any) -> None:
         RotatingMap(buckets)
 
 
-def test_a_callback_may_put_its_key_back() -> None:
+def test_an_expiry_callback_may_put_its_key_back() -> None:
     """As a spout does that emits again what has timed out."""
     pending: RotatingMap[str, int] = RotatingMap(2)
     pending._on_expire = lambda key, value: pending.put(key, value + 1)
@@ -139,7 +139,7 @@ def test_the_example_of_two_spouts_two_bolts_and_two_ackers_step_by_step() -> No
     assert (acker1.pending, acker2.pending, first.failed, second.failed) == (0, 0, [], [])
 
 
-def test_a_tree_that_nobody_is_subscribed_to_is_whole_at_once() -> None:
+def test_a_tree_without_subscribers_completes_at_once() -> None:
     told = Told()
     told.acker.init("root", 1, 0)
     assert told.completed == [("root", 1)]
@@ -186,7 +186,7 @@ def test_a_double_ack_is_noticed_as_a_tree_that_times_out() -> None:
 
 
 @pytest.mark.behaviour("4.5")
-def test_a_tree_fails_once_when_nothing_is_heard_of_it_and_every_message_makes_it_young() -> None:
+def test_a_tree_times_out_once_and_each_message_resets_its_timeout() -> None:
     told = Told()
     told.acker.init("root", 1, 5)
     for hear in (lambda: told.acker.ack("root", 0), lambda: told.acker.reset_timeout("root")):
@@ -206,7 +206,7 @@ def test_a_tree_fails_once_when_nothing_is_heard_of_it_and_every_message_makes_i
     assert told.acker.pending == 0
 
 
-def test_late_messages_tell_nobody_anything_and_take_no_space_for_long() -> None:
+def test_late_messages_of_a_tree_notify_no_spout_and_expire() -> None:
     told = Told()
     for number in range(1_000):
         told.acker.ack(number, number + 1)
@@ -278,7 +278,7 @@ TREES = 4_000
 
 
 @pytest.mark.parametrize("trouble", ["none", "lost", "doubled", "flipped", "failed"])
-def test_random_trees_complete_when_they_are_whole_and_are_never_forgotten(trouble: str, seed: int) -> None:
+def test_random_trees_complete_fail_or_time_out_exactly_once(trouble: str, seed: int) -> None:
     """Messages of all trees in random order, ticks in between. Whole trees complete and nothing else does; a tree with a lost,
     doubled or damaged message times out, and a failed one fails: each exactly once."""
     chance = random.Random(seed)

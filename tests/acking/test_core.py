@@ -104,7 +104,7 @@ def test_a_tuple_that_nobody_subscribes_to_is_complete(key: str) -> None:
 
 
 @pytest.mark.behaviour("4.7")
-def test_the_tuples_whose_fate_is_open_are_bounded_per_spout_task(key: str) -> None:
+def test_max_spout_pending_bounds_the_unacked_tuples_of_each_spout_task(key: str) -> None:
     stepped = Stepped(built(key, list(range(100)), Rich(key, nothing)), pending=10).step(5)
     assert len(seen(key).executed) == 10
     status = stepped.driver.status()
@@ -154,7 +154,7 @@ def test_a_tree_is_complete_when_every_tuple_below_is_acked(key: str, ackers: in
 
 
 @pytest.mark.behaviour("4.2")
-def test_what_is_emitted_unanchored_may_fail_without_anybody_hearing(key: str) -> None:
+def test_an_unanchored_tuple_that_fails_fails_no_tree(key: str) -> None:
     def unanchored(bolt: Any, tup: Tuple, collector: Any) -> None:
         collector.emit([tup[0]])
         collector.ack(tup)
@@ -183,7 +183,7 @@ def test_a_failed_tuple_fails_every_tree_that_it_is_part_of_and_only_those(key: 
 
 
 @pytest.mark.behaviour("4.2")
-def test_trees_may_be_graphs(key: str) -> None:
+def test_a_tuple_anchored_to_several_completes_with_all_paths(key: str) -> None:
     """Both branches of one tuple meet again, and what they make together is anchored to both."""
     builder = TopologyBuilder("diamond")
     builder.set_spout("spout", ListSpout(key, [1, 2, 3]))
@@ -270,7 +270,7 @@ def test_a_late_ack_changes_nothing(key: str) -> None:
 
 
 @pytest.mark.behaviour("4.5")
-def test_reset_timeout_gives_the_whole_time_again(key: str) -> None:
+def test_reset_timeout_restarts_the_whole_timeout(key: str) -> None:
     held = seen(key).held
     stepped = Stepped(built(key, [7, 8], Rich(key, hold), again=False))
     stepped.step(1)
@@ -319,7 +319,7 @@ def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -
 
 
 @pytest.mark.behaviour("4.6")
-def test_what_an_acker_tracked_comes_again_when_it_dies(key: str) -> None:
+def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
     held = seen(key).held
     stepped = Stepped(built(key, [1, 2], Rich(key, hold))).step(1)
     tasks = stepped.rounds._home._tasks
@@ -372,7 +372,7 @@ def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
     assert run.status().phase == "failed"
 
 
-def test_errors_by_the_thousand_are_told_of_by_a_few(key: str) -> None:
+def test_thousands_of_errors_in_a_round_are_reported_by_a_few(key: str) -> None:
     def always(bolt: Any, tup: Tuple, collector: Any) -> None:
         raise ValueError(f"bad {tup[0]}")
 
@@ -402,7 +402,7 @@ def test_values_that_do_not_fit_end_the_task_that_emitted_them(key: str) -> None
     assert "component 'bolt0', stream 'default': field 'n' does not take" in str(stepped.driver.status().last_error)
 
 
-def test_a_lost_round_takes_no_decision_with_it(key: str) -> None:
+def test_acks_that_a_lost_round_carried_reach_the_spout_in_the_next_one(key: str) -> None:
     stepped = Stepped(built(key, [1, 2, 3], Rich(key, ack))).step(1)
     run = stepped.rounds.run
 
@@ -458,7 +458,7 @@ def test_streams_and_groupings_work_as_in_transactional_topologies(key: str) -> 
     assert sorted(seen(f"{key}global").acked) == [(0, n) for n in range(8)]
 
 
-def test_positions_begin_with_the_first_value_and_there_is_no_attempt(key: str) -> None:
+def test_a_core_tuple_has_its_values_from_index_0_and_no_attempt(key: str) -> None:
     def look(bolt: Any, tup: Tuple, collector: Any) -> None:
         seen(f"{key}look").acked.append((tup[0], tup["n"], list(tup), len(tup), tup.source_component, str(tup)))
         with pytest.raises(AttributeError, match="no transaction attempt"):
@@ -478,7 +478,7 @@ class Batch(BaseBatchBolt):
     def finish_batch(self) -> None: ...
 
 
-def test_what_cannot_be_built_is_named(key: str) -> None:
+def test_an_invalid_core_topology_is_refused_by_name(key: str) -> None:
     with pytest.raises(TopologyError, match="topology 'empty' has no spout"):
         TopologyBuilder("empty").build()
     builder = TopologyBuilder("wrong")
@@ -498,7 +498,7 @@ def test_what_cannot_be_built_is_named(key: str) -> None:
         many.build()
 
 
-def test_a_rich_bolt_has_no_place_in_a_transactional_topology(key: str) -> None:
+def test_a_rich_bolt_in_a_transactional_topology_is_refused(key: str) -> None:
     builder = TransactionalTopologyBuilder("t", "s", MemoryTransactionalSpout({0: [[1]]}, Fields(n=int), 1))
     builder.set_bolt("rich", Rich(key, ack)).shuffle_grouping("s")
     with pytest.raises(TopologyError, match="bolt 'rich' is a Rich, which acks tuples one by one"):

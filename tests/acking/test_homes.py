@@ -97,19 +97,19 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
             os.kill(each.pid, signal.SIGKILL)
 
 
-def test_nobody_gets_in_without_the_key(home: Address) -> None:
+def test_a_connection_without_the_key_is_refused(home: Address) -> None:
     with pytest.raises(AuthenticationError):
         Client(home.place, authkey=b"another")
     assert alive(home.pid)
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(settings: HomeSettings, home: Address) -> None:
+def test_a_late_answer_of_a_home_is_not_taken_for_the_next_one(settings: HomeSettings, home: Address) -> None:
     carrier = courier(settings, home)
     carrier._send(0, ("run", Round(1), 0, [(0, [])]))  # a task that was killed before the answer came
     assert carrier.ask(0, "ping") is None
 
 
-def test_a_home_that_is_gone_is_named_and_another_takes_its_place(settings: HomeSettings, home: Address) -> None:
+def test_a_lost_home_is_named_and_replaced(settings: HomeSettings, home: Address) -> None:
     assert ensure_home(settings, 0, home) == home
     os.kill(home.pid, signal.SIGKILL)
     assert gone(home.pid)
@@ -121,7 +121,7 @@ def test_a_home_that_is_gone_is_named_and_another_takes_its_place(settings: Home
     close_home(other, settings.key)
 
 
-def test_a_home_that_does_not_move_counts_as_gone(
+def test_a_home_that_hangs_counts_as_lost(
     settings: HomeSettings, home: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(homes, "_CONNECT_S", 0.5)

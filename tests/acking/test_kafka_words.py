@@ -13,6 +13,7 @@ from tests.kit.kafka_words import KINDS, run
 @pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.kills
+@pytest.mark.slow
 @pytest.mark.behaviour("4.6", "4.9")
 def test_every_word_is_counted_at_least_once_whatever_is_killed(tmp_path: Path, seed: int) -> None:
     outcome = run(tmp_path, 1, seed, per_second=60)

@@ -34,7 +34,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
         assert run.status().rounds >= (5 if ackers else 1)
         pids = homes_of(run)
         assert len(pids) == 2
-    assert not any(map(alive, pids))
+    until(lambda: not any(map(alive, pids)))
     assert check_every_word_was_seen(tmp_path, 300) == 0
     words = Counter(word for number in range(300) for word in sentence_of(number).split())
     assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())
@@ -44,7 +44,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
 
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
-def test_what_a_home_held_comes_again_when_it_is_killed(tmp_path: Path, spark: str, seed: int) -> None:
+def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str, seed: int) -> None:
     which = seed % 2
     conf = {"spark.master": spark, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 2}
     with submit(word_count(tmp_path, 2_000), conf) as run:
@@ -111,11 +111,12 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
         ),
     ],
 )
-def test_of_what_spark_says_the_line_is_taken_that_tells_something(text: str, last: str) -> None:
+def test_the_python_error_is_taken_out_of_sparks_stack_trace(text: str, last: str) -> None:
     assert python_part(RuntimeError(text))[-1] == last
 
 
-def test_a_job_whose_task_spark_repeats_is_lost_and_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.rule("C10")
+def test_a_round_whose_task_spark_repeats_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     def repeated() -> None:
         raise InvariantViolation("Spark repeated a task")
 

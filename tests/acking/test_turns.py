@@ -21,7 +21,7 @@ from framework.execution.plan import plan_execution
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
 
 
-def test_a_round_waits_for_the_one_that_it_follows() -> None:
+def test_a_round_waits_for_its_predecessor() -> None:
     turns = Turns(60.0)
     order: list[int] = []
 
@@ -40,7 +40,7 @@ def test_a_round_waits_for_the_one_that_it_follows() -> None:
     assert order == [1, 2]
 
 
-def test_a_round_that_does_not_come_is_overtaken_and_refused_then() -> None:
+def test_a_round_that_comes_after_its_successor_is_refused() -> None:
     turns = Turns(0.01)
     with turns.of(3, 2):
         pass
@@ -50,7 +50,7 @@ def test_a_round_that_does_not_come_is_overtaken_and_refused_then() -> None:
         pass
 
 
-def test_a_round_that_follows_none_waits_for_nothing() -> None:
+def test_a_round_without_predecessor_runs_at_once() -> None:
     turns = Turns(60.0)
     with turns.of(7, 0):
         pass

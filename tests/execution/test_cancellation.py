@@ -80,6 +80,7 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
 
 
 @pytest.mark.behaviour("1.12")
+@pytest.mark.rule("C18")
 def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, tmp_path: Path) -> None:
     """1.12. The hanging tasks fill every slot that there is: the replay needs them back."""
     topology = stalling(tmp_path, hang)
@@ -153,8 +154,10 @@ class LateCommit(UpdateGlobalCount):
         super().finish_batch()
 
 
+@pytest.mark.fault(7)
+@pytest.mark.rule("C1")
 def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: Path) -> None:
-    """C1, fault 7: in this process, where no Spark ends the thread. The fence is closed before the replay commits; the key
+    """In this process, where no Spark ends the thread. The fence is closed before the replay commits; the key
     that the zombie writes is one that its successor never touches."""
     spout = OpaqueMemoryTransactionalSpout({0: [[1], [2]]}, Fields(count=int), 10)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words", Fields(word=str), Fields(n=int)))

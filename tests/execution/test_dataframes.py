@@ -67,7 +67,7 @@ def table(path: Path, name: str, key: str, value: str) -> dict[Any, Any]:
         return dict(connection.execute(f"SELECT {key}, {value} FROM {name} WHERE _deleted = 0"))
 
 
-def test_frames_in_the_processing_phase_joined_and_replayed(runner: Any, tmp_path: Path) -> None:
+def test_frames_in_the_processing_phase_are_joined_and_replayed_exactly(runner: Any, tmp_path: Path) -> None:
     failures = tmp_path / "fail"
     failures.touch()
     path = tmp_path / "x.db"
@@ -154,7 +154,7 @@ class Odd(DataFrameBolt):
         ("query fails", "broken row"),
     ],
 )
-def test_what_goes_wrong_in_a_query_is_named(runner: Any, tmp_path: Path, what: str, message: str) -> None:
+def test_a_failing_query_names_its_component(runner: Any, tmp_path: Path, what: str, message: str) -> None:
     builder = TransactionalTopologyBuilder("odd", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 50))
     builder.set_bolt("odd", Odd(what)).shuffle_grouping("spout")
     counts = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "n")), ["word"], {"n": Count()})
@@ -178,7 +178,7 @@ def test_untyped_input_and_types_that_sql_does_not_have_are_refused(spark: str) 
         start(builder.build(), ("spark", {}))
 
 
-def test_values_come_back_as_they_went_in(runner: Any, tmp_path: Path) -> None:
+def test_values_pass_through_spark_sql_unchanged(runner: Any, tmp_path: Path) -> None:
     """Nulls, zoned and local timestamps, decimals, bytes, lists."""
     import pyarrow as pa
 

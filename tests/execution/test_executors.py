@@ -18,6 +18,7 @@ from framework import (
     TopologyFailed,
     TransactionalTopologyBuilder,
 )
+from framework.execution import collapsed
 from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -100,6 +101,31 @@ def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path
     assert all(len(contents) == 1 for contents in by_task.values())
 
 
+@pytest.mark.rule("C11")
+def test_rows_come_in_the_order_of_their_senders_whatever_the_exchange_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(folder: Path) -> dict[str, str]:
+        folder.mkdir()
+        spout = MemoryTransactionalSpout(DATA, Fields(word=str), 40)
+        builder = TransactionalTopologyBuilder("order", "spout", spout, 2)
+        builder.set_bolt("relay", Relay(), 3).shuffle_grouping("spout")
+        builder.set_bolt("order", Order(str(folder)), 2).fields_grouping("relay", Fields("word"))
+        with start(builder.build(), ("local", {})) as run:
+            run.wait_until_caught_up(60)
+        return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+
+    in_order = seen(tmp_path / "in order")
+    real = collapsed.run_level
+
+    def the_other_way_round(*arguments: Any, **options: Any) -> Any:
+        *where, records, report = arguments
+        return real(*where, list(reversed(records)), report, **options)
+
+    monkeypatch.setattr(collapsed, "run_level", the_other_way_round)
+    assert seen(tmp_path / "the other way round") == in_order
+
+
 class Failing(BaseBatchBolt):
     """Below a committer: fails its first commit phases."""
 
@@ -175,7 +201,7 @@ class Doubles(ArrowBolt):
 
 
 @pytest.mark.behaviour("1.9")
-def test_streams_diamonds_and_a_committer_below_a_committer(runner: Any, tmp_path: Path) -> None:
+def test_streams_diamonds_and_a_committer_below_a_committer_are_exact(runner: Any, tmp_path: Path) -> None:
     """Several streams, a join of two components, the A-B-C-D example, all groupings; counts verified on every edge."""
     path = tmp_path / "x.db"
     spout = OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)
@@ -200,6 +226,7 @@ def test_streams_diamonds_and_a_committer_below_a_committer(runner: Any, tmp_pat
     assert everywhere.get("total") == 4 * 130
 
 
+@pytest.mark.rule("C13")
 def test_an_unpicklable_committer_fails_with_advice(runner: Any, tmp_path: Path) -> None:
     builder, _ = global_count(tmp_path / "x.db")
     builder.set_committer_bolt("leaky", Leaky()).shuffle_grouping("spout")

@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
-from framework import BaseBatchBolt, BaseTransactionalBolt, FailedException, Fields, TransactionalTopologyBuilder
+from framework import (
+    BaseBatchBolt,
+    BaseTransactionalBolt,
+    Committer,
+    FailedException,
+    Fields,
+    TransactionalTopologyBuilder,
+)
 from framework.execution import Phase, collapsed
 from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.runners import start
+from tests.kit.runners import DATA, start
 
 
 class Noted(BaseBatchBolt):
@@ -74,7 +81,9 @@ def calls(folder: Path) -> list[tuple[str, str, int, int, int, float]]:
 
 
 @pytest.mark.behaviour("1.7", "1.6")
-def test_abcd_finishes_in_one_commit_phase_in_the_order_of_the_graph(runner: Any, tmp_path: Path) -> None:
+def test_bolts_below_a_committer_finish_in_the_same_commit_phase_in_the_order_of_the_graph(
+    runner: Any, tmp_path: Path
+) -> None:
     with start(abcd(tmp_path).build(), runner, **{"topology.max.spout.pending": 2}) as run:
         run.wait_until_caught_up(240)
         at = {(event.kind, event.txid): event.at_s for event in run.events()}
@@ -113,8 +122,44 @@ def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction
     assert finished[-1] == 3
 
 
+class Gathers(BaseTransactionalBolt, Committer):
+    """Passes each word on at once, and all that it has gathered again at the end."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+        self.words: list[str] = []
+
+    def execute(self, tup: Any) -> None:
+        self.words.append(tup["word"])
+        self.collector.emit([tup["word"]])
+
+    def finish_batch(self) -> None:
+        for word in self.words:
+            self.collector.emit([word])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+@pytest.mark.behaviour("1.7")
+@pytest.mark.rule("C13")
+def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_phase(runner: Any, tmp_path: Path) -> None:
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    builder = TransactionalTopologyBuilder(
+        "gathers", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)
+    )
+    builder.set_bolt("gathers", Gathers(), 2).shuffle_grouping("spout")
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"n": Count()}), 2).fields_grouping(
+        "gathers", Fields("word")
+    )
+    with start(builder.build(), runner) as run:
+        run.wait_until_caught_up(240)
+    counts = Counter(word for rows in DATA.values() for (word,) in rows)
+    assert {word: state.get(word) for word in counts} == {word: 2 * count for word, count in counts.items()}
+
+
 @pytest.mark.behaviour("1.4")
-def test_the_seeds_example_of_a_batch_that_comes_back_shorter(runner: Any, tmp_path: Path) -> None:
+def test_batches_behind_one_that_comes_back_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
     """A gives 1 to 50, B 51 to 100; A fails and comes back as 1 to 40; then B is 41 to 90, and C 91 to 140."""
     spout = OpaqueMemoryTransactionalSpout({0: [[str(number)] for number in range(1, 141)]}, Fields(word=str), 50)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))

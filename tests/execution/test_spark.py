@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext, TaskContext
 
 from framework import Fields, TransactionalTopologyBuilder
+from framework.errors import InvariantViolation
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark import SparkExecutor, refuse_repetition
+from framework.execution.spark import SparkExecutor, _CollapsedFunction, _LevelFunction
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
@@ -73,6 +75,7 @@ def test_the_processing_phase_runs_once_also_across_the_commit_job(executor: Spa
         assert lines(tmp_path / name) == ["finished 0", "finished 1", "prepared 0", "prepared 1"]
 
 
+@pytest.mark.rule("C10")
 def test_a_lost_result_fails_the_attempt_and_is_not_computed_again(executor: SparkExecutor, tmp_path: Path) -> None:
     assert executor.process(ProcessingJob(HEADER, RANGES, 15)).failure is None
     kept = executor._results[HEADER].spread
@@ -108,17 +111,30 @@ def test_an_attempt_that_was_cancelled_does_not_start(executor: SparkExecutor, t
     assert lines(tmp_path / "before") == []
 
 
+@pytest.mark.rule("C10")
 def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework.errors import InvariantViolation
-    from framework.execution import spark as spark_module
+    """Whether it runs one level or a whole phase."""
 
     class Second:
         def attemptNumber(self) -> int:
             return 1
 
-    monkeypatch.setattr(spark_module.TaskContext, "get", staticmethod(Second))
-    with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
-        refuse_repetition()
+    monkeypatch.setattr(TaskContext, "get", staticmethod(Second))
+    nothing: Any = None
+    for task in (
+        lambda: _LevelFunction(nothing, nothing, 0, 1, nothing)(0, []),
+        lambda: _CollapsedFunction(nothing)([]),
+    ):
+        with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):
+            next(task())
+
+
+@pytest.mark.rule("C10")
+def test_spark_is_told_to_repeat_nothing(executor: SparkExecutor) -> None:
+    assert executor._context is not None
+    told = executor._context.getConf()
+    names = ("spark.task.maxFailures", "spark.stage.maxConsecutiveAttempts", "spark.speculation")
+    assert [told.get(name) for name in names] == ["1", "1", "false"]
 
 
 class Breaks(BatchCount):
@@ -135,3 +151,21 @@ def test_a_phase_that_breaks_leaves_no_block(spark: str) -> None:
     assert made.process(ProcessingJob(HEADER, RANGES, 15)).failure is not None
     assert made._context._jsc.getPersistentRDDs().size() == before  # type: ignore[union-attr]
     made.close()
+
+
+def test_a_worker_that_replaces_a_killed_one_begins_with_ratchet_imported(spark: str) -> None:
+    """Otherwise an attempt may time out again and again while its workers are still importing."""
+    context = SparkContext._active_spark_context
+    assert context is not None
+    # By value: unpickled by reference it would import this module, and with it all of Ratchet.
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(
+        "import os, signal, sys\n"
+        "def die(records): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def imported(records): return [(os.getpid(), all(each in sys.modules for each in ('framework', 'spouts', 'sinks')))]\n",
+        made,
+    )
+    with pytest.raises(Exception, match="exited unexpectedly|crashed"):
+        context.parallelize([0], 1).mapPartitions(made["die"]).collect()
+    found = context.parallelize([0, 1], 2).mapPartitions(made["imported"]).collect()
+    assert [each for _, each in found] == [True, True]

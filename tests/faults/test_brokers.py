@@ -29,9 +29,10 @@ def leader_of(cluster: KafkaCluster, topic: str, partition: int) -> KafkaBroker:
     return cluster.brokers[metadata.topics[topic].partitions[partition].leader - 1]
 
 
-@pytest.mark.fault(14, slow=True)
+@pytest.mark.fault(14)
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["opaque", "transactional"])
-def test_the_leader_of_a_partition_is_killed(
+def test_commits_go_on_after_the_leader_of_a_partition_is_killed(
     make_job: Callable[..., Job], three: KafkaCluster, faults: Faults, values: str, seed: int
 ) -> None:
     job = make_job(values=values, of_topics=Topics(three.bootstrap_servers), replication=3)
@@ -49,8 +50,11 @@ def test_the_leader_of_a_partition_is_killed(
     job.finish(run)
 
 
-@pytest.mark.fault(15, slow=True)
-def test_all_brokers_are_bounced(make_job: Callable[..., Job], three: KafkaCluster, faults: Faults) -> None:
+@pytest.mark.fault(15)
+@pytest.mark.slow
+def test_commits_go_on_after_all_brokers_are_bounced(
+    make_job: Callable[..., Job], three: KafkaCluster, faults: Faults
+) -> None:
     """TERM, all at once, and up again."""
 
     def bounce() -> None:
@@ -68,8 +72,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.mark.fault(15)
-@pytest.mark.parametrize("values", ["opaque", "transactional"])
-def test_a_broker_is_paused(make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str) -> None:
+@pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
+def test_commits_go_on_after_a_broker_was_paused(
+    make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str
+) -> None:
     def pause() -> None:
         one.pause()
         time.sleep(3.0)

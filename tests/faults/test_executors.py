@@ -63,9 +63,10 @@ def started(job: Job) -> RunProcess:
     return run
 
 
-@pytest.mark.fault(5, slow=True)
+@pytest.mark.fault(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("collapse", [0, 20_000])
-def test_an_executor_is_killed(
+def test_a_killed_executor_costs_attempts_and_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int, collapse: int
 ) -> None:
     chance = random.Random(seed)
@@ -80,8 +81,9 @@ def test_an_executor_is_killed(
     finish(job, spark_cluster)
 
 
-@pytest.mark.fault(6, slow=True)
-def test_a_python_worker_is_killed(
+@pytest.mark.fault(6)
+@pytest.mark.slow
+def test_a_killed_python_worker_costs_attempts_and_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -103,8 +105,9 @@ def test_a_python_worker_is_killed(
     finish(job, spark_cluster)
 
 
-@pytest.mark.fault(6, slow=True)
-def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_topology(
+@pytest.mark.fault(6)
+@pytest.mark.slow
+def test_a_worker_that_runs_out_of_memory_stops_the_topology_after_max_attempts(
     topics: Topics,
     name: str,
     spark_cluster: SparkCluster,
@@ -136,8 +139,9 @@ def test_a_worker_that_runs_out_of_memory_is_tried_so_often_and_then_stops_the_t
         run.end()
 
 
-@pytest.mark.fault(7, slow=True)
-def test_an_executor_that_comes_back_from_the_dead_writes_nothing(
+@pytest.mark.fault(7)
+@pytest.mark.slow
+def test_a_paused_executor_that_wakes_after_its_attempt_writes_nothing(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
     """SIGSTOP for longer than Spark and the batch wait; others do its work; then it goes on where it was."""
@@ -176,8 +180,9 @@ def wake(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.fault(8, slow=True)
-def test_shuffle_files_and_blocks_are_deleted_under_a_run(
+@pytest.mark.fault(8)
+@pytest.mark.slow
+def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults
 ) -> None:
     job = on_cluster(**{"topology.collapse.records.max": 0})
@@ -206,8 +211,9 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
     job.finish(job.process())
 
 
-@pytest.mark.fault(5, 9, 14, slow=True)
-def test_the_flights_on_three_brokers_three_zookeepers_and_two_workers_with_one_of_each_killed(
+@pytest.mark.fault(5, 9, 14)
+@pytest.mark.slow
+def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_killed(
     tmp_path: Path, own_postgres: PostgresServer, faults: Faults, seed: int
 ) -> None:
     """The demo's topology and its figures, with an executor, a broker and a ZooKeeper server killed under way."""

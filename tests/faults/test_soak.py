@@ -12,7 +12,8 @@ from tests.kit.fault_plugin import Faults
 
 @pytest.mark.integration
 @pytest.mark.kills
-@pytest.mark.fault(31, slow=True)
+@pytest.mark.fault(31)
+@pytest.mark.slow
 def test_a_long_run_stays_as_large_as_it_was(tmp_path: Path, faults: Faults) -> None:
     """Long enough for the ring of a thousand records in ZooKeeper to be full by its first quarter."""
     soak = run(4.0, tmp_path)
@@ -30,7 +31,7 @@ def sampled(**last: float) -> Soak:
 
 
 @pytest.mark.parametrize("series", SERIES)
-def test_what_grows_is_named_and_what_is_flat_is_not(series: str) -> None:
+def test_a_series_that_grows_is_named_and_a_flat_one_is_not(series: str) -> None:
     assert sampled().problems() == []
     assert [problem.split()[0] for problem in sampled(**{series: 2_000.0}).problems()] == [series]
     assert Soak(1.0, sampled().samples, 80, 80, exact=False).problems() == ["the figures differ from the topic"]

@@ -1,7 +1,7 @@
-"""``--faults=all`` runs the slow faults too; ``--fault-repeat N`` each test N times; ``--fault-report FILE`` says what happened.
+"""``--fault-repeat N`` runs each test of a fault N times; ``--fault-report FILE`` says what happened.
 
-A test of a fault carries ``@pytest.mark.fault(ROW, ...)``; ``slow=True`` leaves it to ``make faults``. What it injects, and how
-long the pipeline took to make progress again, it tells the ``faults`` fixture.
+A test of a fault carries ``@pytest.mark.fault(ROW, ...)``. What it injects, and how long the pipeline took to make progress
+again, it tells the ``faults`` fixture.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ COMMITS_AFTER = 4
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("faults")
-    group.addoption("--faults", choices=["short", "all"], default="short", help="the quick ones only, or all")
     group.addoption("--fault-repeat", type=int, default=1, metavar="N", help="each test of a fault so often")
     group.addoption("--fault-report", type=Path, default=None, metavar="FILE", help="write what happened, as Markdown")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "fault(*rows, slow=False): which rows of the fault table the test is about")
+    config.addinivalue_line("markers", "fault(*rows): which rows of the fault table the test is about")
     if config.option.fault_report is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Report(config.option.fault_report), "fault-report")
 
@@ -42,20 +41,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("repetition", range(1, repeat + 1), scope="function")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        rows, _ = _of(item)
+        rows = sorted({row for mark in item.iter_markers("fault") for row in mark.args})
         if rows:
             item.user_properties.append(("fault-rows", rows))
-    if config.getoption("--faults") != "all":
-        slow_ones = [item for item in items if _of(item)[1]]
-        config.hook.pytest_deselected(items=slow_ones)
-        items[:] = [item for item in items if item not in set(slow_ones)]
-
-
-def _of(item: pytest.Item) -> tuple[list[int], bool]:
-    marks = list(item.iter_markers("fault"))
-    return sorted({row for mark in marks for row in mark.args}), any(mark.kwargs.get("slow") for mark in marks)
 
 
 class Faults:
@@ -69,7 +59,7 @@ class Faults:
         self._properties.append(("faults-injected", count))
 
     def recovery(
-        self, kind: str, committed: Callable[[], int], cause: Callable[[], object], timeout_s: float = 120.0
+        self, kind: str, committed: Callable[[], int], cause: Callable[[], object], timeout_s: float = 300.0
     ) -> float:
         """Let the fault happen; returns the seconds from its beginning until ``COMMITS_AFTER`` more transactions were
         committed than when it was over. Raises ``TimeoutError`` when they are not (invariant 13)."""

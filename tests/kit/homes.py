@@ -15,7 +15,7 @@ def homes_of(run: CoreRun) -> list[int]:
     return [each.pid for each in executor._addresses]
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -15,7 +15,7 @@ from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextC
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 class KafkaRuns:

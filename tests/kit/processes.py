@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 class RunProcess:
@@ -81,7 +81,7 @@ class RunProcess:
                 return
             self.process.wait(30)
 
-    def finish(self, timeout_s: float = 180) -> int:
+    def finish(self, timeout_s: float = 600) -> int:
         assert self.process is not None
         try:
             return self.process.wait(timeout_s)

@@ -141,7 +141,7 @@ def found(built: Topology) -> tuple[dict[str, Any], dict[int, int], Counter[Any]
     )
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

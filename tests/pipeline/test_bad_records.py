@@ -95,7 +95,7 @@ def committed(topics: Topics, topic: str) -> list[Any]:
 
 
 @pytest.mark.behaviour("2.10")
-def test_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
+def test_a_bad_record_under_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
     runs.topics.send(runs.topics.create(runs.name), [*GOOD, b'{"value": 7}'])
     with runs.start() as run, pytest.raises(BadRecordError, match=f"'{runs.name}', partition 0, offset 3: ") as failed:
         run.wait_until_caught_up(TIMEOUT_S)
@@ -103,7 +103,7 @@ def test_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
 
 
 @pytest.mark.behaviour("2.10")
-def test_skip_leaves_bad_records_out_and_counts_them(runs: BadRuns) -> None:
+def test_bad_records_under_skip_are_left_out_and_counted(runs: BadRuns) -> None:
     runs.topics.send(runs.topics.create(runs.name), [b"no", *GOOD, b"\xff", b"[]", b'{"value": "c"}'])
     run = runs.catch_up(on_bad_record="skip")
     assert runs.counts() == {"a": 2, "b": 1, "c": 1}
@@ -114,6 +114,7 @@ def test_skip_leaves_bad_records_out_and_counts_them(runs: BadRuns) -> None:
 
 @pytest.mark.behaviour("2.10")
 @pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.rule("C20")
 def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(runs: BadRuns, failing: int) -> None:
     topics, name = runs.topics, runs.name
     producer = topics.producer()
@@ -143,6 +144,7 @@ def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(
 
 @pytest.mark.behaviour("2.10")
 @pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.rule("C20")
 def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs: BadRuns, failing: int) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"bad-0", *GOOD, b"bad-4"])
@@ -309,7 +311,7 @@ class TestMarkedWriter:
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
         assert written().write(name, record("three"), marker(3, epoch=2))
 
-    def test_what_a_dead_writer_left_open_is_aborted(
+    def test_a_kafka_txn_that_a_dead_writer_left_open_is_aborted(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dead = written()

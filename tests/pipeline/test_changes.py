@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import sqlite3
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from framework.transactions import Put, ZooKeeperStore, read_history
 from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.command import Answer, call
 from tests.kit.words_runs import EXACT, WORD, Setup
 
 # --- a changed topology ----------------------------------------------------------------------------------------------
@@ -77,8 +76,8 @@ def test_a_renamed_spout_takes_over_the_positions(setup: Setup) -> None:
 # --- reset -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("C17")
 def test_reset_of_positions_reads_again_under_rising_txids(setup: Setup) -> None:
-    """C17"""
     setup.run_all()
     assert "transaction 5 is next" in reset.describe(setup.topology(), setup.store)[0]
     assert reset.reset_positions(setup.topology(), setup.store) == 5
@@ -131,17 +130,18 @@ def test_reset_of_everything_starts_with_transaction_1(setup: Setup, corrupt: bo
     assert setup.counts() == EXACT
 
 
-def test_reset_is_refused_while_a_driver_leads(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framework.transactions.reset.LEAD_TIMEOUT_S", 0.2)
+def test_reset_is_refused_while_a_driver_leads(setup: Setup) -> None:
     with setup.start() as run:
         run.wait_until_caught_up(20)
         with pytest.raises(ConfigError, match="a driver runs topology 'words': stop it first"):
-            reset.reset_everything(setup.topology(), setup.store)
+            reset.reset_everything(setup.topology(), setup.store, timeout_s=0.2)
     assert setup.counts() == EXACT
 
 
 @pytest.mark.integration
-def test_reset_from_the_command_line(servers: EmbeddedServers, name: str, tmp_path: Path) -> None:
+def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
+    servers: EmbeddedServers, name: str, tmp_path: Path
+) -> None:
     module = tmp_path / "mine.py"
     module.write_text(
         "from framework import *\nfrom sinks import *\nfrom spouts import *\n"
@@ -152,27 +152,22 @@ def test_reset_from_the_command_line(servers: EmbeddedServers, name: str, tmp_pa
     )
     where = ("--set", f"transactional.zookeeper.servers={servers.zookeeper}")
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "framework.reset", "mine:topology", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
+    def reset(*words: str) -> Answer:
+        return call("framework.reset", "mine:topology", *words, cwd=tmp_path)
 
     for _ in range(2):
-        script = (
-            "import mine; from framework import submit\n"
-            f"with submit(mine.topology, {{'transactional.zookeeper.servers': {servers.zookeeper!r}}}, executor='local') as run:\n"
-            "    run.wait_until_caught_up(60)\n    print(run.status().committed_txid)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=120
-        )
-        assert done.stdout.split()[-1] == "2", done.stderr
-        shown = call("--everything", *where)
+        made: dict[str, Any] = {}
+        exec(module.read_text(), made)
+        with submit(made["topology"], {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
+            run.wait_until_caught_up(60)
+            assert run.status().committed_txid == 2
+        shown = reset("--everything", *where)
         assert shown.returncode == 0
         assert "transaction 3 is next" in shown.stdout
         assert "nothing was changed; add --yes" in shown.stdout
-        assert "everything forgotten, 1 sinks emptied" in call("--everything", "--yes", *where).stdout
-    assert "say what to forget: --positions, or --everything" in call(*where).stderr
-    assert "transactional.zookeeper.servers is not set" in call("--positions").stderr
+        assert "everything forgotten, 1 sinks emptied" in reset("--everything", "--yes", *where).stdout
+    assert "say what to forget: --positions, or --everything" in reset(*where).stderr
+    assert "transactional.zookeeper.servers is not set" in reset("--positions").stderr
 
 
 # --- what can no longer be read (C7, C8) -----------------------------------------------------------------------------
@@ -199,8 +194,9 @@ def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> t
     return topology, setup
 
 
+@pytest.mark.rule("C7")
 def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: Setup) -> None:
-    """C7: rows 10 to 19, which the dead attempt wrote, are gone from the source, and so they are from the table."""
+    """Rows 10 to 19, which the dead attempt wrote, are gone from the source, and so they are from the table."""
     topology, _ = opened_and_lost(setup, "skip")
     with setup.start(topology) as run:
         run.wait_until_caught_up(20)
@@ -215,8 +211,8 @@ def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: S
 
 
 @pytest.mark.parametrize("why", ["fail", "cannot undo"])
+@pytest.mark.rule("C8")
 def test_an_opened_batch_that_is_gone_stops_where_it_cannot_be_undone(setup: Setup, why: str) -> None:
-    """C8"""
     topology, _ = opened_and_lost(setup, "skip" if why == "cannot undo" else "fail", Blind() if why != "fail" else None)
     run = setup.start(topology)
     with pytest.raises(TopologyFailed, match="forgotten offsets 10 to 20.*on_data_loss='skip' and every sink can undo"):
@@ -254,6 +250,7 @@ class Blind(StateCommitter):
 
 
 @pytest.mark.integration
+@pytest.mark.rule("C19")
 def test_records_of_the_last_transactions_are_kept_in_zookeeper(
     servers: EmbeddedServers, name: str, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def test_word_count_matches_a_counter(executor: str, tmp_path: Path, servers: Em
     assert counts == Counter(word for line in lines for word in word_count.words_of(line))
 
 
-def test_flights_file_holds_what_the_demo_says() -> None:
+def test_the_flights_file_has_the_figures_that_the_demo_expects() -> None:
     carriers, routes = flights_data.expected()
     assert sum(row[0] for row in carriers.values()) == sum(routes.values()) == flights_data.FLIGHTS
     assert (len(carriers), len(routes)) == (16, 224)
@@ -55,14 +55,14 @@ def test_streaming_word_count_matches_a_counter(
 
 @pytest.mark.behaviour("4.2", "4.8")
 @pytest.mark.parametrize("executor", ["local", "spark"])
-def test_joined_streams_come_again_in_pairs(executor: str, spark: str) -> None:
+def test_joined_streams_replays_both_tuples_of_a_failed_pair(executor: str, spark: str) -> None:
     counts = joined_streams.run(executor)
     assert counts["impressions"] == counts["clicks"] == (12, 4)
     assert counts["billing"] == (0, 4)
 
 
 @pytest.mark.behaviour("4.3")
-def test_the_trace_of_the_ledger_is_that_of_the_text() -> None:
+def test_the_acker_trace_is_the_one_of_the_tutorial_text() -> None:
     lines = list(acker_trace.trace())
     numbers = [line.rsplit(": ", 1)[1] for line in lines[:8]]
     assert numbers == ["1010", "1011", "0110", "0111", "1100", "1100", "0000, complete", "0000, complete"]
@@ -72,7 +72,7 @@ def test_the_trace_of_the_ledger_is_that_of_the_text() -> None:
 @pytest.mark.integration
 @pytest.mark.behaviour("5.1", "5.2")
 @pytest.mark.parametrize("provider", stateful_word_count.PROVIDERS)
-def test_the_stateful_word_count_on_each_provider(
+def test_the_stateful_word_count_matches_a_counter_on_each_provider(
     servers: EmbeddedServers, redis_server: RedisServer, tmp_path: Path, provider: str
 ) -> None:
     settings = stateful_word_count.state_settings(provider, tmp_path, redis_server)
@@ -83,7 +83,7 @@ def test_the_stateful_word_count_on_each_provider(
 
 @pytest.mark.integration
 @pytest.mark.behaviour("5.5")
-def test_sessions_of_planes(tmp_path: Path) -> None:
+def test_plane_sessions_match_those_computed_directly(tmp_path: Path) -> None:
     flights = list(islice(flights_data.departures(), 6_000))
     with EmbeddedServers(tmp_path / "servers") as own:
         plane_sessions.send(own.bootstrap_servers, flights)

@@ -71,6 +71,7 @@ def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
+@pytest.mark.rule("C11")
 def test_each_row_is_one_record_whatever_fails(
     topics: Topics, name: str, tasks: int, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +107,9 @@ def test_each_row_is_one_record_whatever_fails(
 
 
 @pytest.mark.spark
-def test_on_spark_with_a_state_beside_it(topics: Topics, name: str, spark: str, tmp_path: Path) -> None:
+def test_changes_of_a_state_written_to_kafka_from_spark_end_with_its_values(
+    topics: Topics, name: str, spark: str, tmp_path: Path
+) -> None:
     topic = topics.create(name, 2)
     builder = TransactionalTopologyBuilder(name, "spout", MemoryTransactionalSpout(ROWS, FIELDS, 20), 2)
     counts = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "counts")), ["word"], {"count": Count()})
@@ -119,6 +122,7 @@ def test_on_spark_with_a_state_beside_it(topics: Topics, name: str, spark: str, 
     assert last == {word.encode(): count for word, count in Counter(word for word, _ in ALL).items()}
 
 
+@pytest.mark.rule("C4")
 def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, at_least_once=True)
@@ -132,7 +136,8 @@ def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topi
     assert f"ratchet-markers-{name}" not in topics.admin.list_topics(timeout=30).topics
 
 
-def test_what_could_bring_a_row_to_another_task_is_refused(name: str) -> None:
+@pytest.mark.rule("C11")
+def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_bring_a_row_to_another(name: str) -> None:
     spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
     with pytest.raises(TopologyError, match=r"component 'pass' is not declared deterministic.*'sink'.*parallelism 1"):
         build(name, spout, KafkaSink("t"), 2, deterministic=False)
@@ -143,6 +148,7 @@ def test_what_could_bring_a_row_to_another_task_is_refused(name: str) -> None:
         builder.build()
 
 
+@pytest.mark.rule("C11")
 def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: Topics, name: str) -> None:
     """C11: the number of tasks is part of the marker."""
     marker = Marker("t", "sink/0", 1, 5, 1, "digest", 3)
@@ -151,7 +157,7 @@ def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: To
         marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 2))
 
 
-def test_keys_and_values_of_every_kind(topics: Topics, name: str) -> None:
+def test_keys_and_values_of_every_type_are_written_as_documented(topics: Topics, name: str) -> None:
     moment = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
     fields = Fields(text=str, raw=bytes, at=datetime.datetime, price=Decimal, share=float)
     rows = [["ß", b"\x00\xff", moment, Decimal("1.5"), 0.25], ["", None, None, None, float("nan")]]
@@ -186,12 +192,14 @@ def test_keys_and_values_of_every_kind(topics: Topics, name: str) -> None:
         ({"key": "nothing"}, r"needs field 'nothing', which its input does not have \(it has: word, n\)"),
     ],
 )
-def test_what_cannot_be_written_is_refused_by_the_builder(name: str, options: dict[str, Any], words: str) -> None:
+def test_fields_that_kafka_cannot_hold_are_refused_by_the_builder(
+    name: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(TopologyError, match=words):
         build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), KafkaSink("t", **options), 1)
 
 
-def test_what_fails_in_a_batch_names_the_topic(topics: Topics, name: str) -> None:
+def test_a_failing_write_names_the_topic(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     for options, words in (
         ({"value": lambda row: 5}, "returned a int, not bytes"),

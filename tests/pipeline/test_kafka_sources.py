@@ -110,6 +110,7 @@ def test_a_first_start_begins_where_it_says_and_a_resumed_one_ignores_it(runs: K
 
 
 @pytest.mark.behaviour("2.3")
+@pytest.mark.rule("C17")
 def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"x"] * 5)
@@ -185,7 +186,7 @@ def test_offsets_that_retention_removed_stop_the_topology_or_are_skipped_and_cou
 
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(19)
-def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> None:
+def test_a_topic_deleted_and_created_again_between_two_runs_is_data_loss_or_a_recorded_gap(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     runs.catch_up()
@@ -201,7 +202,7 @@ def test_a_topic_deleted_and_created_again_between_two_runs(runs: KafkaRuns) -> 
 
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(19)
-def test_a_topic_deleted_and_created_again_under_a_run_never_gets_in(runs: KafkaRuns) -> None:
+def test_records_of_a_topic_created_again_under_a_run_are_never_committed(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     with runs.start() as run:
@@ -232,7 +233,7 @@ def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_readi
 
 
 @pytest.mark.behaviour("2.6")
-def test_what_a_kept_consumer_has_ahead_of_the_former_topic_is_not_taken_for_the_new_one(runs: KafkaRuns) -> None:
+def test_records_that_a_kept_consumer_prefetched_from_a_deleted_topic_are_discarded(runs: KafkaRuns) -> None:
     """It stands right where the next range begins, with old records already fetched."""
     topics, name = runs.topics, runs.name
     context = TopologyContext(name, "spout", 0, 1)
@@ -254,7 +255,7 @@ def test_what_a_kept_consumer_has_ahead_of_the_former_topic_is_not_taken_for_the
 
 
 @pytest.mark.behaviour("2.6")
-def test_what_was_read_of_another_topic_is_never_committed(runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(planner: Any, plan: Any) -> None:
         raise DataLossError("another topic was read")
 

@@ -6,7 +6,7 @@ import contextlib
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,6 @@ from integration import EmbeddedServers
 from tests.kit.flights import FlightsRun
 
 #: How often the driver is killed: with ``make faults``, and in the usual run, where a kill costs up to half a minute.
-KILLS, KILLS_USUALLY = 20, 6
-
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
@@ -30,13 +28,14 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
         yield servers
 
 
-@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+@pytest.mark.parametrize("spout", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 @pytest.mark.fault(2)
+@pytest.mark.behaviour("6.2")
 def test_driver_killed_again_and_again_ends_exact(
-    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, request: pytest.FixtureRequest
+    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, often: Callable[[int, int], int]
 ) -> None:
     chance = random.Random(seed)
-    kills = KILLS if request.config.getoption("--faults") == "all" else KILLS_USUALLY
+    kills = often(3, 20)
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
     killed, moments = 0, []
     try:
@@ -69,8 +68,15 @@ def _pause(run: FlightsRun, seconds: float) -> None:
         run.process.wait(seconds)
 
 
-@pytest.mark.parametrize("server", ["kafka", "zookeeper"])
-@pytest.mark.parametrize("spout", ["opaque", "transactional"])
+@pytest.mark.parametrize(
+    ("server", "spout"),
+    [
+        ("kafka", "opaque"),
+        ("zookeeper", "transactional"),
+        pytest.param("kafka", "transactional", marks=pytest.mark.slow),
+        pytest.param("zookeeper", "opaque", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.fault(9, 15)
 def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
     flights: EmbeddedServers, tmp_path: Path, server: str, spout: str
@@ -89,6 +95,7 @@ def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
         run.end()
 
 
+@pytest.mark.behaviour("6.2")
 def test_sigterm_stops_cleanly_and_a_second_run_resumes(flights: EmbeddedServers, tmp_path: Path) -> None:
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, "opaque", 4_000, "/sigterm")
     try:

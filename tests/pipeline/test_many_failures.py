@@ -208,7 +208,7 @@ def spout(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("executor", ["local", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("executor", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 @pytest.mark.behaviour("1.10")
 def test_every_grouping_is_exact_after_fifty_failures(
     executor: str, spout: Any, tmp_path: Path, request: pytest.FixtureRequest

@@ -157,12 +157,14 @@ def test_corrupt_state_stops_the_start_and_is_named(setup: Setup, path: str, val
     refused(setup, CorruptStateError, message)
 
 
+@pytest.mark.rule("C15")
 def test_a_missing_plan_of_the_last_transaction_is_named(setup: Setup) -> None:
     setup.run_all()
     setup.store.apply([Delete("words/user/spout/4")])
     refused(setup, CorruptStateError, "currtx is 5, and the plan of txid 4.*is missing")
 
 
+@pytest.mark.rule("C2")
 def test_a_wiped_store_under_a_live_sink_stops(setup: Setup) -> None:
     """Fault 13: never txid 1 over rows that hold more."""
     setup.run_all()
@@ -170,6 +172,7 @@ def test_a_wiped_store_under_a_live_sink_stops(setup: Setup) -> None:
     refused(setup, ConfigError, "holds transactions up to 4, and ZooKeeper says that 1 is next: the sink is ahead")
 
 
+@pytest.mark.rule("C2")
 def test_a_sink_restored_from_a_backup_stops(setup: Setup) -> None:
     setup.run_all()
     header = setup.backend.read_header()
@@ -177,6 +180,7 @@ def test_a_sink_restored_from_a_backup_stops(setup: Setup) -> None:
     refused(setup, ConfigError, "holds transactions up to 2, .*the sink is behind")
 
 
+@pytest.mark.rule("C2")
 def test_a_sink_opened_with_another_plan_stops(setup: Setup) -> None:
     setup.run_all()
     header = setup.backend.read_header()
@@ -274,6 +278,7 @@ class Moody(BaseBasicBolt):
         declarer.declare(Fields(word=str))
 
 
+@pytest.mark.rule("C5")
 def test_rows_of_a_dead_attempt_are_swept_when_its_replay_does_not_touch_them(setup: Setup) -> None:
     """C5: the commit of 1:1 did its work and its answer was lost; 1:2 writes other keys."""
     setup.wrap = lambda executor: Crash(executor, "after", 1)

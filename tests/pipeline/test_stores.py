@@ -7,7 +7,7 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from integration import EmbeddedServers, ZooKeeperServer
 from integration.server import Server
 from tests.kit.jobs import Job
 from tests.kit.processes import RunProcess
-from tests.kit.stores import STORES, Feed, server_of, wait_for
+from tests.kit.stores import Feed, server_of, wait_for
 from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
-#: Kills per store and kind of values; more by RATCHET_SINK_KILLS.
-KILLS = int(os.environ.get("RATCHET_SINK_KILLS", "4"))
+#: Kills per store and kind of values, if not as many as the target wants.
+KILLS = os.environ.get("RATCHET_SINK_KILLS")
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgres", "redis"])
 def store(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -44,7 +44,7 @@ def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     server.stop()
 
 
-@pytest.fixture(params=["opaque", "transactional"])
+@pytest.fixture(params=["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 def job(
     request: pytest.FixtureRequest,
     servers: EmbeddedServers,
@@ -79,6 +79,7 @@ def pause(run: RunProcess, job: Job) -> None:
 @pytest.mark.behaviour("3.3")
 @pytest.mark.parametrize("job", ["opaque"], indirect=True)
 @pytest.mark.fault(3)
+@pytest.mark.rule("C14")
 def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:
     """SIGSTOP beyond its session, in mid-run; a standby driver takes over; then SIGCONT."""
     first, second = job.process(), job.process()
@@ -109,10 +110,9 @@ def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> Non
 @pytest.mark.behaviour("3.1", "3.2")
 @pytest.mark.fault(2, 9, 21)
 def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
-    job: Job, sink: tuple[str, Server | None], zookeeper: ZooKeeperServer
+    job: Job, sink: tuple[str, Server | None], zookeeper: ZooKeeperServer, seed: int, often: Callable[[int, int], int]
 ) -> None:
-    seed = int(os.environ.get("RATCHET_SINK_SEED", random.randrange(10**6)))
-    print(f"seed {seed}")
+    kills = int(KILLS or often(2, 4))
     chance = random.Random(seed)
     servers: list[Server] = [zookeeper, *([sink[1]] if sink[1] is not None else [])]
     run = job.process()
@@ -120,7 +120,7 @@ def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
     done = 0
     with Feed(job.topics.bootstrap_servers, job.name):
         wait_for(lambda: job.committed() >= 2)
-        while done < KILLS:
+        while done < kills:
             time.sleep(chance.uniform(0.1, 2.0))
             victim: RunProcess | Server = chance.choice([run, run, *servers])
             if isinstance(victim, RunProcess):

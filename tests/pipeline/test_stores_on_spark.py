@@ -35,8 +35,8 @@ ALL = [(word, n) for rows in DATA.values() for word, n in rows]
 
 
 @pytest.mark.behaviour("3.2", "3.5")
-@pytest.mark.parametrize("where", ["spark", "cluster"])
-def test_every_kind_of_sink_from_tasks_of_spark(
+@pytest.mark.parametrize("where", [pytest.param("spark", marks=pytest.mark.slow), "cluster"])
+def test_every_kind_of_sink_is_exact_when_spark_tasks_write_it(
     request: pytest.FixtureRequest,
     where: str,
     postgres: PostgresServer,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -33,7 +31,7 @@ from sinks import (
 )
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.codecs import TextCodec
-from tests.kit.processes import ROOT
+from tests.kit.command import Answer, call
 from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
@@ -86,7 +84,7 @@ def audited(tmp_path: Path) -> Audited:
     return made
 
 
-def test_what_is_right_agrees_everywhere(audited: Audited) -> None:
+def test_verify_of_untouched_sinks_finds_no_difference(audited: Audited) -> None:
     report = verify(audited.topology, audited.store)
     assert report.right
     assert report.recorded_batches
@@ -142,13 +140,14 @@ def test_partitions_that_came_later_are_read_from_where_they_began(
     assert report.states[1].compared == 970
 
 
+@pytest.mark.rule("C19")
 def test_input_that_is_gone_is_unverifiable_never_right(audited: Audited) -> None:
     audited.spout.expire("1", 50)
     with pytest.raises(Unverifiable, match="the source has lost what the sinks were made of"):
         verify(audited.topology, audited.store)
 
 
-def test_what_was_read_before_positions_were_reset_is_unverifiable_without_a_record(
+def test_input_read_before_a_reset_of_positions_is_unverifiable_without_a_record(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reset_positions(audited.topology, audited.store)
@@ -159,7 +158,7 @@ def test_what_was_read_before_positions_were_reset_is_unverifiable_without_a_rec
         verify(audited.topology, audited.store)
 
 
-def test_a_topology_that_runs_meanwhile_is_followed(tmp_path: Path) -> None:
+def test_verify_beside_a_running_topology_follows_it(tmp_path: Path) -> None:
     audited = Audited(tmp_path, {0: [["w0", 0]]})
     done = threading.Event()
 
@@ -183,7 +182,7 @@ def test_a_topology_that_runs_meanwhile_is_followed(tmp_path: Path) -> None:
         feeder.join()
 
 
-def test_nothing_of_the_topology_is_written(audited: Audited) -> None:
+def test_verify_writes_neither_to_the_sinks_nor_to_the_state(audited: Audited) -> None:
     def everything() -> Any:
         files = Counter(str(path) for path in audited.folder.rglob("*.parquet"))
         with sqlite3.connect(audited.folder / "x.db") as connection:
@@ -198,7 +197,7 @@ def test_nothing_of_the_topology_is_written(audited: Audited) -> None:
     assert everything() == before
 
 
-def test_what_writes_elsewhere_is_left_out_and_said(tmp_path: Path) -> None:
+def test_verify_lists_the_sinks_that_it_cannot_check(tmp_path: Path) -> None:
     spout = OpaqueMemoryTransactionalSpout(DATA, FIELDS, 400)
     builder = TransactionalTopologyBuilder("half", "spout", spout, 2)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
@@ -220,7 +219,9 @@ def test_what_writes_elsewhere_is_left_out_and_said(tmp_path: Path) -> None:
         verify(only.build(), MemoryStore())
 
 
-def test_a_bolt_that_fails_is_an_error_not_an_answer(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bolt_that_fails_during_verify_is_an_error_not_a_result(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SqliteBackend, "apply", lambda *arguments, **options: 1 / 0)
     with pytest.raises(RetryableError, match="could not be recomputed.*ZeroDivisionError"):
         verify(audited.topology, audited.store)
@@ -241,7 +242,7 @@ def kafka_topology(app: Any) -> Topology:
 
 
 @pytest.mark.integration
-def test_by_the_command_line_over_kafka(
+def test_verify_from_the_command_line_over_kafka_exits_1_on_a_difference(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topics.create(name, 2)
@@ -257,10 +258,9 @@ def test_by_the_command_line_over_kafka(
     with submit(topology, {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
         run.wait_until_caught_up(60)
 
-    def command(*more: str) -> subprocess.CompletedProcess[str]:
+    def command(*more: str) -> Answer:
         options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        line = [sys.executable, "-m", "framework.verify", "tests.pipeline.test_verify:kafka_topology", *options, *more]
-        return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+        return call("framework.verify", "tests.pipeline.test_verify:kafka_topology", *options, *more)
 
     right = command("--json")
     assert right.returncode == 0, right.stderr

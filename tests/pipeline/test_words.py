@@ -39,6 +39,7 @@ class Failing(transactional_words.Bucketize):
 
 @pytest.mark.parametrize("opaque", [False, True])
 @pytest.mark.behaviour("1.14")
+@pytest.mark.rule("C6")
 def test_words_and_histogram_agree_over_failures_between_their_commits(
     runner: Any, tmp_path: Path, opaque: bool
 ) -> None:

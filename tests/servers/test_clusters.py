@@ -40,7 +40,7 @@ def read_all(bootstrap_servers: str, topic: str, count: int) -> list[int]:
     return found
 
 
-def test_of_three_brokers_any_may_die(tmp_path: Path) -> None:
+def test_three_brokers_survive_the_death_of_any_one(tmp_path: Path) -> None:
     with KafkaCluster(tmp_path, 3) as cluster:
         topics = Topics(cluster.bootstrap_servers)
         topics.create("t", replication=3, min_insync_replicas="2")
@@ -56,7 +56,7 @@ def test_of_three_brokers_any_may_die(tmp_path: Path) -> None:
         assert read_all(cluster.bootstrap_servers, "t", sent) == list(range(sent))
 
 
-def test_of_three_zookeeper_servers_any_may_die(tmp_path: Path) -> None:
+def test_three_zookeeper_servers_survive_the_death_of_any_one(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(tmp_path, 3) as ensemble:
         client = KazooClient(
             ensemble.address, timeout=10, connection_retry={"max_tries": -1}, command_retry={"max_tries": -1}

@@ -79,7 +79,7 @@ class zookeeper:
 
 
 @pytest.mark.integration
-def test_what_was_acknowledged_outlives_a_kill_and_the_port_stays(server: Server) -> None:
+def test_acknowledged_writes_outlive_a_kill_and_the_port_stays(server: Server) -> None:
     port, pid = server.port, server.pid
     write(server, "a")
     server.kill()
@@ -121,7 +121,7 @@ def test_a_registry_stand_in_registers_counts_and_fails_on_request(tmp_path: Pat
         assert registry.register("s", {"type": "int"}) == 101
 
 
-def test_a_choice_that_is_none_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unknown_kind_of_servers_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(VARIABLE, "cloud")
     with pytest.raises(
         ServerError, match="RATCHET_SERVERS is 'cloud': it must be one of embedded, containers, external"

@@ -51,7 +51,7 @@ def ask(connection: socket.socket, words: bytes) -> bytes:
     return answer
 
 
-def test_what_is_sent_comes_back_whole_in_pieces_and_late(link: TcpProxy) -> None:
+def test_bytes_pass_whole_through_a_sliced_and_a_slow_link(link: TcpProxy) -> None:
     with connected(link) as connection:
         words = bytes(range(256)) * 1000
         assert ask(connection, words) == words
@@ -64,7 +64,7 @@ def test_what_is_sent_comes_back_whole_in_pieces_and_late(link: TcpProxy) -> Non
         assert time.monotonic() - start >= 0.4  # both ways
 
 
-def test_a_black_hole_says_nothing_until_it_is_healed(link: TcpProxy) -> None:
+def test_a_black_hole_passes_nothing_until_it_is_healed(link: TcpProxy) -> None:
     with connected(link) as connection:
         assert ask(connection, b"a") == b"a"
         link.black_hole()
@@ -77,7 +77,9 @@ def test_a_black_hole_says_nothing_until_it_is_healed(link: TcpProxy) -> None:
         assert connection.recv(1) == b"b"
 
 
-def test_a_lost_reply_was_a_request_that_arrived(link: TcpProxy, echo: socketserver.ThreadingTCPServer) -> None:
+def test_lose_replies_delivers_the_request_and_drops_the_reply(
+    link: TcpProxy, echo: socketserver.ThreadingTCPServer
+) -> None:
     with connected(link) as connection:
         assert ask(connection, b"a") == b"a"
         link.lose_replies()
@@ -108,7 +110,7 @@ def test_a_cut_ends_connections_and_refuses_new_ones_and_a_reset_only_ends_them(
         assert ask(connection, b"f") == b"f"
 
 
-def test_a_server_that_is_gone_is_a_reset(link: TcpProxy, echo: socketserver.ThreadingTCPServer) -> None:
+def test_a_connection_to_a_dead_server_is_reset(link: TcpProxy, echo: socketserver.ThreadingTCPServer) -> None:
     echo.shutdown()
     echo.server_close()
     with pytest.raises(OSError), connected(link) as connection:

@@ -1,4 +1,4 @@
-"""The long run: ``make simulate SCHEDULES=1000000``, or one schedule again: ``python -m tests.simulation --seed 42``."""
+"""The long run: ``make simulate SCHEDULES=1000000``, or one again: ``python -m tests.simulation --only trees --seed 42``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ import signal
 import sys
 import time
 from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 
 import structlog
 
-from tests.simulation.schedule import Coverage, Outcome, run_schedule
+from tests.simulation.schedule import Coverage
+from tests.simulation.simulators import SIMULATORS, Verdict, shares
 
-CHUNK = 500
+PROGRAM = "python -m tests.simulation"
+
+
+@dataclass
+class Tally:
+    """What one simulator has done of its ``wanted`` schedules."""
+
+    wanted: int
+    done: int = 0
+    bad: list[Verdict] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Counter)
 
 
 def _quiet() -> None:
@@ -25,75 +38,106 @@ def _quiet() -> None:
     gc.freeze()
 
 
-def _chunk(first: int, count: int) -> tuple[int, Coverage, list[Outcome]]:
+def _chunk(name: str, first: int, count: int) -> tuple[str, int, Coverage, list[Verdict]]:
     coverage: Coverage = Counter()
-    outcomes = [run_schedule(seed, coverage) for seed in range(first, first + count)]
-    return count, coverage, [each for each in outcomes if each.violation is not None]
+    verdicts = [SIMULATORS[name].run(seed, coverage, False) for seed in range(first, first + count)]
+    return name, count, coverage, [each for each in verdicts if each.violation is not None]
+
+
+def _chunks(tallies: dict[str, Tally], first_seed: int) -> Iterator[tuple[str, int, int]]:
+    """All simulators come forward side by side: (name, first seed, count)."""
+    found = [
+        (first / tally.wanted, name, first_seed + first, min(SIMULATORS[name].chunk, tally.wanted - first))
+        for name, tally in tallies.items()
+        for first in range(0, tally.wanted, SIMULATORS[name].chunk)
+    ]
+    return ((name, first, count) for _, name, first, count in sorted(found))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--schedules", type=int, default=20_000)
+    parser = argparse.ArgumentParser(prog=PROGRAM)
+    parser.add_argument(
+        "--schedules",
+        type=int,
+        default=20_000,
+        help="in all; of a hundred, 97 are of the protocol, 2 of trees, 1 of states",
+    )
+    parser.add_argument("--only", choices=SIMULATORS, help="give all schedules to this simulator")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int, help="run this schedule alone, and print what happens in it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     if arguments.schedules < 1 or arguments.processes < 1:
         parser.error("--schedules and --processes must be 1 or more")
+    names = [arguments.only] if arguments.only else list(SIMULATORS)
     _quiet()
     if arguments.seed is not None:
-        return _replay(arguments.seed)
-    coverage: Coverage = Counter()
-    bad: list[Outcome] = []
-    done, started, shown = 0, time.monotonic(), 0.0
+        return max(_replay(name, arguments.seed) for name in names)
+    tallies = {name: Tally(wanted) for name, wanted in shares(arguments.schedules, names).items()}
+    started = time.monotonic()
+    stopped = _run_all(tallies, arguments.first_seed, arguments.processes)
+    elapsed = time.monotonic() - started
+    for name, tally in tallies.items():
+        _report(name, tally, elapsed, arguments.first_seed, stopped)
+    return 1 if any(each.bad for each in tallies.values()) else 0
+
+
+def _run_all(tallies: dict[str, Tally], first_seed: int, processes: int) -> bool:
+    """Until all is done, or there is a violation; True when it was stopped by Ctrl-C."""
+    started, shown = time.monotonic(), 0.0
     stopped: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
-    with ProcessPoolExecutor(arguments.processes, initializer=_quiet) as pool:
-        end = arguments.first_seed + arguments.schedules
-        todo = iter(range(arguments.first_seed, end, CHUNK))
-        running = {
-            pool.submit(_chunk, first, min(CHUNK, end - first))
-            for _, first in zip(range(2 * arguments.processes), todo, strict=False)
-        }
-        while running and not bad:
+    todo = _chunks(tallies, first_seed)
+    running: set[Future[tuple[str, int, Coverage, list[Verdict]]]] = set()
+    with ProcessPoolExecutor(processes, initializer=_quiet) as pool:
+        signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
+        while not any(each.bad for each in tallies.values()):
+            while not stopped and len(running) < 2 * processes and (chunk := next(todo, None)) is not None:
+                running.add(pool.submit(_chunk, *chunk))
+            if not running:
+                break
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
-                count, seen, violations = future.result()
-                done += count
-                coverage.update(seen)
-                bad += violations
-                first = next(todo, None) if not stopped else None
-                if first is not None:
-                    running.add(pool.submit(_chunk, first, min(CHUNK, end - first)))
+                name, count, seen, bad = future.result()
+                tally = tallies[name]
+                tally.done += count
+                tally.coverage.update(seen)
+                tally.bad += bad
             if time.monotonic() - shown > 10:
                 shown = time.monotonic()
-                rate = done / (shown - started) * 60
-                print(f"{done:,} of {arguments.schedules:,} schedules, {rate:,.0f} a minute", file=sys.stderr)
+                parts = ", ".join(f"{each.done:,} of {each.wanted:,} {name}" for name, each in tallies.items())
+                print(f"{parts}, after {shown - started:.0f} s", file=sys.stderr, flush=True)
         pool.shutdown(cancel_futures=True)
-    elapsed = time.monotonic() - started
-    print(f"{done:,} schedules in {elapsed:.0f} s ({done / elapsed * 60:,.0f} a minute), {len(bad)} with a violation")
-    if stopped and not bad:
-        print(f"stopped; go on with --first-seed {arguments.first_seed + done}")
-    _show(coverage)
-    for outcome in bad[:3]:
-        print(f"seed {outcome.seed}: {outcome.violation}\n  again: python -m tests.simulation --seed {outcome.seed}")
-    return 1 if bad else 0
+    return bool(stopped)
 
 
-def _replay(seed: int) -> int:
-    from tests.simulation import world
+def _report(name: str, tally: Tally, elapsed: float, first_seed: int, stopped: bool) -> None:
+    last = first_seed + tally.done - 1
+    print(
+        f"{name}: {tally.done:,} schedules, seeds {first_seed} to {last}, in {elapsed:.0f} s, {len(tally.bad)} with a violation"
+    )
+    _show(tally.coverage)
+    for each in tally.bad[:3]:
+        print(f"seed {each.seed}: {each.violation}\n  again: {PROGRAM} --only {name} --seed {each.seed}")
+    left = tally.wanted - tally.done
+    if stopped and left:
+        print(f"stopped; go on with {PROGRAM} --only {name} --first-seed {last + 1} --schedules {left}")
+    print()
 
-    world.TRACE_MAX = 100_000
-    outcome = run_schedule(seed, keep_trace=True)
-    print("\n".join(outcome.trace))
-    print(f"seed {seed}: {outcome.shape}\n{outcome.violation or 'every invariant held'}, {outcome.steps} steps")
-    return 1 if outcome.violation else 0
+
+def _replay(name: str, seed: int) -> int:
+    coverage: Coverage = Counter()
+    verdict = SIMULATORS[name].run(seed, coverage, True)
+    print("\n".join(verdict.trace))
+    if name != "protocol":
+        _show(coverage)
+    print(f"{name}, seed {seed}: {verdict.shape}\n{verdict.violation or 'every invariant held'}")
+    return 1 if verdict.violation else 0
 
 
 def _show(coverage: Coverage) -> None:
     """How often each fault met each step."""
     faults = sorted({fault for fault, _ in coverage})
-    print(f"\n{'step':38s} fault: times")
+    print(f"{'step':38s} fault: times")
     for step in sorted({step for _, step in coverage}):
         counts = ", ".join(f"{fault}: {coverage[(fault, step)]:,}" for fault in faults if coverage[(fault, step)])
         print(f"{step:38s} {counts}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +16,32 @@ from sinks import MapBackend, MemoryBackend, PostgresBackend, RedisBackend, Sqli
 from sinks.contract import BackendContract
 
 pytestmark = pytest.mark.behaviour("3.1", "3.2", "3.3")
+#: The suite is part of the package and carries no marks of ours.
+RULES = {
+    "C1": [
+        BackendContract.test_raise_header_is_a_compare_and_set,
+        BackendContract.test_put_under_another_header_writes_nothing,
+        BackendContract.test_a_writer_that_stalls_between_begin_and_commit_is_refused,
+        BackendContract.test_apply_under_another_header_writes_nothing,
+    ],
+    "C4": [BackendContract.test_put_is_conditional_on_every_stamp_and_atomic],
+    "C5": [BackendContract.test_replay_of_another_batch_of_an_opaque_spout],
+    "C6": [BackendContract.test_replay_returns_previous_and_value_also_when_it_skips],
+    "C7": [BackendContract.test_a_rolled_back_transaction_never_was],
+    "C12": [
+        BackendContract.test_nothing_reaches_the_backend_before_commit,
+        BackendContract.test_one_key_has_one_writer_in_an_attempt,
+        BackendContract.test_apply_by_two_tasks_to_one_key_is_an_error,
+    ],
+    "C21": [
+        BackendContract.test_purge_removes_tombstones_of_earlier_transactions_only,
+        BackendContract.test_purge_under_another_header_is_refused,
+        BackendContract.test_null_absent_and_deleted_are_three_things,
+    ],
+}
+for _rule, _tests in RULES.items():
+    for _test in _tests:
+        pytest.mark.rule(_rule)(_test)
 
 
 class TestMemoryBackend(BackendContract):
@@ -57,6 +85,33 @@ class TestLmdbBackend(BackendContract):
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return LmdbBackend(self.folder / name, key, value)
+
+
+class IgnoresHeaders(MemoryBackend):
+    def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
+        super().multi_put(self.read_header(), keys, expected_stamps, rows)
+
+
+class IgnoresStamps(MemoryBackend):
+    def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
+        found = [row.stamp if row is not None else None for row in self.multi_get(keys)]
+        super().multi_put(header, keys, found, rows)
+
+
+@pytest.mark.rule("C4")
+@pytest.mark.parametrize(
+    ("backend", "held"),
+    [
+        (IgnoresHeaders, BackendContract.test_put_under_another_header_writes_nothing),
+        (IgnoresStamps, BackendContract.test_put_is_conditional_on_every_stamp_and_atomic),
+    ],
+)
+def test_the_suite_finds_a_backend_that_writes_without_its_condition(
+    backend: type[MemoryBackend], held: Callable[[BackendContract, MapBackend], None]
+) -> None:
+    held(BackendContract(), MemoryBackend())
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        held(BackendContract(), backend())
 
 
 @pytest.mark.integration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import random
@@ -16,13 +17,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
-from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
-from framework.topology import CommitFence, Header, OpenCommit
+from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
+from framework.topology import Header, OpenCommit
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, DeltaLakeTable, ParquetTable
 from sinks.files import FileTable
+from sinks.folders import named_errors
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.file_tables import append, granted, opened
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.behaviour("3.5")
@@ -44,19 +47,6 @@ def table(kind: type[FileTable], tmp_path: Path) -> FileTable:
     return made
 
 
-def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:
-    found = table.read_header()
-    header = found.opened(epoch, OpenCommit(txid, attempt, digest))
-    table.raise_header(found, header)
-    return header
-
-
-def granted(header: Header, task: int = 0) -> TransactionAttempt:
-    assert header.open is not None
-    fence = CommitFence("topology", header.epoch, header.open.plan_digest, f"bolt:{task}")
-    return TransactionAttempt(header.open.txid, header.open.attempt_id, fence)
-
-
 def rows(*words: str) -> list[pa.RecordBatch]:
     return [pa.record_batch({"word": list(words), "n": [len(word) for word in words]})]
 
@@ -69,14 +59,10 @@ def words(table: FileTable) -> list[str]:
 def commit(
     table: FileTable, txid: int, *batch: str, attempt: int = 1, epoch: int = 1, digest: str = "digest"
 ) -> Header:
-    header = opened(table, txid, attempt, epoch, digest)
-    table.write(granted(header), rows(*batch))
-    table.publish(header)
-    table.raise_header(header, header.finished(txid))
-    return header
+    return append(table, txid, *rows(*batch), attempt=attempt, epoch=epoch, digest=digest)
 
 
-def test_what_tasks_write_appears_when_it_is_published_and_not_before(table: FileTable) -> None:
+def test_files_that_tasks_write_appear_when_they_are_published_and_not_before(table: FileTable) -> None:
     header = opened(table, 1, 1)
     for task in range(3):
         table.write(granted(header, task), rows(f"task{task}", "x"))
@@ -161,6 +147,7 @@ def test_a_batch_without_rows_leaves_nothing_unless_it_replaces_something(table:
     assert words(table) == []
 
 
+@pytest.mark.rule("C1")
 def test_headers_are_compared_and_set(table: FileTable) -> None:
     first = table.read_header()
     opened(table, 1, 1, epoch=4)
@@ -257,7 +244,7 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_is_published_late_of_a_compacted_transaction_is_not_seen(tmp_path: Path) -> None:
+def test_files_published_late_of_a_compacted_transaction_are_not_read(tmp_path: Path) -> None:
     """By a driver that was paused before it linked the manifest; and by a compaction that was killed before it had removed
     what it had merged."""
     table = ParquetTable(tmp_path / "table")
@@ -277,7 +264,7 @@ def test_what_is_published_late_of_a_compacted_transaction_is_not_seen(tmp_path:
     assert words(table) == [f"w{txid}" for txid in range(1, 9)]
 
 
-def test_readers_and_a_writer_beside_compaction(tmp_path: Path) -> None:
+def test_readers_beside_a_writer_and_a_compaction_see_whole_transactions(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table", target_bytes=5_000)
     table.bind(FIELDS)
     table.prepare("topology")
@@ -329,6 +316,7 @@ def test_files_are_no_larger_than_wanted_and_partitions_are_folders(kind: type[F
     assert all(each.size < 40_000 for each in table.files())
 
 
+@pytest.mark.rule("C7")
 def test_a_roll_back_takes_a_parquet_transaction_out_and_a_late_writer_cannot_bring_it_back(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table")
     table.bind(FIELDS)
@@ -381,7 +369,8 @@ def test_a_topology_appends_every_row_once_after_failures(
     assert words(table) == sorted(word for part in data.values() for word, _ in part)
 
 
-def test_what_delta_holds_cannot_be_planned_anew(tmp_path: Path) -> None:
+@pytest.mark.rule("C8")
+def test_a_delta_table_counts_as_irreversible_and_a_parquet_table_does_not(tmp_path: Path) -> None:
     """C8: the source loses the range of a batch whose commit was opened."""
     spout = OpaqueMemoryTransactionalSpout({0: [["a", 1], ["b", 2]]}, FIELDS, 2, on_data_loss="skip")
     assert topology(spout, DeltaLakeTable(tmp_path / "delta")).irreversible() == [f"table {tmp_path / 'delta'}"]
@@ -397,3 +386,31 @@ def test_a_read_only_folder_is_one_line_before_the_first_batch(kind: type[FileTa
         run.wait_until_caught_up(30)
     run.stop()
     assert os.path.getsize(tmp_path / "file") == 1
+
+
+def test_a_partition_that_no_file_system_can_name_is_a_bad_record(kind: type[FileTable], tmp_path: Path) -> None:
+    """C30: its name is too long at every replay."""
+    table = kind(tmp_path / "t", partition_by=["word"])
+    table.bind(Fields(word=str, n=int))
+    table.prepare("topology")
+    header = opened(table, 1, 1)
+    batch = pa.RecordBatch.from_pydict({"word": ["x" * 300], "n": [1]})
+    with pytest.raises(BadRecordError, match="too long"):
+        table.write(granted(header), [batch])
+
+
+@pytest.mark.parametrize(
+    ("kind_of_error", "number"),
+    [
+        (RetryableError, errno.ENOSPC),
+        (RetryableError, errno.ESTALE),
+        (ConfigError, errno.EROFS),
+        (ConfigError, errno.ELOOP),
+    ],
+)
+def test_errors_of_a_file_system_are_permanent_unless_they_are_known_to_pass(
+    kind_of_error: type[Exception], number: int, tmp_path: Path
+) -> None:
+    with pytest.raises(kind_of_error) as named, named_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert type(named.value) is kind_of_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 import uuid
@@ -14,7 +15,14 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionAttempt
-from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, CorruptStateError, RetryableError
+from framework.errors import (
+    BadRecordError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    CorruptStateError,
+    RatchetError,
+    RetryableError,
+)
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend
@@ -113,12 +121,14 @@ def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: 
         ("postgresql://ratchet@{address}/elsewhere", "database .elsewhere. does not exist"),
     ],
 )
-def test_who_is_not_let_in_is_told_so(postgres: PostgresServer, table: str, dsn: str, words: str) -> None:
+def test_a_refused_login_is_reported_with_its_reason(
+    postgres: PostgresServer, table: str, dsn: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         PostgresBackend(dsn.format(address=postgres.address), table, KEY, VALUE).prepare("topology")
 
 
-def test_a_wrong_password_is_no_secret_in_any_message(postgres: PostgresServer, admin: Any, table: str) -> None:
+def test_a_password_appears_in_no_message(postgres: PostgresServer, admin: Any, table: str) -> None:
     backend = PostgresBackend("postgresql://ratchet:s3cret-canary@127.0.0.1:1/ratchet", table, KEY, VALUE)
     with pytest.raises(RetryableError) as failed:
         backend.prepare("topology")
@@ -138,6 +148,7 @@ def test_an_address_takes_secrets_from_the_environment(
     assert backend.prepare("topology").done == 0
 
 
+@pytest.mark.rule("C1")
 def test_a_sql_txn_that_hangs_gives_the_header_free(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +220,7 @@ def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
 
 
 @pytest.mark.fault(22)
-def test_rivals_are_retried_not_fatal(
+def test_a_lock_timeout_or_deadlock_is_retried_not_fatal(
     postgres: PostgresServer, admin: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 22 of the fault table: a lock that another session holds."""
@@ -222,6 +233,81 @@ def test_rivals_are_retried_not_fatal(
         with pytest.raises(RetryableError, match="lock"):
             backend.raise_header(header, header.opened(1, OpenCommit(1, 1, "d")))
     backend.raise_header(header, header.opened(1, OpenCommit(1, 1, "d")))
+
+
+@pytest.mark.parametrize("how", ["put", "apply"])
+def test_a_key_that_is_too_long_for_the_index_is_a_bad_record(postgres: PostgresServer, table: str, how: str) -> None:
+    """C30: it would be too long at every replay."""
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
+    word = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=9_000))
+    with pytest.raises(BadRecordError, match="index row"):
+        if how == "put":
+            put(state, 1, **{word: 1})
+        else:
+            deltas = pa.table({"word": [word], "n": [1]})
+            state.apply(TransactionAttempt(1, 1), deltas, {"n": Max("n")}, want_values=False)
+
+
+def test_keys_that_are_one_for_the_database_are_a_bad_record(
+    postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresBackend, "_staged_from_rows", 0)
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, Fields(x=float), VALUE))
+    deltas = pa.table({"x": [0.0, -0.0], "n": [1, 2]})
+    with pytest.raises(BadRecordError, match="a second time"):
+        state.apply(TransactionAttempt(1, 1), deltas, {"n": Max("n")}, want_values=False)
+
+
+PASSING = {"08006", "08P01", "40001", "40P01", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P03", "58030"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "states"),
+    [
+        (RetryableError, PASSING | {"25P03", "42P07"}),
+        (BadRecordError, {"21000", "22003", "22021", "23502", "23514", "23505", "54000", "54011"}),
+        (ConfigError, {"0A000", "28P01", "42703", "42P01", "42501", "25006", "3D000", "57P04", "XX000", "P0001"}),
+        (CorruptStateError, {"XX001", "XX002"}),
+    ],
+)
+def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception], states: set[str]) -> None:
+    """C30."""
+    backend = PostgresBackend("postgresql://ratchet@localhost/ratchet", "rows", KEY, VALUE)
+    for each in sorted(states):
+        error = type("Refused", (psycopg.errors.lookup(each),), {"sqlstate": each})("refused")
+        assert type(backend._named(error)) is kind, each
+
+
+def test_an_error_of_the_client_itself_is_permanent_unless_the_connection_is_gone() -> None:
+    backend = PostgresBackend("postgresql://ratchet@localhost/ratchet", "rows", KEY, VALUE)
+    assert type(backend._named(psycopg.ProgrammingError("cannot adapt type 'x'"))) is ConfigError
+    assert type(backend._named(psycopg.OperationalError("the connection is lost"))) is RetryableError
+    assert type(backend._named(psycopg.InterfaceError("the connection is closed"))) is RetryableError
+
+
+def test_two_drivers_may_create_the_first_tables_of_a_database_at_one_time(
+    postgres: PostgresServer, admin: Any, table: str
+) -> None:
+    """What one of them is told then passes: the table is there at the next try."""
+    admin.execute(f"CREATE SCHEMA {table}")
+    errors: list[Exception] = []
+
+    def prepare(each: int) -> None:
+        backend = PostgresBackend(postgres.dsn, f"t{each}", KEY, VALUE, schema=table)
+        try:
+            backend.prepare("topology")
+        except RetryableError:
+            backend.prepare("topology")
+        except RatchetError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=prepare, args=(each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    admin.execute(f"DROP SCHEMA {table} CASCADE")
+    assert errors == []
 
 
 def test_text_with_nul_is_a_bad_record(postgres: PostgresServer, table: str) -> None:

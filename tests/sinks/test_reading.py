@@ -39,7 +39,7 @@ def state() -> OpaqueMapState:
     return made
 
 
-def test_rows_answer_for_the_transaction_before_the_last_that_changed_them() -> None:
+def test_a_row_is_read_as_of_the_transaction_before_its_last_change() -> None:
     one = state()
     transact(one, 1, 1, {"dog": 1, "cat": 5})
     transact(one, 2, 1, {"dog": 2})

@@ -116,7 +116,9 @@ def test_keys_of_others_and_other_columns_are_refused(redis_server: RedisServer,
         RedisBackend(redis_server.url, name, KEY, Fields(n=float)).prepare("topology")
 
 
-def test_what_somebody_wrote_by_hand_is_named(redis_server: RedisServer, client: Any, name: str) -> None:
+def test_a_row_that_was_overwritten_by_hand_is_named_as_corrupt(
+    redis_server: RedisServer, client: Any, name: str
+) -> None:
     state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
     put(state, 1, dog=2)
     client.hset(f"{{{name}}}", "dog", "5")
@@ -192,6 +194,32 @@ def test_a_write_whose_answer_is_lost_is_not_sent_again(redis_server: RedisServe
 def test_a_server_that_is_away_is_retried(name: str) -> None:
     with pytest.raises(RetryableError):
         RedisBackend("redis://127.0.0.1:1/0", name, KEY, VALUE).prepare("topology")
+
+
+@pytest.mark.parametrize(
+    ("kind", "errors"),
+    [
+        (RetryableError, ["MISCONF Redis is configured to save RDB snapshots", "NOREPLICAS Not enough good replicas"]),
+        (
+            RetryableError,
+            ["BUSY Redis is busy running a script", "ERR Error running script: @user_script: 3: OOM command"],
+        ),
+        (RetryableError, [redis.exceptions.OutOfMemoryError("used memory"), redis.exceptions.TryAgainError("slot")]),
+        (
+            ConfigError,
+            ["ERR Error running script: @user_script: 3: Script attempted to access nonexistent global", "ERR"],
+        ),
+        (ConfigError, [redis.exceptions.ReadOnlyError("You can't write against a read only replica.")]),
+        (ConfigError, ["WRONGTYPE Operation against a key", "NOPERM this user has no permissions"]),
+    ],
+)
+def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception], errors: list[Any]) -> None:
+    """C30."""
+    backend = RedisBackend("redis://localhost", "rows", KEY, VALUE)
+    for each in errors:
+        with pytest.raises(kind) as named, backend._named():
+            raise each if isinstance(each, Exception) else redis.exceptions.ResponseError(each)
+        assert type(named.value) is kind
 
 
 @pytest.mark.fault(23)

@@ -74,9 +74,23 @@ def test_every_supported_type_comes_back_as_it_went_in(path: Path) -> None:
         (Fields(word=str), "both a key and a value"),
     ],
 )
-def test_columns_that_cannot_be_are_refused_at_once(path: Path, fields: Fields, message: str) -> None:
+def test_unsupported_columns_are_refused_at_once(path: Path, fields: Fields, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         SqliteBackend(path, "rows", KEY, fields)
+
+
+def test_what_cannot_pass_by_itself_is_not_tried_again(path: Path) -> None:
+    """C30: only what is known to pass is retried."""
+    backend = SqliteBackend(path, "rows", KEY, VALUE)
+    header = backend.prepare("topology")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE rows")
+    with pytest.raises(ConfigError, match="no such table.*does not pass by itself"):
+        backend.multi_get([("dog",)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE _ratchet_headers")
+    with pytest.raises(ConfigError, match="no such table.*does not pass by itself"):
+        backend.raise_header(header, header.finished(1))
 
 
 @pytest.mark.parametrize("table", ["drop table x", 'x"', "", "_headers", "1x"])

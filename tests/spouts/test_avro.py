@@ -114,7 +114,7 @@ PLAIN = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "string
 @pytest.mark.parametrize(
     ("schema", "rows"), [(WORD, (word(1), word(2))), (PLAIN, ({"a": "dog", "b": 300}, {"a": "cat", "b": 7}))]
 )
-def test_a_value_that_eats_of_its_neighbour_is_not_believed(schema: Any, rows: Any) -> None:
+def test_a_value_that_reads_into_its_neighbour_is_bad(schema: Any, rows: Any) -> None:
     """Joined, these two read as two whole values: only their lengths tell that neither is one."""
     first, second = encoded(schema, *rows)
     moved = [first[:-1], first[-1:] + second]
@@ -211,7 +211,7 @@ def test_a_value_that_its_type_does_not_hold_is_bad_also_deep_inside() -> None:
     assert "does not fit its type" in bad[0].reason
 
 
-def test_a_schema_that_is_no_record_is_one_field_called_value() -> None:
+def test_a_schema_that_is_not_a_record_is_one_field_called_value() -> None:
     codec = AvroCodec('"long"')
     assert codec.decode([*encoded("long", 7, -1), None]).to_pydict() == {"value": [7, -1, None]}
 
@@ -234,7 +234,7 @@ def test_a_schema_that_has_no_columns_is_named(schema: Any, message: str) -> Non
         AvroCodec(schema)
 
 
-def test_a_schema_from_a_file(tmp_path: Path) -> None:
+def test_a_schema_may_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "word.avsc"
     file.write_text(json.dumps(WORD))
     assert AvroCodec(file).fields.names[:2] == ("word", "n")
@@ -278,7 +278,7 @@ class TestRegistry:
         codec.decode(values)
         assert registry.requests[f"/schemas/ids/{old}"] == 1  # asked once, however many values name it
 
-    def test_what_cannot_be_decoded_is_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
+    def test_undecodable_values_are_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
         known = registry.register("words-value", SMALL)
         other = registry.register("other-value", "message Word {}", schema_type="PROTOBUF")
         (good, again) = encoded(SMALL, {"word": "a"}, {"word": "b"})
@@ -352,7 +352,7 @@ class TestRegistry:
             RegistryAvroCodec(settings, subject="none")
         registry.stop()
 
-    def test_a_reader_is_needed(self, registry: RegistryServer) -> None:
+    def test_a_registry_codec_without_a_reader_schema_is_refused(self, registry: RegistryServer) -> None:
         with pytest.raises(TopologyError, match="subject= or schema="):
             RegistryAvroCodec(registry.url)
         with pytest.raises(ConfigError, match="needs a url"):

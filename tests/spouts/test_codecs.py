@@ -110,7 +110,7 @@ def test_json_needs_types_that_arrow_reads() -> None:
         JsonCodec(pa.schema([("at", pa.duration("s")), ("pairs", pa.map_(pa.string(), pa.month_day_nano_interval()))]))
 
 
-def test_json_timestamps_and_nested_values() -> None:
+def test_json_timestamps_and_nested_values_decode() -> None:
     codec = JsonCodec(pa.schema([("at", pa.timestamp("ms")), ("tags", pa.list_(pa.string()))]))
     row = codec.decode([b'{"at":"2026-01-02 03:04:05","tags":["a","b"]}']).to_pylist()[0]
     assert row == {"at": datetime.datetime(2026, 1, 2, 3, 4, 5), "tags": ["a", "b"]}
@@ -151,7 +151,7 @@ class Picky(Codec):
     ],
 )
 @given(pattern=st.lists(st.sampled_from("gbn"), max_size=90))
-def test_what_is_good_comes_in_order_and_what_is_bad_by_its_index(
+def test_decode_good_gives_good_values_in_order_and_bad_ones_by_index(
     codec: Codec, good: bytes, bad: bytes, pattern: list[str]
 ) -> None:
     """Good, bad and null in any order: as if each had been decoded alone."""

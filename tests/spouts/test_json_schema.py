@@ -47,7 +47,7 @@ def test_types_objects_arrays_and_references_become_columns(tmp_path: Path) -> N
     assert codec.decode([json.dumps(row).encode()]).to_pylist() == [{**row, "count": None, "paid": None}]
 
 
-def test_what_is_required_must_be_there_and_a_tombstone_needs_nothing() -> None:
+def test_a_missing_required_property_is_bad_and_a_tombstone_is_not() -> None:
     codec = JsonCodec.from_json_schema(ORDER)
     good = b'{"id": "o-1", "total": 1}'
     assert codec.decode([good, None]).num_rows == 2
@@ -75,7 +75,7 @@ def test_what_is_required_must_be_there_and_a_tombstone_needs_nothing() -> None:
         ("no-such-file.json", "cannot be read"),
     ],
 )
-def test_what_has_no_columns_is_named(schema: Any, message: str) -> None:
+def test_a_schema_without_columns_is_named(schema: Any, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         JsonCodec.from_json_schema(schema)
 

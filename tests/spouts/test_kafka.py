@@ -89,7 +89,7 @@ def values(source: Any, ranges: Plan) -> list[str]:
         ({"codec": BytesCodec("key"), "metadata": ["key"]}, "'key' is both"),
     ],
 )
-def test_bad_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_bad_kafka_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KafkaTransactionalSpout(**{"topics": ["words"], "bootstrap_servers": "127.0.0.1:1", **options})
 
@@ -156,8 +156,9 @@ class TestPlanning:
             topics.send(topic, [b"x"])
         assert set(plan(spout(topics, name, pattern=f"{name}-.*"))) == {f"{name}-a/0", f"{name}-b/0"}
 
+    @pytest.mark.rule("C15")
     def test_every_partition_ever_planned_is_in_every_plan(self, topics: Topics, name: str) -> None:
-        """C15: also one that metadata does not show."""
+        """Also one that metadata does not show."""
         topics.create(name, 1)
         topics.send(name, [b"x"])
         before = {f"{name}-gone/0": {"first_offset": 3, "next_offset": 7}}
@@ -191,7 +192,7 @@ class TestPlanning:
         planner.close()
         assert later[f"{name}/0"]["next_offset"] == 5
 
-    def test_an_offset_that_is_no_offset_is_asked_again(
+    def test_an_invalid_offset_from_the_broker_is_asked_for_again(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """librdkafka answers -1001, without an error, when the broker dies under the request."""
@@ -242,7 +243,7 @@ class TestPlanning:
 @pytest.mark.integration
 class TestReading:
     @pytest.mark.parametrize("count", [100, 30_000])
-    def test_exactly_the_range_in_order_and_again_the_same(self, topics: Topics, name: str, count: int) -> None:
+    def test_a_range_is_read_in_order_and_a_replay_reads_the_same(self, topics: Topics, name: str, count: int) -> None:
         topics.create(name, 2)
         topics.send(name, [b"%d" % number for number in range(count)], 0)
         topics.send(name, [b"other"] * 10, 1)
@@ -257,7 +258,7 @@ class TestReading:
             assert sorted(found) == expected
             assert [value for value in found if value != "other"] == [str(number) for number in range(7, count - 9)]
 
-    def test_ranges_back_and_forth_with_a_kept_consumer(self, topics: Topics, name: str) -> None:
+    def test_a_kept_consumer_reads_earlier_and_later_ranges_alike(self, topics: Topics, name: str) -> None:
         """The consumer stays positioned between reads, and what it has ahead is never lost or doubled."""
         topics.create(name, 1)
         topics.send(name, [b"%d" % number for number in range(1_000)])
@@ -296,10 +297,10 @@ class TestReading:
         assert seen[0] == [str(number) for number in range(25_000)]
         assert seen[1] == [str(number) for number in range(25_000, 30_000)]
 
+    @pytest.mark.rule("C18")
     def test_a_batch_that_timed_out_is_planned_smaller_and_an_idle_source_gives_empty_ones(
         self, topics: Topics, name: str
     ) -> None:
-        """C18, 1.15"""
         topics.send(topics.create(name, 1), [str(number).encode() for number in range(100)])
         source = spout(topics, name, batch_records_max=80)
         planner = source.planner({}, CONTEXT)
@@ -309,8 +310,9 @@ class TestReading:
         assert offsets(planner.empty_plan(whole)) == {f"{name}/0": (100, 100)}
         planner.close()
 
+    @pytest.mark.rule("C16")
     def test_aborted_records_and_markers_are_gaps_also_at_the_end(self, topics: Topics, name: str) -> None:
-        """2.5 and C16: markers at the end of a range must not hang it."""
+        """2.5: markers at the end of a range must not hang it."""
         topics.create(name, 1)
         topics.send(name, [b"a"])
         topics.send_in_kafka_txn(name, [b"kept"], end=lambda producer: producer.commit_transaction(30))
@@ -323,6 +325,7 @@ class TestReading:
         assert values(source, plan(source, whole)) == ["b"]
         assert values(source, whole) == ["a", "kept"]
 
+    @pytest.mark.rule("C16")
     def test_a_range_of_nothing_but_gaps_is_empty(self, topics: Topics, name: str) -> None:
         topics.create(name, 1)
         topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(30))

@@ -113,7 +113,7 @@ def test_only_the_contiguous_prefix_is_committed_and_the_rest_comes_again(topics
 
 
 @pytest.mark.behaviour("4.9")
-def test_what_fails_is_emitted_again_until_it_succeeds(topics: Topics, name: str) -> None:
+def test_a_failed_record_is_emitted_again_until_it_succeeds(topics: Topics, name: str) -> None:
     topics.create(name)
     topics.send(name, [b"good", b"bad", b"fine"])
 
@@ -135,7 +135,9 @@ def test_what_fails_is_emitted_again_until_it_succeeds(topics: Topics, name: str
 
 @pytest.mark.behaviour("4.9")
 @pytest.mark.parametrize("exhausted", ["dead_letter", "drop"])
-def test_what_fails_too_often_becomes_a_dead_letter_or_is_dropped(topics: Topics, name: str, exhausted: Any) -> None:
+def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
+    topics: Topics, name: str, exhausted: Any
+) -> None:
     topics.create(name)
     topics.send(name, [b"good", b"poison", b"fine"])
 
@@ -177,7 +179,7 @@ def test_what_fails_too_often_becomes_a_dead_letter_or_is_dropped(topics: Topics
 
 
 @pytest.mark.behaviour("4.9")
-def test_one_record_that_fails_for_ever_does_not_let_the_others_run_away(topics: Topics, name: str) -> None:
+def test_a_record_that_always_fails_holds_back_only_its_own_partition(topics: Topics, name: str) -> None:
     topics.create(name, 2)
     topics.send(name, [b"stuck", *(b"%d" % n for n in range(500))], 0)
     topics.send(name, [b"other"] * 300, 1)
@@ -223,7 +225,7 @@ def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None
 
 
 @pytest.mark.parametrize("on_bad_record", ["skip", "dead_letter", "fail"])
-def test_records_that_cannot_be_decoded_do_what_was_asked(topics: Topics, name: str, on_bad_record: Any) -> None:
+def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_bad_record: Any) -> None:
     topics.create(name)
     topics.send(name, [b'{"n": 1}', b"{", b'{"n": 3}'])
     spout = KafkaSpout(
@@ -334,7 +336,7 @@ def test_a_broker_that_is_away_holds_up_what_is_new_and_loses_nothing(tmp_path: 
         assert run.driver.status().components["kafka"].died == 0
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_impossible_kafka_spout_settings_are_refused_by_name() -> None:
     with pytest.raises(
         ConfigError, match="guarantee must be one of 'at_least_once', 'at_most_once', 'none', not 'exactly'"
     ):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.behaviour("2.4")
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 1000)), st.integers(1, 500), st.integers(1, 300))
-def test_shares_are_fair_and_within_limits(available: dict[str, int], batch: int, each: int) -> None:
+def test_shares_of_partitions_are_fair_and_within_limits(available: dict[str, int], batch: int, each: int) -> None:
     shares = fair_shares(available, KafkaLimits(batch, each))
     assert shares.keys() == available.keys()
     assert sum(shares.values()) == min(batch, sum(min(held, each) for held in available.values()))
@@ -33,7 +33,9 @@ def test_shares_are_fair_and_within_limits(available: dict[str, int], batch: int
 
 
 @given(st.integers(2, 30), st.integers(1, 29), st.integers(0, 10**12))
-def test_with_more_partitions_than_records_everybody_has_a_turn(partitions: int, batch: int, begin: int) -> None:
+def test_with_more_partitions_than_records_every_partition_has_its_turn(
+    partitions: int, batch: int, begin: int
+) -> None:
     """While everyone always has something: after one round each has been served as often as any other, give or take one."""
     batch = min(batch, partitions - 1)
     available = {f"t/{number}": 5 for number in range(partitions)}
@@ -57,7 +59,7 @@ def test_a_limit_of_time_starts_small_grows_in_steps_and_keeps_to_the_time() -> 
     assert sizer.limits().batch_records_max == 1_000_000
 
 
-def test_small_batches_say_nothing_about_the_time_of_large_ones() -> None:
+def test_small_batches_do_not_teach_the_limit_of_time() -> None:
     sizer = BatchSizer(KafkaLimits(500_000, batch_time_max_s=10.0))
     for _ in range(100):
         sizer.learn(10, 10, 1_000, 0.05)  # two hundred a second, as a trickle is
@@ -100,6 +102,6 @@ def test_the_share_of_bad_records_is_that_of_the_latest_batches(batches: list[tu
 
 
 @pytest.mark.parametrize("limit", [-0.1, 1.1, "half", True])
-def test_a_share_that_is_none_is_refused(limit: object) -> None:
+def test_a_share_outside_0_to_1_is_refused(limit: object) -> None:
     with pytest.raises(ConfigError, match="bad_record_share_max must be between 0 and 1"):
         BadRecordShare(limit)  # type: ignore[arg-type]

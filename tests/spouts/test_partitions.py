@@ -18,7 +18,7 @@ def test_an_epoch_moves_on_only_where_something_is_read() -> None:
     assert position_after(again).leader_epoch == 5
 
 
-def test_totals_of_what_was_skipped_are_carried_and_gaps_are_not() -> None:
+def test_skipped_totals_are_carried_to_the_next_plan_and_gaps_are_not() -> None:
     position = position_after({"first_offset": 0, "next_offset": 10, "topic_id": "id", "next_leader_epoch": 3})
     position.skip("retention", 17)
     plan = position.meta(3, 4)

@@ -68,7 +68,7 @@ def test_each_entry_goes_to_one_task_and_is_acknowledged_when_its_tree_is_comple
 
 
 @pytest.mark.behaviour("4.6")
-def test_what_a_task_had_been_given_is_given_to_it_again_when_it_opens(
+def test_a_task_that_opens_again_gets_its_pending_entries_again(
     redis_server: RedisServer, client: Any, stream: str
 ) -> None:
     fill(client, stream, 10)
@@ -86,7 +86,7 @@ def test_what_a_task_had_been_given_is_given_to_it_again_when_it_opens(
     assert (pending(client, stream), client.xlen(stream)) == (0, 4)
 
 
-def test_what_fails_comes_again_so_often_and_is_then_dropped(
+def test_a_failing_entry_is_retried_up_to_the_limit_and_then_dropped(
     redis_server: RedisServer, client: Any, stream: str
 ) -> None:
     fill(client, stream, 3)
@@ -102,7 +102,7 @@ def test_what_fails_comes_again_so_often_and_is_then_dropped(
     assert pending(client, stream) == 0
 
 
-def test_what_another_task_left_lying_is_taken_over(
+def test_pending_entries_of_another_task_are_taken_over(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.05)
@@ -119,7 +119,7 @@ def test_what_another_task_left_lying_is_taken_over(
     ("entry", "message"),
     [({"word": "x"}, "field 'n' is not there"), ({"word": "x", "n": "seven"}, "field 'n' is no int64: b'seven'")],
 )
-def test_an_entry_that_is_not_what_was_declared_is_named(
+def test_an_entry_that_does_not_match_the_declared_fields_is_named(
     redis_server: RedisServer, client: Any, stream: str, entry: dict[str, str], message: str
 ) -> None:
     number = client.xadd(stream, entry).decode()
@@ -130,7 +130,7 @@ def test_an_entry_that_is_not_what_was_declared_is_named(
         run.join(30)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_impossible_redis_spout_settings_are_refused_by_name() -> None:
     made = {"url": "redis://127.0.0.1", "group": "g"}
     with pytest.raises(ConfigError, match="start must be 'earliest' or 'latest', not 'now'"):
         RedisStreamSpout("s", Fields(a=str), start="now", **made)

@@ -30,7 +30,7 @@ def test_the_first_retry_comes_at_once_and_the_others_after_twice_as_long_each()
 
 
 @pytest.mark.behaviour("4.9")
-def test_after_so_many_retries_nothing_is_kept() -> None:
+def test_after_the_last_retry_nothing_is_kept() -> None:
     retries: Retries[str] = Retries(RetryPolicy(retries_max=2))
     assert [retries.failed("a", 0.0) for _ in range(3)] == [True, True, False]
     assert retries.due(1e9) is None
@@ -38,7 +38,7 @@ def test_after_so_many_retries_nothing_is_kept() -> None:
     assert Retries(RetryPolicy(retries_max=0)).failed("a", 0.0, for_ever=True)
 
 
-def test_what_was_done_meanwhile_is_not_due_and_failures_come_in_their_order() -> None:
+def test_retries_are_due_in_the_order_of_their_failures_and_not_once_done() -> None:
     retries: Retries[str] = Retries(RetryPolicy())
     for key in ("a", "b", "c"):
         retries.failed(key, 0.0)
@@ -49,7 +49,7 @@ def test_what_was_done_meanwhile_is_not_due_and_failures_come_in_their_order() -
 @pytest.mark.parametrize(
     "values", [{"retries_max": -1}, {"delay_s": 0.0}, {"delay_s": 2.0, "delay_max_s": 1.0}, {"retries_max": True}]
 )
-def test_policies_that_make_no_sense_are_refused(values: dict[str, float]) -> None:
+def test_impossible_retry_policies_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="not "):
         RetryPolicy(**values)  # type: ignore[arg-type]
 

@@ -112,7 +112,7 @@ def _paths(store: MemoryStore, root: str) -> list[str]:
         ({"sasl_mechanism": "PLAIN"}, "mechanism"),
     ],
 )
-def test_what_is_wrong_stops_the_topology_and_is_named(
+def test_a_wrong_security_setting_stops_the_topology_and_is_named(
     broker: KafkaBroker, certificates: Certificates, change: dict[str, str], message: str
 ) -> None:
     if change.get("ssl_ca_location") == "other":

@@ -27,7 +27,7 @@ def key() -> str:
 
 
 @pytest.mark.behaviour("5.1", "5.3", "5.4")
-def test_hooks_come_in_order(key: str) -> None:
+def test_the_hooks_of_a_stateful_bolt_are_called_in_order(key: str) -> None:
     topology = counting(key, Source(key, WORDS), counters=1)
     with submit(topology, {"topology.state.checkpoint.interval.ms": 20}, executor="local") as run:
         run.wait_until_idle(30)
@@ -193,7 +193,7 @@ def test_at_least_once_goes_on_from_an_exactly_once_checkpoint_and_the_other_way
 
 
 @pytest.mark.behaviour("5.5")
-def test_what_is_stopped_in_mid_run_has_all_that_it_has_done_in_a_checkpoint(key: str, tmp_path: Path) -> None:
+def test_a_run_stopped_midway_ends_with_a_checkpoint_of_all_that_it_did(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
     words = [WORDS * 500]
     with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
@@ -367,6 +367,8 @@ def test_a_second_driver_stands_by_and_takes_over(key: str, tmp_path: Path) -> N
         ({"topology.state.provider.config": "{"}, "is not JSON"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(key: str, conf: Mapping[str, Any], message: str) -> None:
+def test_an_impossible_state_setting_is_refused_before_anything_starts(
+    key: str, conf: Mapping[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         submit(counting(key, Source(key, WORDS)), conf, executor="local")

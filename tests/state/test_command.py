@@ -17,6 +17,7 @@ from framework import Config, CoreTopology, submit
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
+from tests.kit.command import call
 from tests.kit.processes import ROOT
 from tests.kit.state_parts import Log, counting, journal, redis_pool
 
@@ -34,7 +35,11 @@ def topology(app: Mapping[str, Any]) -> CoreTopology:
 def settings(
     request: pytest.FixtureRequest, servers: EmbeddedServers, redis_server: RedisServer, tmp_path: Path
 ) -> dict[str, Any]:
-    common = {"transactional.zookeeper.servers": servers.zookeeper, "topology.state.checkpoint.interval.ms": 50}
+    common = {
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "transactional.zookeeper.election.timeout.secs": 0.5,
+        "topology.state.checkpoint.interval.ms": 50,
+    }
     if request.param == "lmdb":
         return {
             **common,
@@ -51,17 +56,7 @@ def settings(
 def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int = 0) -> tuple[str, str]:
     overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
     name, *rest = arguments
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "framework.state", f"{__name__}:topology", name),
-            *(*rest, *overrides, "--set", f"app.id={key}"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = call("framework.state", f"{__name__}:topology", name, *rest, *overrides, "--set", f"app.id={key}")
     assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
 
@@ -128,7 +123,7 @@ def test_a_topology_whose_state_is_forgotten_begins_anew(settings: dict[str, Any
     assert held(key, settings) == Counter(WORDS)
 
 
-def test_what_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     key = f"t{uuid.uuid4().hex[:8]}"
     run(key, [WORDS], settings)
     saved = tmp_path / "state.snapshot"

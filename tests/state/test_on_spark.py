@@ -54,7 +54,10 @@ def test_a_home_that_is_killed_takes_no_state_with_it(
 
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
-@pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
+@pytest.mark.parametrize(
+    "exact",
+    [pytest.param(True, id="exactly-once"), pytest.param(False, id="at-least-once", marks=pytest.mark.slow)],
+)
 def test_the_state_is_the_fold_of_the_records_whatever_is_killed(tmp_path: Path, exact: bool) -> None:
     """More kills: ``python -m tests.kit.kafka_counts``."""
     order = ["home", "redis", "driver"] if exact else ["executor", "zookeeper"]

@@ -82,7 +82,7 @@ class Upper:
         return data.decode()
 
 
-def test_classes_and_serializers_of_ones_own(tmp_path: Path) -> None:
+def test_custom_classes_and_serializers_are_used(tmp_path: Path) -> None:
     here = __name__
     given = {"path": str(tmp_path), "keySerializerClass": f"{here}.Upper", "valueClass": f"{here}.Account"}
     state = LmdbKeyValueStateProvider().new_state("t/b/1/0", {CONFIG: json.dumps(given)}, None)
@@ -117,7 +117,7 @@ def test_wrong_settings_are_named(conf: Mapping[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     "name", ["framework.state.Nothing", "nothing", "json.dumps", "framework.state.MsgpackSerializer"]
 )
-def test_a_provider_that_is_none_is_named(name: str) -> None:
+def test_a_class_that_is_no_provider_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"topology.state.provider: .*{name}"):
         provider_of({"topology.state.provider": name})
 
@@ -128,12 +128,12 @@ def test_redis_that_is_not_there_is_named() -> None:
         RedisKeyValueStateProvider().check(conf)
 
 
-def test_bytes_that_are_none_of_ours_are_corrupt() -> None:
+def test_bytes_that_are_not_messagepack_are_corrupt() -> None:
     with pytest.raises(CorruptStateError, match="not MessagePack"):
         MsgpackSerializer().loads(b"\xc1")
 
 
-def test_lmdb_makes_room_and_keeps_keys_of_any_length(tmp_path: Path) -> None:
+def test_lmdb_grows_as_needed_and_holds_keys_of_any_length(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
     state = provider.new_state("t/b/1/0", conf, None)

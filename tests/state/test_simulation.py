@@ -1,14 +1,14 @@
-"""Random worlds of topologies with state: exactly-once is exactly once, at-least-once loses nothing."""
+"""Random worlds of topologies with state: exactly-once is exactly once, at-least-once loses nothing.
+
+The long run is ``python -m tests.simulation --only states``.
+"""
 
 from __future__ import annotations
 
 import itertools
-import logging
-import time
 from collections import Counter
 
 import pytest
-import structlog
 
 from framework.acking.driver import RoundDriver
 from framework.acking.living_bolt import LivingBolt
@@ -18,38 +18,43 @@ from framework.state.checkpoints import Checkpoints
 from tests.kit.state_parts import Log
 from tests.kit.state_world import ALL_TROUBLES, CRASHES, simulate
 
+WORLDS = 8
+#: The rarest trouble comes in one world of five, and the mutation that shows least shows in one of four.
+WORLDS_MAX = 300
+
 
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("trouble", [*ALL_TROUBLES, "all", "none"])
-def test_the_committed_state_is_the_fold_of_the_input(trouble: str, exact: bool) -> None:
+def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(trouble: str, exact: bool, seed: int) -> None:
     troubles = ALL_TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     struck: Counter[str] = Counter()
-    for seed in range(8):
-        struck.update(simulate(seed, exact=exact, troubles=troubles).struck)
-    assert not set(+struck) - set(troubles)
-    if trouble not in ("failed tuple", "all"):  # no bolt here fails tuples of its own accord
-        assert set(+struck) == set(troubles)
+    expected = set(troubles) - {"failed tuple"}  # no bolt here fails tuples of its own accord
+    for number in itertools.count():
+        if number >= WORLDS and set(+struck) - {"failed tuple"} == expected:
+            break
+        assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
+        struck.update(simulate(seed + number, exact=exact, troubles=troubles).struck)
 
 
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("how", CRASHES)
-def test_a_crash_at_any_step_of_prepare_commit_and_recovery(how: str, exact: bool) -> None:
+def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(how: str, exact: bool, seed: int) -> None:
     """Every single step, one after the other: the record, and each task's discard, prepare, commit and read."""
     met: Counter[str] = Counter()
     for step in itertools.count(1):
-        world = simulate(3, exact=exact, words=24, troubles=(), crash=(step, how))
+        world = simulate(seed, exact=exact, words=24, troubles=(), crash=(step, how))
         if world.crashed is None:
             break
         met[world.crashed] += 1
-    assert met["record"] > 5
-    assert met["store"] > 20
+    assert met["record"] >= 3  # one whole checkpoint; two or three are usual
+    assert met["store"] >= 5
 
 
-def _wrong(exact: bool, troubles: tuple[str, ...], seeds: int = 40) -> bool:
+def _wrong(first_seed: int, exact: bool, troubles: tuple[str, ...]) -> bool:
     """Whether a world comes out wrong."""
-    for seed in range(seeds):
+    for seed in range(first_seed, first_seed + WORLDS_MAX):
         try:
             simulate(seed, exact=exact, troubles=troubles)
         except (AssertionError, CorruptStateError, InvariantViolation):
@@ -57,32 +62,17 @@ def _wrong(exact: bool, troubles: tuple[str, ...], seeds: int = 40) -> bool:
     return False
 
 
-def test_a_checkpoint_that_does_not_wait_for_the_trees_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_does_not_wait_for_the_trees_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(RoundDriver, "_quiet", lambda self: not self._under_way)
     monkeypatch.setattr(Checkpoints, "lost", lambda self, why: None)
-    assert _wrong(True, ("lost output", "late records"))
+    assert _wrong(seed, True, ("lost output", "late records"))
 
 
-def test_acks_that_do_not_wait_for_the_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acks_that_do_not_wait_for_the_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(LivingStatefulBolt, "ack", LivingBolt.ack)
-    assert _wrong(False, ("task dies", "round breaks off", "driver dies"))
+    assert _wrong(seed, False, ("task dies", "round breaks off", "driver dies"))
 
 
-def test_positions_that_are_not_of_the_state_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(Log, "seek", lambda self, positions: None)
-    assert _wrong(True, ("driver dies", "task dies"))
-
-
-def main() -> None:
-    """``python -m tests.state.test_simulation``: worlds per minute, with all troubles."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    start, seed, committed = time.monotonic(), 0, 0
-    while time.monotonic() - start < 60:
-        for exact in (True, False):
-            committed += simulate(seed, exact=exact).record.txid
-        seed += 1
-    print(f"{2 * seed:,} worlds in a minute, with checkpoints up to {committed:,}, all right")
-
-
-if __name__ == "__main__":
-    main()
+    assert _wrong(seed, True, ("driver dies", "task dies"))

@@ -113,7 +113,7 @@ def by_user(users: str) -> list[tuple[str, float, int]]:
     return [(user, float(number), number) for number, user in enumerate(users)]
 
 
-def test_tumbling_windows_by_count() -> None:
+def test_tumbling_windows_by_count_fire_when_full() -> None:
     assert results(by_user("abaabbaab"), CountWindow(2), key=["user"], tasks=2) == {
         ("a", 0.0, 0): (2.0, [0, 2]),
         ("a", 2.0, 0): (4.0, [3, 6]),
@@ -122,7 +122,7 @@ def test_tumbling_windows_by_count() -> None:
     }
 
 
-def test_sliding_windows_by_count_and_no_key() -> None:
+def test_sliding_windows_by_count_without_a_key_slide_over_all_tuples() -> None:
     assert results(by_user("abcabcab"), CountWindow(4, step=2)) == {
         ("", 0.0, 0): (4.0, [0, 1, 2, 3]),
         ("", 2.0, 0): (6.0, [2, 3, 4, 5]),
@@ -182,7 +182,7 @@ def expected(events: Sequence[tuple[str, float, int]], windows: TimeWindow) -> d
 
 
 @pytest.mark.parametrize(("length", "step"), [(10, None), (10, 5), (10, 4), (9, 2), (3, 1)])
-def test_sliding_windows_by_time_are_those_that_one_finds_by_hand(length: float, step: float | None) -> None:
+def test_sliding_windows_by_time_match_a_direct_computation(length: float, step: float | None) -> None:
     chance = random.Random(length * 100 + (step or 0))
     times = sorted(chance.uniform(0, 60) for _ in range(150))
     events = [("a", at, number) for number, at in enumerate(times)]
@@ -239,7 +239,7 @@ def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
         builder.build()
 
 
-def test_times() -> None:
+def test_times_are_microseconds_and_anything_else_is_a_bad_record() -> None:
     assert time_of(1.5, "at") == 1_500_000
     assert time_of(datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC), "at") == 86_400 * MICROS
     for wrong in ("1", None, True, float("nan"), datetime.datetime(2024, 1, 1)):
@@ -251,7 +251,7 @@ def test_times() -> None:
 
 
 @pytest.mark.parametrize("provider", ["memory", "lmdb"])
-def test_what_was_not_put_for_a_while_is_gone(provider: str, tmp_path: Path) -> None:
+def test_a_value_that_was_not_put_within_its_ttl_is_gone(provider: str, tmp_path: Path) -> None:
     now = [1_000.0]
     conf = {"topology.state.provider.config": {"path": str(tmp_path)} if provider == "lmdb" else {}}
     from framework.state import LmdbKeyValueStateProvider
@@ -284,7 +284,7 @@ class Forgetful(Count):
     state_ttl_s = 0.3
 
 
-def test_a_bolt_names_the_time_that_its_state_lives(tmp_path: Path) -> None:
+def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     import time
 
     key = f"w{uuid.uuid4().hex[:8]}"
@@ -304,7 +304,7 @@ def test_a_bolt_names_the_time_that_its_state_lives(tmp_path: Path) -> None:
     assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
 
 
-def test_windows_of_a_task_as_a_whole_cannot_move(tmp_path: Path) -> None:
+def test_windows_without_a_key_refuse_another_number_of_tasks(tmp_path: Path) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
     builder = TopologyBuilder(key)

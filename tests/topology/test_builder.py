@@ -120,12 +120,26 @@ def wrong(case: str, tmp_path: Path) -> Callable[[], Topology]:
         ("not a bolt", "bolt 'a' is a str"),
         ("parallelism", "'a': parallelism must be 1 to"),
         ("field id", "'a', stream 'default': field 'id' is the transaction attempt"),
-        ("shared state", "bolts 'a' and 'b' both write to memory backend 'shared'"),
-        ("opaque spout, transactional state", "spout 'spout' is opaque.*'a' skips.*use an opaque state"),
-        ("non-transactional state", "'a' writes to .* without transaction ids"),
-        ("not deterministic", "component 'mood' is not declared deterministic.*'a'"),
+        pytest.param(
+            "shared state", "bolts 'a' and 'b' both write to memory backend 'shared'", marks=pytest.mark.rule("C12")
+        ),
+        pytest.param(
+            "opaque spout, transactional state",
+            "spout 'spout' is opaque.*'a' skips.*use an opaque state",
+            marks=pytest.mark.rule("C5"),
+        ),
+        pytest.param(
+            "non-transactional state", "'a' writes to .* without transaction ids", marks=pytest.mark.rule("C4")
+        ),
+        pytest.param(
+            "not deterministic",
+            "component 'mood' is not declared deterministic.*'a'",
+            marks=pytest.mark.rule("C5"),
+        ),
         ("state without commit", "'a' holds the state .* but never commits"),
-        ("shuffled committer", "'a' has 2 tasks, and ShuffleGrouping from 'spout'"),
+        pytest.param(
+            "shuffled committer", "'a' has 2 tasks, and ShuffleGrouping from 'spout'", marks=pytest.mark.rule("C12")
+        ),
         ("missing field", "'a' needs field 'amount', which 'spout' does not emit"),
         ("sum of text", r"Sum\('word'\) needs a number"),
         ("column name", "'drop table' is not usable in SQL"),
@@ -170,6 +184,7 @@ def test_build_fields_grouping_on_part_of_the_key_is_enough() -> None:
     assert b.build()["c"].streams["default"] == Fields(a=str, b=str, least=int)
 
 
+@pytest.mark.rule("C13")
 def test_submit_unpicklable_bolt_is_refused_by_name() -> None:
     bolt = Relay()
     bolt.failures = threading.Lock()  # type: ignore[assignment]
@@ -206,6 +221,7 @@ def test_outline_changes_with_the_topology() -> None:
         ("memory", "local-cluster[2,1,1024]", "lives in one process, and Spark's tasks run in others"),
     ],
 )
+@pytest.mark.rule("C23")
 def test_submit_states_that_tasks_cannot_reach_are_refused(
     backend: str, master: str, message: str, tmp_path: Path
 ) -> None:

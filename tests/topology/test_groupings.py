@@ -45,6 +45,7 @@ def test_grouping_every_row_reaches_exactly_one_task_in_order(
 
 @given(words, st.integers(1, 7))
 @pytest.mark.behaviour("1.10")
+@pytest.mark.rule("C22")
 def test_fields_grouping_equal_values_meet_in_one_task(words: list[str | None], tasks: int) -> None:
     homes: dict[str | None, set[int]] = {}
     for task, piece in FieldsGrouping(BY_WORD).split(batch(words), tasks, 0):

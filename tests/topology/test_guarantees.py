@@ -56,12 +56,15 @@ def build(spout: str, sink: str, folder: Path, *, at_least_once: bool = False) -
     return builder.build()
 
 
-def test_the_table_has_every_pair() -> None:
+def test_the_table_of_guarantees_has_every_pair_of_spout_and_sink() -> None:
     assert len(rows()) == 4 + 2 * 5
 
 
+@pytest.mark.rule("C4", "C5")
 @pytest.mark.parametrize(("spout", "sink", "undo", "result"), rows(), ids=lambda each: re.sub(r"\W+", "-", each)[:30])
-def test_a_row_of_the_table(spout: str, sink: str, undo: str, result: str, tmp_path: Path) -> None:
+def test_the_builder_does_what_each_row_of_the_table_says(
+    spout: str, sink: str, undo: str, result: str, tmp_path: Path
+) -> None:
     if result.startswith("refused"):
         with pytest.raises(TopologyError, match="at_least_once=True"):
             build(spout, sink, tmp_path)

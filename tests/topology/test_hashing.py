@@ -17,6 +17,7 @@ def one(array: pa.Array) -> int:
     return int(hash_rows([array])[0])
 
 
+@pytest.mark.rule("C22")
 def test_hash_golden_values_hold() -> None:
     values = ["dog", "", None, 1, -7, 2.5, True, b"dog", datetime.date(2026, 1, 1), [1, "a"]]
     # A change here moves keys between the tasks of running topologies: it needs a new name for the algorithm.
@@ -82,6 +83,7 @@ GOLDEN: dict[str, tuple[pa.Array, int]] = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.rule("C22")
 def test_hash_golden_value_holds_for_every_arrow_type(name: str) -> None:
     array, expected = GOLDEN[name]
     assert one(array) == expected
@@ -118,6 +120,7 @@ def test_hash_tells_nanoseconds_apart() -> None:
         ),
     ],
 )
+@pytest.mark.rule("C22")
 def test_hash_equal_values_of_other_types_hash_alike(left: pa.Array, right: pa.Array) -> None:
     assert one(left) == one(right)
 
@@ -132,6 +135,7 @@ def test_hash_equal_values_of_other_types_hash_alike(left: pa.Array, right: pa.A
         (pa.array([["a", "b"]]), pa.array([["ab"]])),
     ],
 )
+@pytest.mark.rule("C22")
 def test_hash_different_values_hash_apart(left: pa.Array, right: pa.Array) -> None:
     assert one(left) != one(right)
 
@@ -152,6 +156,7 @@ def test_hash_spreads_over_tasks() -> None:
     assert counts.min() > 1_200
 
 
+@pytest.mark.rule("C22")
 def test_hash_is_the_same_in_another_process() -> None:
     code = "from framework.topology.hashing import hash_value; print(hash_value('dog'), hash_value(2.5))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -140,7 +140,8 @@ def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
 
 
 @pytest.mark.behaviour("1.4")
-def test_opaque_example_of_the_seed_skips_nothing() -> None:
+@pytest.mark.rule("C9")
+def test_a_failed_opaque_batch_that_comes_back_shorter_skips_no_tuple() -> None:
     """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
     script = Script(SpoutKind.OPAQUE, max_pending=2)
     script.planned(50)
@@ -156,6 +157,7 @@ def test_opaque_example_of_the_seed_skips_nothing() -> None:
     assert script.of(AskPlan)[-1].previous == plan(40, 90)
 
 
+@pytest.mark.rule("C7")
 def test_invariant_4_an_opaque_plan_is_binding_once_its_commit_has_opened() -> None:
     script = Script(SpoutKind.OPAQUE)
     script.planned(50)
@@ -228,6 +230,19 @@ def test_a_phase_that_lasts_too_long_fails_its_attempt(phase: str) -> None:
     commands = script.do(Tick(), after_ms=1)
     assert f"{phase} phase of 1:1" in script.of(Cancel, commands)[0].reason
     assert script.of(Process, commands) == [Process(1, 2, plan(0, 10))]
+
+
+@pytest.mark.rule("C18")
+def test_timeouts_count_as_attempts_and_an_opaque_batch_is_asked_for_in_halves() -> None:
+    script = Script(SpoutKind.OPAQUE, timeout_ms=1_000, max_attempts=3)
+    script.planned(40)
+    for divisor in (2, 4):
+        commands = script.do(Tick(), after_ms=10_000) + script.do(Tick(), after_ms=10_000)
+        asked = script.of(AskPlan, commands)
+        assert [each.divisor for each in asked] == [divisor]
+        script.planned(40 // divisor)
+    (stop,) = script.of(Stop, script.do(Tick(), after_ms=10_000))
+    assert "took longer than topology.message.timeout.secs" in stop.failure.message
 
 
 def test_stop_finishes_the_commit_under_way_and_abandons_the_rest() -> None:

@@ -24,7 +24,7 @@ def test_strict_state_starts_at_1_and_follows_by_1() -> None:
 
 
 @pytest.mark.behaviour("1.13")
-def test_loose_state_below_an_existing_one_is_none() -> None:
+def test_loose_state_of_a_txid_below_an_existing_one_is_none() -> None:
     state = RotatingTransactionalState(MemoryStore(), "meta")
     assert state.get_state(5, named) == [5, None]
     assert state.get_state(3, named) is None
@@ -73,7 +73,7 @@ def test_a_name_that_is_no_txid_is_an_error_that_names_it() -> None:
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"{", b"[1]", b'{"value":1}', b'{"format":"1","value":1}'])
 @pytest.mark.behaviour("1.13")
-def test_what_does_not_parse_is_never_absent(garbage: bytes) -> None:
+def test_a_document_that_does_not_parse_is_corrupt_not_absent(garbage: bytes) -> None:
     store = MemoryStore()
     store.apply([Put("t/coordinator/currtx", garbage)])
     with pytest.raises(CorruptStateError, match="t/coordinator/currtx"):

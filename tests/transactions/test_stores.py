@@ -8,7 +8,14 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from framework.errors import ConfigError, CorruptStateError, LeadershipLostError, RetryableError, StaleWriterError
+from framework.errors import (
+    ConfigError,
+    CorruptStateError,
+    LeadershipLostError,
+    RatchetError,
+    RetryableError,
+    StaleWriterError,
+)
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
 from framework.transactions.zookeeper_security import ZooKeeperSecurity
 from integration import EmbeddedServers
@@ -36,6 +43,7 @@ class StoreContract:
         assert second.children(f"{name}/a") == ["b"]
         assert second.children(f"{name}/nothing") == []
 
+    @pytest.mark.rule("C3")
     def test_epochs_rise_with_every_leader(self, stores: list[CoordinationStore], name: str) -> None:
         for expected in (1, 2, 3):
             leadership = elected(stores[expected % 2], name)
@@ -100,6 +108,7 @@ class TestZooKeeperStore(StoreContract):
             store._client.delete(f"/stores/{name}/leader/{each}")
 
     @pytest.mark.fault(12)
+    @pytest.mark.rule("C3")
     def test_a_lost_reply_is_resolved_by_reading(
         self, stores: list[CoordinationStore], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -142,10 +151,31 @@ class TestZooKeeperStore(StoreContract):
             leadership.apply([Put(f"{name}/x", b"late")])
         store.close()
 
-    def test_a_multi_is_one_write_whatever_its_size(self, stores: list[CoordinationStore], name: str) -> None:
+    def test_a_multi_of_any_size_is_one_write(self, stores: list[CoordinationStore], name: str) -> None:
         leadership = elected(stores[0], name)
         leadership.apply([Put(f"{name}/plans/{number}", b"x") for number in range(500)])
         assert len(stores[1].children(f"{name}/plans")) == 500
+
+    def test_a_step_that_is_larger_than_zookeeper_takes_is_refused_and_named(
+        self, stores: list[CoordinationStore], name: str
+    ) -> None:
+        """A server that is sent one ends the connection without a word, at every try."""
+        leadership = elected(stores[0], name)
+        errors: list[Exception] = []
+
+        def write() -> None:
+            try:
+                leadership.apply([Put(f"{name}/plans/{number}", b"x" * 400_000) for number in range(3)])
+            except RatchetError as error:
+                errors.append(error)
+
+        writing = threading.Thread(target=write, daemon=True)
+        writing.start()
+        writing.join(20)
+        assert [type(each) for each in errors] == [ConfigError]
+        assert f"/stores/{name}/plans/0" in str(errors[0]) and "1,200," in str(errors[0])
+        leadership.apply([Put(f"{name}/plans/{number}", b"x" * 340_000) for number in range(3)])
+        assert len(stores[1].children(f"{name}/plans")) == 3
 
     def test_garbage_in_the_epoch_is_named(self, stores: list[CoordinationStore], name: str) -> None:
         stores[0].apply([Put(f"{name}/epoch", b"garbage")])

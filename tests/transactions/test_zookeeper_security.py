@@ -52,7 +52,7 @@ def opened(values: dict[str, object]) -> CoordinationStore:
     return store_of(Config.of(values))
 
 
-def test_tls_and_sasl_together_and_nothing_is_open_to_others(
+def test_tls_with_sasl_connects_and_leaves_no_znode_open_to_others(
     server: ZooKeeperServer, certificates: Certificates, name: str
 ) -> None:
     values = settings(server.secure_address, certificates, root=f"/{name}")
@@ -70,7 +70,7 @@ def test_tls_and_sasl_together_and_nothing_is_open_to_others(
     store.close()
 
 
-def test_sasl_without_tls(server: ZooKeeperServer, certificates: Certificates, name: str) -> None:
+def test_sasl_connects_without_tls(server: ZooKeeperServer, certificates: Certificates, name: str) -> None:
     plain = {f"tls_{key}": None for key in ("enabled", "ca", "certificate", "key")}
     store = opened(settings(server.address, certificates, root=f"/{name}", **plain))
     store.apply([Put("x", b"1")])
@@ -87,7 +87,7 @@ def test_sasl_without_tls(server: ZooKeeperServer, certificates: Certificates, n
         ({"tls_certificate": None, "tls_key": None}, "TLS fails: .*check transactional.zookeeper.tls.certificate"),
     ],
 )
-def test_what_is_wrong_is_named_and_no_secret_shown(
+def test_a_wrong_security_setting_is_named_without_showing_secrets(
     server: ZooKeeperServer,
     certificates: Certificates,
     name: str,
@@ -111,7 +111,7 @@ def _defaults() -> dict[str, object]:
     ("which", "message"),
     [("expired", "its certificate is not accepted: certificate has expired"), ("other_host", "IP address mismatch")],
 )
-def test_a_server_that_cannot_be_trusted_is_not_spoken_to(
+def test_a_server_with_an_untrusted_certificate_is_refused(
     certificates: Certificates, tmp_path: Path, which: str, message: str
 ) -> None:
     secure = SecurePort(getattr(certificates, which), certificates.authority)
@@ -123,7 +123,9 @@ def test_a_server_that_cannot_be_trusted_is_not_spoken_to(
             ZooKeeperStore(server.secure_address, "/x", security=security, connect_timeout_s=3)
 
 
-def test_no_plaintext_where_tls_is_wanted_and_the_reverse(server: ZooKeeperServer, certificates: Certificates) -> None:
+def test_tls_to_a_plain_port_and_plain_text_to_a_tls_port_are_refused(
+    server: ZooKeeperServer, certificates: Certificates
+) -> None:
     security = ZooKeeperSecurity(True, str(certificates.authority), str(certificates.broker), str(certificates.broker))
     with pytest.raises(ConfigError, match="TLS fails: .*this port is the one for TLS"):
         ZooKeeperStore(server.address, "/x", security=security, connect_timeout_s=3)
@@ -141,7 +143,7 @@ def test_a_server_that_demands_sasl_says_so(tmp_path: Path) -> None:
         store.close()
 
 
-def test_a_session_timeout_beyond_the_servers_limits_is_said(
+def test_a_session_timeout_beyond_the_servers_limits_is_logged(
     server: ZooKeeperServer,
 ) -> None:
     with structlog.testing.capture_logs() as logs:
@@ -163,18 +165,22 @@ def test_a_session_timeout_beyond_the_servers_limits_is_said(
         ({"auth": "sasl:a:b"}, r"must be digest:user:password"),
     ],
 )
-def test_halves_and_missing_files_are_refused_before_anything_starts(values: dict[str, object], message: str) -> None:
+def test_incomplete_security_settings_and_missing_files_are_refused_before_connecting(
+    values: dict[str, object], message: str
+) -> None:
     prefixed = {f"transactional.zookeeper.{key}": value for key, value in values.items()}
     with pytest.raises(ConfigError, match=message):
         ZooKeeperSecurity.of(Config.of(prefixed))
 
 
-def test_secrets_do_not_print(certificates: Certificates) -> None:
+def test_secrets_do_not_appear_when_settings_are_printed(certificates: Certificates) -> None:
     config = Config.of(settings("127.0.0.1:1", certificates, tls_password=PASSWORD, auth=f"digest:a:{PASSWORD}"))
     assert PASSWORD not in f"{config!r} {config} {config.for_components()} {ZooKeeperSecurity.of(config)!r}"
 
 
-def test_kazoo_itself_is_let_in_with_the_same_files(server: ZooKeeperServer, certificates: Certificates) -> None:
+def test_a_plain_kazoo_client_connects_with_the_same_certificates_and_not_without(
+    server: ZooKeeperServer, certificates: Certificates
+) -> None:
     """The server is as it is described, apart from anything of Ratchet's: a client without a certificate is turned away."""
     client = KazooClient(
         server.secure_address,

@@ -1,0 +1,66 @@
+"""The command line in this process: what ``python -m MODULE WORDS`` does, without a new interpreter's seconds.
+
+A few tests start real processes all the same: one for each way in, and those that need a signal or a fresh import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tests.kit.processes import ROOT
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
+    """Run ``python -m MODULE WORDS`` in ``cwd``. An exception that the command does not catch is raised here."""
+    out, err = io.StringIO(), io.StringIO()
+    status: object = 0
+    with _as_a_new_process(module, words, cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+    assert isinstance(status, int), status
+    return Answer(status, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _as_a_new_process(module: str, words: tuple[str, ...], cwd: Path) -> Iterator[None]:
+    """Afterwards the arguments, the folder, the import path, the logs and the user's modules are as they were."""
+    argv, folder, path, modules = sys.argv, os.getcwd(), list(sys.path), set(sys.modules)
+    logs, level = structlog.get_config(), logging.getLogger().level
+    sys.argv = [module, *words]
+    os.chdir(cwd)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
+            yield
+    finally:
+        sys.argv = argv
+        os.chdir(folder)
+        sys.path[:] = path
+        structlog.configure(**logs)
+        logging.getLogger().setLevel(level)
+        for name in set(sys.modules) - modules:
+            file = getattr(sys.modules[name], "__file__", None)
+            if cwd != ROOT and file is not None and Path(file).is_relative_to(cwd):
+                del sys.modules[name]

@@ -1,0 +1,57 @@
+"""The two targets. ``make test`` leaves out what is marked ``slow``; ``make test-all`` (``--all``) runs that too.
+
+``@pytest.mark.slow`` marks a test, or one of its parameters: a campaign of kills, a fault that takes its time, one more
+executor for what another one shows already. Where slow tests alone hold a promise, ``docs/promises.md`` says so.
+
+A test that repeats something asks the fixture ``often`` how often.
+
+With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and ZooKeeper in another, and the
+rest wherever there is room: so each process starts one of them, not both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+#: Fixtures that start something large, and the process that the tests that use it share.
+_GROUPS = {
+    "spark": {"spark", "cluster", "spark_masters"},
+    "servers": {"servers", "topics"},
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("targets").addoption("--all", action="store_true", help="the slow tests too, as make test-all does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: for nights and releases (make test-all); make test leaves it out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("slow") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    for item in items:
+        group = _group_of(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group_of(item: pytest.Item) -> str | None:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    callspec = getattr(item, "callspec", None)
+    runner = callspec.params.get("runner", "local") if callspec is not None else "local"
+    if item.get_closest_marker("spark") is not None or runner != "local":
+        return "spark"
+    return next((group for group, wanted in _GROUPS.items() if fixtures & wanted), None)
+
+
+@pytest.fixture
+def often(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """How often to repeat something: the first number in ``make test``, the second in ``make test-all``."""
+    whole = request.config.getoption("--all")
+    return lambda usually, in_all: in_all if whole else usually

@@ -1,0 +1,124 @@
+"""The simulators: of the transaction protocol, of the trees of tuples, of states and their checkpoints.
+
+Each makes a world from a seed and runs it to its end, and an oracle of its own watches. The same seed gives the same world on
+any machine.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.kit import state_world, tree_world
+from tests.simulation import world as protocol_world
+from tests.simulation.schedule import Coverage, run_schedule
+
+TRACE_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a schedule; ``violation`` None: everything held. ``trace``: what happened in it, when that was asked for."""
+
+    seed: int
+    shape: str
+    violation: str | None
+    trace: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Simulator:
+    """``parts``: how many of a hundred schedules it gets, so that each takes about a third of the time. ``chunk``: how many
+    a process is handed at once, a second of work or less."""
+
+    name: str
+    parts: int
+    chunk: int
+    run: Callable[[int, Coverage, bool], Verdict]
+
+
+def run_protocol(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """Drivers, commit tasks, ZooKeeper and sinks (``schedule.py``)."""
+    if tell:
+        protocol_world.TRACE_MAX = TRACE_MAX
+    outcome = run_schedule(seed, coverage, keep_trace=tell)
+    return Verdict(seed, f"{outcome.shape}, {outcome.steps} steps", outcome.violation, outcome.trace if tell else ())
+
+
+def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """Trees of tuples and their ackers (``tests/kit/tree_world.py``): few messages or many, under some troubles or all."""
+    chance = random.Random(f"trees {seed}")
+    messages, pending = chance.choice([(60, 8), (400, 100)])
+    troubles = _some(chance, tree_world.TROUBLES)
+    shape = f"{messages} messages, {pending} pending, {', '.join(troubles)}"
+
+    def run() -> str | None:
+        found = tree_world.simulate(seed, messages, troubles, pending)
+        _cover(coverage, found, "trees")
+        return "; ".join(found.wrong) or None
+
+    return _judged(seed, shape, run, tell)
+
+
+def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """States and checkpoints (``tests/kit/state_world.py``): exactly-once or at-least-once, under some troubles or all."""
+    chance = random.Random(f"states {seed}")
+    exact = chance.random() < 0.5
+    troubles = _some(chance, state_world.ALL_TROUBLES)
+    how = "exactly-once" if exact else "at-least-once"
+    shape = f"{how}, {', '.join(troubles)}"
+
+    def run() -> str | None:
+        _cover(coverage, state_world.simulate(seed, exact=exact, troubles=troubles), f"states, {how}")
+        return None
+
+    return _judged(seed, shape, run, tell)
+
+
+def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
+    """All, one time in two."""
+    return troubles if chance.random() < 0.5 else tuple(each for each in troubles if chance.random() < 0.5)
+
+
+def _cover(coverage: Coverage, found: Any, where: str) -> None:
+    for trouble, times in found.struck.items():
+        coverage[(trouble, where)] += times
+
+
+def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) -> Verdict:
+    """These oracles raise. Whatever else the code under test raises is a violation too."""
+    try:
+        return Verdict(seed, shape, run())
+    except Exception as error:  # noqa: BLE001 - as said
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = (
+            f"{type(error).__name__}: {error} ({last.name}, line {last.lineno} of {last.filename.rsplit('/', 1)[-1]})"
+        )
+        return Verdict(seed, shape, text, tuple(traceback.format_exc().splitlines()) if tell else ())
+
+
+SIMULATORS = {
+    each.name: each
+    for each in (
+        Simulator("protocol", 97, 500, run_protocol),
+        Simulator("trees", 2, 5, run_trees),
+        Simulator("states", 1, 2, run_states),
+    )
+}
+
+
+def shares(schedules: int, names: list[str]) -> dict[str, int]:
+    """How many schedules each gets of so many.
+
+    >>> shares(100_000, ["protocol", "trees", "states"])
+    {'protocol': 97000, 'trees': 2000, 'states': 1000}
+    >>> shares(20, ["protocol", "trees", "states"])
+    {'protocol': 19, 'trees': 1, 'states': 1}
+    >>> shares(100, ["states"])
+    {'states': 100}
+    """
+    whole = sum(SIMULATORS[name].parts for name in names)
+    return {name: max(1, schedules * SIMULATORS[name].parts // whole) for name in names}

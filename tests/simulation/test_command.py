@@ -1,0 +1,66 @@
+"""The command of the long run: every simulator has its share, a violation can be run again, Ctrl-C tells how to go on."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+from tests.kit.processes import ROOT
+
+COMMAND = [sys.executable, "-m", "tests.simulation"]
+#: Only acks reach the ackers.
+BROKEN = """
+import sys
+from framework.acking.roots import Ledger
+from tests.simulation.__main__ import main
+Ledger.emitted = Ledger.acked = lambda self, *arguments: None
+sys.exit(main())
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_every_simulator_runs_and_shows_which_troubles_came(seed: int) -> None:
+    done = run(*COMMAND, "--schedules", "100", "--first-seed", str(seed), "--processes", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, count in (("protocol", 97), ("trees", 2), ("states", 1)):
+        assert f"{name}: {count} schedules, seeds {seed} to {seed + count - 1}, " in done.stdout
+    assert re.search(r"^zookeeper multi .*reply lost: \d", done.stdout, re.MULTILINE)
+    assert re.search(r"^trees  +.*: \d", done.stdout, re.MULTILINE)
+    assert re.search(r"^states, (exactly|at-least)-once +.*: \d", done.stdout, re.MULTILINE)
+
+
+def test_a_violation_is_an_exit_code_and_the_command_that_shows_it_again() -> None:
+    done = run(sys.executable, "-c", BROKEN, "--schedules", "20", "--only", "trees", "--processes", "1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    again = re.search(r"again: python -m tests.simulation (--only trees --seed \d+)", done.stdout)
+    assert again is not None, done.stdout
+    shown = run(sys.executable, "-c", BROKEN, *again[1].split())
+    assert shown.returncode == 1
+    assert "was acked before" in shown.stdout
+
+
+def test_a_seed_is_told_again_by_each_simulator() -> None:
+    done = run(*COMMAND, "--seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("every invariant held\n") == 3
+    for name in ("protocol", "trees", "states"):
+        assert f"{name}, seed 7: " in done.stdout
+
+
+def test_ctrl_c_ends_with_what_was_done_and_the_command_that_goes_on() -> None:
+    command = [*COMMAND, "--schedules", "10000000", "--only", "trees", "--processes", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        assert " of 10,000,000 trees" in process.stderr.readline()  # under way
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    done = re.search(r"^trees: (\d+) schedules", out)
+    assert done is not None, out
+    left = 10_000_000 - int(done[1])
+    assert f"go on with python -m tests.simulation --only trees --first-seed {done[1]} --schedules {left}" in out

@@ -1,0 +1,61 @@
+"""Every promise is held by a test that says so, and ``docs/promises.md`` says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.marks import KINDS, Held, collected
+from tests.kit.promises import PAGE, PROMISES, ROOT, page, target
+
+pytestmark = pytest.mark.xdist_group("promises")  # collected once
+
+
+@pytest.fixture(scope="module")
+def tests() -> list[Held]:
+    return collected(ROOT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_promise_has_a_test(tests: list[Held], kind: str) -> None:
+    assert [number for number in PROMISES[kind] if target(kind, number, tests) is None] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_mark_names_a_promise_that_exists(tests: list[Held], kind: str) -> None:
+    unknown = {each.test: each.numbers[kind] - PROMISES[kind].keys() for each in tests}
+    assert {test: numbers for test, numbers in unknown.items() if numbers} == {}
+
+
+def test_the_page_of_promises_says_where_each_is_tested(tests: list[Held]) -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(tests), "run: python -m tests.kit.promises"
+
+
+def test_what_only_slow_tests_hold_is_tested_by_make_test_all(tmp_path: Path) -> None:
+    file = tmp_path / "test_marked.py"
+    file.write_text(
+        "import pytest\n"
+        "@pytest.mark.rule('C1', 'C2')\n"
+        "@pytest.mark.parametrize('often', [1, pytest.param(9, marks=[pytest.mark.slow, pytest.mark.rule('C3')])])\n"
+        "def test_quick_and_slow(often): ...\n"
+        "@pytest.mark.slow\n"
+        "@pytest.mark.rule('C2')\n"
+        "@pytest.mark.fault(7)\n"
+        "def test_slow(): ...\n"
+        "def test_unmarked(): ...\n"
+    )
+    found = collected(file)
+    assert [(each.test.rsplit("::")[-1], each.slow) for each in found] == [
+        ("test_quick_and_slow[1]", False),
+        ("test_quick_and_slow[9]", True),
+        ("test_slow", True),
+    ]
+    assert [target("rule", number, found) for number in ("C1", "C2", "C3", "C4")] == [
+        "`make test`, more in `make test-all`",
+        "`make test`, more in `make test-all`",
+        "`make test-all`",
+        None,
+    ]
+    assert target("fault", "7", found) == "`make test-all`"
+    assert target("rule", "C1", found[:1]) == "`make test`"

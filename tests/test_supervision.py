@@ -1,0 +1,100 @@
+"""What a run shows while it goes on, and how it is stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.observe.progress import ProgressLines
+from framework.run import supervise
+from framework.submission import RunStatus
+from tests.kit.words_runs import EXACT, Setup
+
+STATUS = RunStatus(
+    topology_id="words",
+    phase="running",
+    epoch=1,
+    committed_txid=7,
+    in_flight={8: "processing"},
+    in_flight_rows=50,
+    lag=3_000,
+    partitions={},
+    read_rows=7_050,
+    committed_rows=7_000,
+    bad_records=0,
+    lost_records=0,
+    rows_per_second=0.0,
+    attempts_failed=0,
+    last_error=None,
+    waiting_for=None,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.behaviour("6.3")
+def test_the_line_of_progress_says_what_is_read_in_flight_committed_and_left() -> None:
+    line = STATUS.progress_line(rate=1_000.0)
+    for part in ("read 7,050", "in flight 50", "committed 7,000 (txid 7)", "lag 3,000", "1,000 rows/s", "3 s left"):
+        assert part in line.split(" | ")
+    assert "left" not in STATUS.progress_line(rate=0.0)  # then nobody knows
+
+
+@pytest.mark.behaviour("6.3")
+def test_progress_is_rewritten_on_a_terminal_plain_lines_elsewhere_and_json_for_machines() -> None:
+    def shown(stream: io.StringIO, **options: Any) -> str:
+        progress = ProgressLines(stream=stream, every_s=0, **options)
+        progress.show(STATUS)
+        progress.show(STATUS)
+        progress.done()
+        return stream.getvalue()
+
+    terminal = shown(Terminal())
+    assert (terminal.count("\r"), terminal.count("\n")) == (2, 1)
+    plain = shown(io.StringIO())
+    assert [line.split(" | ")[0] for line in plain.splitlines()] == ["running", "running"]
+    assert "\x1b" not in plain and "\r" not in plain
+    documents = [json.loads(line) for line in shown(Terminal(), json_lines=True).splitlines()]
+    assert [(each["committed_rows"], each["lag"], each["in_flight_rows"]) for each in documents] == [
+        (7_000, 3_000, 50)
+    ] * 2
+
+
+@pytest.mark.behaviour("6.2")
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_a_signal_stops_a_run_in_order_and_the_next_one_goes_on(tmp_path: Path, which: signal.Signals) -> None:
+    setup = Setup(tmp_path)
+    first = setup.start()
+    before = signal.getsignal(which)
+
+    def stop() -> None:
+        deadline = time.monotonic() + 30
+        while signal.getsignal(which) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        try:
+            first.wait_for_commit(1, 30)
+        finally:
+            if signal.getsignal(which) != before:  # else it would end this process
+                os.kill(os.getpid(), which)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert supervise(first, until_caught_up=False) is False
+    stopping.join()
+    assert first.status().phase == "stopped"
+    setup.spout.append(0, [["w0"]])
+    with setup.start() as second:
+        assert supervise(second, until_caught_up=True) is True
+        assert second.status().epoch == 2
+    assert setup.counts() == {**EXACT, "w0": 11}

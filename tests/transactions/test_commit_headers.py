@@ -1,0 +1,106 @@
+"""The driver's side of a commit, step by step, against a state in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework import TransactionAttempt
+from framework.execution import FailureKind
+from framework.execution.ports import PhaseResult
+from framework.execution.records import AttemptHeader
+from framework.topology import Header, OpenCommit
+from framework.topology.fencing import ROLLED_BACK
+from framework.transactions.commit import CommitPhase
+from sinks import MapState, MemoryBackend, OpaqueMapState
+
+
+class OneTask:
+    """An executor whose commit phase is one task that puts one row."""
+
+    def __init__(self, state: MapState, **row: int) -> None:
+        self.state = state
+        self.row = row
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        attempt: TransactionAttempt = header.attempt("bolt", 0)
+        self.state.begin_commit(attempt)
+        self.state.multi_put(list(self.row), list(self.row.values()))
+        self.state.commit(attempt)
+        return PhaseResult()
+
+
+def attempt(txid: int, attempt_id: int, digest: str = "plan", epoch: int = 1) -> AttemptHeader:
+    return AttemptHeader("topology", txid, attempt_id, epoch, digest)
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+def phase(backend: MemoryBackend, epoch: int = 1, currtx: int = 1, **row: int) -> CommitPhase:
+    state = OpaqueMapState(backend)
+    executor: Any = OneTask(state, **(row or {"dog": 1}))
+    made = CommitPhase("topology", [state], executor, epoch)
+    made.open(currtx, {})
+    return made
+
+
+def force(backend: MemoryBackend, *, done: int = 0, opened: OpenCommit | None = None, epoch: int = 1) -> None:
+    """Put a header there, as somebody else has left it."""
+    found = backend.prepare("topology")
+    backend.raise_header(found, Header("topology", found.incarnation, epoch, opened, done))
+
+
+def test_a_txid_that_is_open_with_another_plan_is_refused(backend: MemoryBackend) -> None:
+    """C28: what two topologies do that have one id and one sink, and a coordination store each."""
+    first, second = phase(backend, dog=1), phase(backend, dog=2)
+    assert first.run(attempt(1, 1, "first's"), replay=False).failure is None
+    failures = [second.run(attempt(1, each, "second's"), replay=False).failure for each in (1, 2, 3)]
+    assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
+    assert "opened for txid 1 with plan first's, and second's was to be committed" in failures[-1].message
+    assert backend.multi_get([("dog",)])[0].value == (1,)  # type: ignore[union-attr]
+
+
+def test_a_txid_that_was_rolled_back_may_be_opened_with_any_plan(backend: MemoryBackend) -> None:
+    force(backend, opened=OpenCommit(1, 3, ROLLED_BACK))
+    assert phase(backend).run(attempt(1, 4, "another"), replay=False).failure is None
+
+
+def test_a_header_that_is_open_for_a_later_attempt_is_not_taken(backend: MemoryBackend) -> None:
+    """The fence of a dead attempt was closed above it: its commit wakes too late."""
+    committing = phase(backend)
+    force(backend, opened=OpenCommit(1, 2, "plan"))
+    committing._headers.clear()  # it reads what is there, as after an outcome that is not known
+    failure = committing.run(attempt(1, 1), replay=False).failure
+    assert failure is not None and failure.kind is FailureKind.STALE
+    assert backend.read_header().open == OpenCommit(1, 2, "plan")
+    assert backend.items() == {}
+
+
+def test_a_header_that_is_open_for_a_later_transaction_is_not_taken(backend: MemoryBackend) -> None:
+    committing = phase(backend)
+    force(backend, opened=OpenCommit(2, 1, "plan"), done=1)
+    committing._headers.clear()
+    failure = committing.run(attempt(1, 5), replay=False).failure
+    assert failure is not None and failure.kind is FailureKind.STALE
+    assert backend.items() == {}
+
+
+def test_a_replay_of_what_is_done_is_finished_like_any_other(backend: MemoryBackend) -> None:
+    """It wrote rows too, and the store must be the one in which it was opened (C27)."""
+    finished: list[tuple[int, int]] = []
+
+    class Watched(MemoryBackend):
+        def raise_header(self, expected: Header, new: Header) -> None:
+            if expected.same_attempt(new):
+                assert new.open is not None
+                finished.append((new.open.txid, new.open.attempt_id))
+            super().raise_header(expected, new)
+
+    committing = phase(Watched())
+    for each in (1, 2):
+        assert committing.run(attempt(1, each), replay=each > 1).failure is None
+    assert finished == [(1, 1), (1, 2)]

@@ -1,0 +1,76 @@
+"""What a driver shows of what it repeats."""
+
+from __future__ import annotations
+
+import threading
+
+from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.errors import RetryableError
+from framework.submission import Run
+from framework.topology import Header
+from framework.transactions import MemoryStore
+from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.stores import wait_for
+
+
+class Away(MemoryBackend):
+    """A store that does not answer as long as ``away`` is set."""
+
+    away = threading.Event()
+
+    def prepare(self, topology_id: str) -> Header:
+        self._check_there()
+        return super().prepare(topology_id)
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        self._check_there()
+        super().raise_header(expected, new)
+
+    def _check_there(self) -> None:
+        if Away.away.is_set():
+            raise RetryableError("the store says: no room on the disk")
+
+
+def started(name: str) -> tuple[Run, OpaqueMemoryTransactionalSpout, OpaqueMapState]:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 10}, Fields(word=str), 5)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    state = OpaqueMapState(Away())
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    return submit(builder.build(), store=MemoryStore(), executor="local"), spout, state
+
+
+def shown(run: Run) -> str:
+    return run.status().progress_line(0.0)
+
+
+def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_passed(name: str) -> None:
+    """C30: whoever looks at a topology that does not get on sees why."""
+    run, spout, state = started(name)
+    with run:
+        run.wait_until_caught_up(30)
+        assert "repeated" not in shown(run)
+        Away.away.set()
+        try:
+            for _ in range(5):
+                spout.append("0", ["a"])
+            wait_for(lambda: "repeated: " in shown(run) and "no room on the disk" in shown(run))
+        finally:
+            Away.away.clear()
+        run.wait_until_caught_up(30)
+        assert "repeated" not in shown(run)
+        assert "no room" in (run.status().last_error or "")
+    assert state.get("a") == 15
+
+
+def test_the_cause_why_a_start_is_repeated_is_in_the_progress_line(name: str) -> None:
+    Away.away.set()
+    run, _, state = started(name)
+    try:
+        wait_for(lambda: "repeated: the store says: no room on the disk" in shown(run))
+    finally:
+        Away.away.clear()
+    with run:
+        run.wait_until_caught_up(30)
+        assert "repeated" not in shown(run)
+    assert state.get("a") == 10
