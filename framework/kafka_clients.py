@@ -169,7 +169,12 @@ class ConnectionErrors:
     def explain(self, error: Exception, client: Any = None) -> RetryableError | ConfigError:
         """The error as ours, with the reason that was heard, if any. ``client``: one that must be asked for it."""
         if client is not None and hasattr(client, "poll"):
-            client.poll(0)
+            try:
+                client.poll(0)
+            except Exception as fatal:
+                if _inner(fatal) is None:
+                    raise
+                error = fatal  # the client is over, and this is why
         reasons = [each for each in self._heard if each.name() in _DISTRUSTED]
         self._heard.clear()
         what = f"Kafka at {self._where}"

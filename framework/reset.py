@@ -6,8 +6,9 @@ it from doing anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +17,11 @@ from framework.errors import ConfigError, CorruptStateError, RatchetError, Topol
 from framework.observe import configure_logging
 from framework.run import EXIT_FAILED, EXIT_MISUSED, load_transactional
 from framework.submission import store_of
-from framework.topology import Topology
+from framework.topology import Standing, Topology
 from framework.transactions import CoordinationStore
-from framework.transactions.documents import TopologyDocuments, forget_everything
+from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
 from framework.transactions.reset import ELECTION_TIMEOUT_S, leadership_of, reset_positions
+from framework.transactions.term import committers_elsewhere
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,7 +65,7 @@ def main(
                 )
                 return
             if everything:
-                typer.echo(reset_everything(built, store, timeout_s))
+                typer.echo(reset_everything(built, store, timeout_s, settings.for_components()))
                 return
             txid = reset_positions(built, store, timeout_s)
             typer.echo(
@@ -93,14 +95,22 @@ def describe(topology: Topology, store: CoordinationStore, timeout_s: float = EL
     ]
 
 
-def reset_everything(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> str:
-    """Empty every state, then forget all documents but the epoch. Raises ``ConfigError`` when a driver still leads
-    after ``timeout_s``, or for a state that cannot be emptied. A crash in between leaves the sinks behind ZooKeeper: run it
-    again."""
+def reset_everything(
+    topology: Topology,
+    store: CoordinationStore,
+    timeout_s: float = ELECTION_TIMEOUT_S,
+    conf: Mapping[str, Any] | None = None,
+) -> str:
+    """Empty every state, let the other committers begin anew, then forget all documents but the epoch: what comes is another
+    incarnation. Raises ``ConfigError`` when a driver still leads after ``timeout_s``, or for a state that cannot be emptied.
+    A crash in between leaves sinks that no longer fit ZooKeeper, and no driver starts on them: run it again."""
     with leadership_of(topology, store, timeout_s) as leadership:
+        standing = Standing(new_incarnation(), leadership.epoch, 1)
         for state in topology.states:
             state.clear(topology.id)
-        forget_everything(store, leadership, topology.id)
+        for bolt, context in committers_elsewhere(topology, conf or {}):
+            bolt.renew_written(conf or {}, context, standing)
+        forget_everything(store, leadership, topology.id, standing.incarnation)
     return f"everything forgotten, {len(topology.states)} sinks emptied; the next run starts with transaction 1"
 
 

@@ -22,10 +22,12 @@ from framework.topology import (
     Fields,
     Input,
     OutputCollector,
+    Standing,
     TopologyContext,
     TransactionAttempt,
 )
-from sinks.kafka_writer import KafkaRecord, Marker, marker_of, writers
+from sinks.kafka_markers import Marker, marker_of
+from sinks.kafka_writer import KafkaRecord, check_markers, renew_markers, writers
 from sinks.states import MapState
 
 _KEY = ("topic_id", "partition", "offset")
@@ -139,6 +141,12 @@ class DeadLetterTopic(_DeadLetters):
         self._marker_topic = marker_topic
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._merged: KafkaSettings | None = None
+
+    def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        check_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
+
+    def renew_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
 
     def prepare(
         self,

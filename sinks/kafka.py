@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 import pyarrow as pa
@@ -16,16 +16,19 @@ from framework.topology import (
     Fields,
     Input,
     OutputCollector,
+    Standing,
     TopologyContext,
     TransactionAttempt,
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from sinks.kafka_writer import KafkaRecord, marker_of, probe, writers
+from sinks.kafka_markers import marker_of
+from sinks.kafka_writer import KafkaRecord, check_markers, probe, renew_markers, writers
 from sinks.plain_values import JsonColumns
 
 Row = Mapping[str, Any]
 #: What a key or a value is made of: one field as it is, several as a JSON object, or a function of the row.
 Content = Union[str, Sequence[str], Callable[[Row], "bytes | None"]]
+Maker = Callable[[pa.RecordBatch], Iterable["bytes | None"]]
 
 
 class KafkaSink(ArrowBolt, Committer):
@@ -111,6 +114,14 @@ class KafkaSink(ArrowBolt, Committer):
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         probe(self._settings.with_conf(conf), self._topic)
 
+    def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        if self.exactly_once:
+            check_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
+
+    def renew_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        if self.exactly_once:
+            renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
+
     # --- in tasks --------------------------------------------------------------------------------------------
 
     def prepare(
@@ -139,16 +150,13 @@ class KafkaSink(ArrowBolt, Committer):
         marker = marker_of(attempt, context)
         writers.marked(merged, context, self._marker_topic).write(self._topic, self._records(), marker)
 
-    def _records(self) -> Iterable[KafkaRecord]:
+    def _records(self) -> _Records:
         if self._fields is None:
             raise TopologyError("a KafkaSink was used outside a topology")
         value = self._maker(self._value if self._value is not None else self._fields.names, self._fields)
-        key = self._maker(self._key, self._fields)
-        for batch in self._batches:
-            for made_key, made_value in zip(key(batch), value(batch), strict=True):
-                yield KafkaRecord(made_key, made_value)
+        return _Records(self._batches, self._maker(self._key, self._fields), value)
 
-    def _maker(self, content: Content | None, fields: Fields) -> Callable[[pa.RecordBatch], Iterable[bytes | None]]:
+    def _maker(self, content: Content | None, fields: Fields) -> Maker:
         """A function from a record batch to the keys, or the values, of its rows."""
         if content is None:
             return lambda batch: [None] * batch.num_rows
@@ -184,3 +192,15 @@ class KafkaSink(ArrowBolt, Committer):
                 f"topic {self._topic!r}: the function given for key or value returned a {type(made).__name__}, not bytes"
             )
         return made
+
+
+class _Records:
+    """The records of a batch, as often as one goes through them."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], key: Maker, value: Maker) -> None:
+        self._batches, self._key, self._value = batches, key, value
+
+    def __iter__(self) -> Iterator[KafkaRecord]:
+        for batch in self._batches:
+            for key, value in zip(self._key(batch), self._value(batch), strict=True):
+                yield KafkaRecord(key, value)

@@ -1,49 +1,59 @@
 """Writes to Kafka exactly once: records and a marker in one kafka_txn.
 
-A marker says what the last kafka_txn of a writer held: key ``component/task``, in a compacted topic of one partition per
-topology. Order (C11), also after an unknown outcome: initialise the transactional id, which ends every other producer of
-that id and whatever it left open; read the markers to the end; then, unless this txid is there already, produce records and
-marker and commit. A zombie that wakes up is fenced by the id, or finds the marker.
+Order (C11), also after an unknown outcome: initialise the transactional id, which ends every other producer of that id and
+whatever it left open; read the markers to the end; then, unless this txid is there already, produce records and marker and
+commit. A zombie that wakes up finds the marker, or writes what its successor would have written.
+
+A kept producer holds a lease of its transactional id: it may go on until another process of the topology has initialised the
+id. Then it begins anew in place, in that order, and no attempt has failed (C26).
 
 Invariants:
 
 1. A txid's records are committed together with its marker, or neither is.
 2. The marker that was read is the last one: nobody else writes under this id since it was initialised.
+3. A transactional id belongs to one task of one component of one topology: ids have no ``/``.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from framework.errors import (
-    CommitOutcomeUnknown,
-    ConfigError,
-    CorruptStateError,
-    InvariantViolation,
-    RetryableError,
-    StaleWriterError,
-)
+from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings
-from framework.topology import TopologyContext, TransactionAttempt
+from framework.topology import Standing, TopologyContext
+from sinks.kafka_markers import (
+    STEP_TIMEOUT_S,
+    Marker,
+    find_markers,
+    has_markers,
+    markers_topic,
+    read_markers,
+    writer_of,
+)
 
-MARKER_FORMAT = 1
-#: For every single step with the broker; below the driver's patience, so that an attempt fails by itself.
-STEP_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 10.0
 #: A broker aborts what a dead writer left open after this long.
 TRANSACTION_TIMEOUT_MS = 60_000
+#: Whoever begins reads all markers, so what is no longer the last of its key must go soon.
+MARKERS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _POLL_S = 0.05
+#: The one partition of a topic of markers.
+_MARKERS_PARTITION = 0
+_ANY_PARTITION = -1
+_TAKEN = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 W = TypeVar("W")
+
+
+class _LeaseLost(StaleWriterError):
+    """Another process of the topology has initialised the transactional id."""
 
 
 class KafkaRecord(NamedTuple):
@@ -52,55 +62,6 @@ class KafkaRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """What a kafka_txn held: the records of this task's part of this txid."""
-
-    topology_id: str
-    writer: str
-    epoch: int
-    txid: int
-    attempt_id: int
-    plan_digest: str
-    tasks: int = 1
-    format: int = MARKER_FORMAT
-
-    def already_holds(self, wanted: Marker) -> bool:
-        """Whether ``wanted`` was written before, given that ``self`` is the last marker. Raises ``StaleWriterError`` for
-        a writer of the past, ``InvariantViolation`` for another plan of the same txid."""
-        if wanted.epoch > self.epoch and wanted.txid < self.txid:
-            return False  # the topology was reset and has begun again with txid 1; epochs go on rising
-        if wanted.txid == self.txid and wanted.plan_digest == self.plan_digest:
-            if wanted.tasks != self.tasks:
-                raise InvariantViolation(
-                    f"txid {wanted.txid} was written by {self.writer} as one of {self.tasks} tasks, and there are {wanted.tasks} "
-                    "now: finish it with the parallelism that it was begun with"
-                )
-            return True
-        if wanted.txid == self.txid and wanted.epoch >= self.epoch:
-            raise InvariantViolation(
-                f"txid {wanted.txid} was written by {self.writer} under plan {self.plan_digest}, and the plan is "
-                f"{wanted.plan_digest} now: what Kafka holds cannot be undone"
-            )
-        if wanted.txid <= self.txid or wanted.epoch < self.epoch:
-            raise StaleWriterError(f"{wanted.writer}: txid {self.txid} of epoch {self.epoch} is written", self.epoch)
-        return False
-
-
-def marker_of(attempt: TransactionAttempt, context: TopologyContext) -> Marker:
-    """The marker of this task's part of an attempt."""
-    fence = attempt.fence
-    return Marker(
-        context.topology_id,
-        f"{context.component_id}/{context.task_index}",
-        fence.epoch if fence is not None else 0,
-        attempt.txid,
-        attempt.attempt_id,
-        fence.plan_digest if fence is not None else "",
-        context.task_count,
-    )
 
 
 def probe(settings: KafkaSettings, topic: str) -> None:
@@ -120,12 +81,18 @@ def probe(settings: KafkaSettings, topic: str) -> None:
 
 
 def produce(
-    producer: Producer, topic: str, record: KafkaRecord, delivered: Callable[[KafkaError | None, Any], None]
+    producer: Producer,
+    topic: str,
+    record: KafkaRecord,
+    delivered: Callable[[KafkaError | None, Any], None],
+    partition: int = _ANY_PARTITION,
 ) -> None:
     """Hand a record to the client, waiting for room in its queue."""
     while True:
         try:
-            producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=delivered)
+            producer.produce(
+                topic, record.value, record.key, partition, headers=list(record.headers), on_delivery=delivered
+            )
             producer.poll(0)
             return
         except BufferError:  # the queue is full: let some of it go
@@ -133,7 +100,7 @@ def produce(
 
 
 class MarkedWriter:
-    """One writer: ``transactional_id`` belongs to one task of one component. Used from one thread at a time."""
+    """One writer: ``transactional_id`` belongs to one task of one component. One thread writes at a time."""
 
     def __init__(self, settings: KafkaSettings, transactional_id: str, marker_topic: str, writer: str) -> None:
         self._settings = settings
@@ -144,34 +111,72 @@ class MarkedWriter:
         self._producer: Producer | None = None
         self._last: Marker | None = None
         self._undelivered: list[KafkaError] = []
+        self._lock = threading.Lock()
 
     def write(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> bool:
-        """Write all records with their marker, or find that they are there: then False. Raises ``StaleWriterError`` when
-        a newer writer is at work, ``CommitOutcomeUnknown``, or ``RetryableError``; the next call begins anew."""
-        try:
-            if self._producer is None:
-                self._begin(topic)
-            if self._last is not None and self._last.already_holds(marker):
-                return False
-            self._in_one_kafka_txn(topic, records, marker)
-            self._last = marker
-            return True
-        except SystemError as error:
-            # What the client makes of a fatal error and a delivery report that come at the same time.
+        """Write all records with their marker, or find that they are there: then False. ``records`` may be gone through twice.
+        Raises ``StaleWriterError`` when a newer writer is at work, ``ConfigError`` when the last marker is of another
+        incarnation, ``CommitOutcomeUnknown``, or ``RetryableError``; the next call begins anew."""
+        with self._lock:
+            if self._producer is not None:
+                try:
+                    return self._guarded(lambda: self._write(topic, records, marker))
+                except _LeaseLost:
+                    pass  # found on the way; what was open is aborted, or its marker is there
+            return self._guarded(lambda: self._write(topic, records, marker))
+
+    def renew(self, marker: Marker) -> None:
+        """End every other producer of this writer, and put ``marker`` after whatever was there. Raises as ``write``."""
+        with self._lock:
             self._producer = None
-            if isinstance(error.__cause__, KafkaException):
-                raise self._explained(error.__cause__) from error
-            raise RetryableError(f"{self._writer}: the Kafka client failed: {error}{self._errors.reason()}") from error
-        except BaseException:
-            self._producer = None
-            raise
+            self._guarded(lambda: self._renew(marker))
 
     def close(self) -> None:
         self._producer = None
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _begin(self, topic: str) -> None:
+    def _guarded(self, write: Callable[[], W]) -> W:
+        try:
+            return write()
+        except SystemError as error:
+            # What the client makes of a fatal error and a delivery report that come at the same time.
+            cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal()
+            self._producer = None
+            if cause is not None:
+                raise self._explained(cause) from error
+            raise RetryableError(f"{self._writer}: the Kafka client failed: {error}{self._errors.reason()}") from error
+        except BaseException:
+            self._producer = None
+            raise
+
+    def _fatal(self) -> KafkaException | None:
+        """Why the client is over, if it is: a call that fails after that says only that it does."""
+        if self._producer is None:
+            return None
+        try:
+            self._producer.poll(0)
+        except KafkaException as error:
+            return error
+        except SystemError as error:
+            return error.__cause__ if isinstance(error.__cause__, KafkaException) else None
+        return None
+
+    def _write(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> bool:
+        if self._producer is None:
+            self._begin(topic, marker.topology_id)
+        if self._last is not None and self._last.already_holds(marker):
+            return False
+        self._in_one_kafka_txn(topic, records, marker)
+        self._last = marker
+        return True
+
+    def _renew(self, marker: Marker) -> None:
+        self._begin(self._marker_topic, marker.topology_id)
+        self._in_one_kafka_txn(self._marker_topic, (), marker)
+        self._last = marker
+
+    def _begin(self, topic: str, topology_id: str) -> None:
         heard = {"error_cb": self._errors.heard}
         settings = {
             **self._settings.producer(),
@@ -186,79 +191,21 @@ class MarkedWriter:
             producer.init_transactions(STEP_TIMEOUT_S)
         except KafkaException as error:
             raise self._explained(error) from error
-        self._last = self._last_marker(admin)
+        self._last = read_markers(self._settings, self._marker_topic, topology_id).get(self._writer)
         self._producer = producer
 
     def _check_topics(self, admin: AdminClient, topic: str) -> None:
         try:
-            known = admin.list_topics(timeout=STEP_TIMEOUT_S).topics
+            known = admin.list_topics(timeout=STEP_TIMEOUT_S)
             self._errors.connected = True
-            if topic not in known:
+            if topic not in (*known.topics, self._marker_topic):
                 raise RetryableError(f"topic {topic!r} does not exist at {self._settings.bootstrap_servers}: create it")
-            if self._marker_topic not in known:
-                new = NewTopic(self._marker_topic, 1, config={"cleanup.policy": "compact"})
+            if not has_markers(known, self._marker_topic):
+                new = NewTopic(self._marker_topic, 1, config=MARKERS_CONFIG)
                 admin.create_topics([new], operation_timeout=STEP_TIMEOUT_S)[self._marker_topic].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise self._errors.explain(error, admin) from error
-
-    def _last_marker(self, admin: AdminClient) -> Marker | None:
-        """Read the markers to what was the end of the log when this was called: not only to the last stable offset, behind
-        which a marker may stand while another task's kafka_txn is open."""
-        where = TopicPartition(self._marker_topic, 0)
-        deadline = time.monotonic() + STEP_TIMEOUT_S
-        end = self._end_of_markers(admin, where, deadline)
-        consumer = Consumer(self._settings.consumer(f"{self._transactional_id}-markers"))
-        found: Marker | None = None
-        try:
-            consumer.assign([TopicPartition(self._marker_topic, 0, 0)])
-            position = 0
-            while position < end:
-                for message in consumer.consume(1_000, _POLL_S):
-                    error = message.error()
-                    if error is None:
-                        found = self._parsed(message) or found
-                        position = max(position, message.offset() + 1)
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        position = max(position, message.offset())
-                    elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # compaction has moved the beginning
-                        low, _ = consumer.get_watermark_offsets(where, STEP_TIMEOUT_S)
-                        consumer.assign([TopicPartition(self._marker_topic, 0, low)])
-                if time.monotonic() > deadline:
-                    raise RetryableError(f"the markers in {self._marker_topic!r} could not be read to offset {end} yet")
-        except KafkaException as error:
-            raise self._errors.explain(error) from error
-        finally:
-            consumer.close()
-        return found
-
-    def _end_of_markers(self, admin: AdminClient, where: TopicPartition, deadline: float) -> int:
-        """A topic that was just made is not known to everybody yet: ask again until the deadline."""
-        while True:
-            try:
-                asked = admin.list_offsets(
-                    {where: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED
-                )
-                return int(asked[where].result(STEP_TIMEOUT_S).offset)
-            except KafkaException as error:
-                if time.monotonic() > deadline:
-                    raise self._errors.explain(error, admin) from error
-                time.sleep(_POLL_S)
-
-    def _parsed(self, message: Any) -> Marker | None:
-        if message.key() != self._writer.encode() or message.value() is None:
-            return None
-        try:
-            found = Marker(**json.loads(message.value()))
-        except (ValueError, TypeError) as error:
-            raise CorruptStateError(
-                f"topic {self._marker_topic!r}, offset {message.offset()}: not a marker ({error})"
-            ) from error
-        if found.format != MARKER_FORMAT:
-            raise CorruptStateError(
-                f"topic {self._marker_topic!r}, offset {message.offset()}: format {found.format}; a newer version wrote it"
-            )
-        return found
 
     def _in_one_kafka_txn(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> None:
         producer = self._producer
@@ -269,8 +216,8 @@ class MarkedWriter:
             producer.begin_transaction()
             for record in records:
                 produce(producer, topic, record, self._delivered)
-            document = json.dumps(asdict(marker), separators=(",", ":")).encode()
-            produce(producer, self._marker_topic, KafkaRecord(marker.writer.encode(), document), self._delivered)
+            last = KafkaRecord(marker.key, marker.document)
+            produce(producer, self._marker_topic, last, self._delivered, _MARKERS_PARTITION)
             if producer.flush(STEP_TIMEOUT_S):
                 raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
         except KafkaException as error:
@@ -289,9 +236,9 @@ class MarkedWriter:
             self._undelivered.append(error)
 
     def _explained(self, error: KafkaException) -> Exception:
-        code = error.args[0].code()
-        if code in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED):
-            return StaleWriterError(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
+        fatal = self._fatal()
+        if any(each.args[0].code() in _TAKEN for each in (error, fatal) if each is not None):
+            return _LeaseLost(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
         return _too_large(self._writer, error) or self._errors.explain(error, self._producer)
 
 
@@ -346,7 +293,7 @@ class Writers:
     """The writers of this process, kept so that their ids need not be initialised for every batch."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], Any] = {}
+        self._kept: dict[tuple[str, ...], Any] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -354,19 +301,18 @@ class Writers:
         self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None = None
     ) -> MarkedWriter:
         """The writer of a task of a topology."""
-        transactional_id = f"ratchet-{context.topology_id}-{context.component_id}-{context.task_index}"
-        markers = marker_topic or f"ratchet-markers-{context.topology_id}"
-        writer = f"{context.component_id}/{context.task_index}"
+        transactional_id = f"ratchet-{context.topology_id}/{writer_of(context)}"
+        markers = markers_topic(context, marker_topic)
         return self._get(
-            (settings.fingerprint(), transactional_id),
-            lambda: MarkedWriter(settings, transactional_id, markers, writer),
+            (settings.fingerprint(), transactional_id, markers),
+            lambda: MarkedWriter(settings, transactional_id, markers, writer_of(context)),
         )
 
     def plain(self, settings: KafkaSettings) -> PlainWriter:
         """A writer without transactions."""
-        return self._get((settings.fingerprint(), ""), lambda: PlainWriter(settings))
+        return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
 
-    def _get(self, key: tuple[str, str], make: Callable[[], W]) -> W:
+    def _get(self, key: tuple[str, ...], make: Callable[[], W]) -> W:
         with self._lock:
             if self._process != os.getpid():  # after a fork: librdkafka's threads are the parent's
                 self._kept.clear()
@@ -380,6 +326,34 @@ class Writers:
             for each in self._kept.values():
                 each.close()
             self._kept.clear()
+
+
+def check_markers(
+    settings: KafkaSettings, context: TopologyContext, marker_topic: str | None, standing: Standing
+) -> None:
+    """Hold the markers of a component against what ZooKeeper says. Raises ``ConfigError`` when they do not fit (C25)."""
+    topic = markers_topic(context, marker_topic)
+    for marker in find_markers(settings, topic, context.topology_id).values():
+        if marker.writer.startswith(f"{context.component_id}/"):
+            marker.check(context.topology_id, standing)
+
+
+def renew_markers(
+    settings: KafkaSettings, context: TopologyContext, marker_topic: str | None, standing: Standing
+) -> None:
+    """Let every writer of a component, of now or of before, begin anew in another incarnation. What would still write under
+    the one of before is fenced now, and finds the new marker should it begin anew itself."""
+    found = find_markers(settings, markers_topic(context, marker_topic), context.topology_id)
+    if not found:
+        return
+    prefix = f"{context.component_id}/"
+    before = {int(writer.removeprefix(prefix)) for writer in found if writer.startswith(prefix)}
+    for task in sorted({*range(context.task_count), *before}):
+        mine = replace(context, task_index=task)
+        first = Marker(
+            context.topology_id, writer_of(mine), standing.epoch, 0, 0, "", context.task_count, standing.incarnation
+        )
+        writers.marked(settings, mine, marker_topic).renew(first)
 
 
 writers = Writers()

@@ -42,10 +42,11 @@ class AttemptHeader:
     attempt_id: int
     epoch: int
     plan_digest: str
+    incarnation: str = ""
 
     def attempt(self, component_id: str, task: int) -> TransactionAttempt:
         """The attempt as a component sees it, with the fence that its states write under."""
-        fence = CommitFence(self.topology_id, self.epoch, self.plan_digest, f"{component_id}:{task}")
+        fence = CommitFence(self.topology_id, self.epoch, self.plan_digest, f"{component_id}:{task}", self.incarnation)
         return TransactionAttempt(self.txid, self.attempt_id, fence)
 
     def __str__(self) -> str:

@@ -19,7 +19,17 @@ from framework.topology.builder import Topology, TransactionalTopologyBuilder
 from framework.topology.context import TopologyContext
 from framework.topology.core import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.core_builder import CoreTopology, TopologyBuilder
-from framework.topology.fencing import CommitFence, Difference, FencedState, Header, OpenCommit, Reach, Stamp, ValueType
+from framework.topology.fencing import (
+    CommitFence,
+    Difference,
+    FencedState,
+    Header,
+    OpenCommit,
+    Reach,
+    Stamp,
+    Standing,
+    ValueType,
+)
 from framework.topology.fields import Fields
 from framework.topology.graph import Component, Graph, Subscription
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
@@ -87,6 +97,7 @@ __all__ = [
     "Spout",
     "SpoutOutputCollector",
     "Stamp",
+    "Standing",
     "State",
     "StateProvider",
     "Subscription",

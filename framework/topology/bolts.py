@@ -25,7 +25,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.context import TopologyContext
-from framework.topology.fencing import FencedState
+from framework.topology.fencing import FencedState, Standing
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
 from framework.topology.tuples import Tuple
@@ -147,6 +147,15 @@ class Bolt(ABC):
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit``, on the driver, before anything starts: raise ``ConfigError`` for what would fail in the first
         batch, such as a topic that is not there."""
+
+    def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        """Of a committer that writes elsewhere than to states and remembers there which transactions it has written. Called by
+        every new leader, on the driver, before its first batch; ``context.task_count`` is the number of its tasks. Raise
+        ``ConfigError`` when what is remembered does not fit ``standing`` (C25)."""
+
+    def renew_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        """Of such a committer, called by ``reset --everything``, on the driver: what was written stays; what is remembered
+        of it begins anew, under the incarnation of ``standing``."""
 
     def combiner(self) -> Combiner | None:
         """A combiner for the edges into this bolt, or None. Called in tasks."""

@@ -45,15 +45,18 @@ class Topology(Graph):
     def states(self) -> tuple[FencedState, ...]:
         return tuple(state for component in self.components for state in component.states)
 
+    def headerless(self) -> tuple[Component, ...]:
+        """The committers that write elsewhere than to states: no header of theirs says which commit was opened (C24)."""
+        return tuple(each for each in self.components if each.committer and not each.states)
+
     def irreversible(self) -> list[str]:
         """What a roll-back could not undo (C8): sinks without previous values, committers whose writes Ratchet does not
         see. Nothing when at-least-once was asked for."""
         if self.at_least_once:
             return []
         found = [state.location for state in self.states if not state.can_undo]
-        for component in self.components:
-            bolt = component.instance
-            if component.committer and isinstance(bolt, Bolt) and not component.states and not bolt.can_undo:
+        for component in self.headerless():
+            if isinstance(component.instance, Bolt) and not component.instance.can_undo:
                 found.append(f"bolt {component.id!r}")
         return found
 

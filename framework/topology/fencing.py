@@ -56,6 +56,7 @@ class CommitFence:
     epoch: int
     plan_digest: str
     writer: str = ""
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,21 @@ class OpenCommit:
     txid: int
     attempt_id: int
     plan_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a new leader knows of its topology, for those that remember transactions elsewhere (C25).
+
+    ``incarnation``: drawn when the topology's state was created, and again by ``reset --everything`` alone; empty for state
+    that a version without incarnations made. ``currtx``: the next txid to commit. ``opened``: the digest of the plan that the
+    commit of ``currtx`` was opened with, None when it was not.
+    """
+
+    incarnation: str
+    epoch: int
+    currtx: int
+    opened: str | None = None
 
 
 def check_format(found: object, location: str) -> None:
@@ -77,8 +93,9 @@ def check_format(found: object, location: str) -> None:
 class Header:
     """The one header of a state: whose it is, which leader and attempt may write, what is finished.
 
-    ``incarnation`` is drawn once, when the state is created, so that a table dropped and created again is not
-    mistaken for the one before. ``open`` is None until the first commit. ``done`` is the last finished txid, 0 at first.
+    ``incarnation`` is that of the topology which took the state first, so that neither a table dropped and created again
+    nor a topology begun anew is mistaken for the one before. ``open`` is None until the first commit. ``done`` is the last
+    finished txid, 0 at first.
     """
 
     topology_id: str

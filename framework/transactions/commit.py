@@ -67,12 +67,14 @@ class CommitPhase:
         executor: BatchExecutor,
         epoch: int,
         *,
+        incarnation: str = "",
         purge_every: int = PURGE_EVERY,
     ) -> None:
         self._topology_id = topology_id
         self._states = states
         self._executor = executor
         self._epoch = epoch
+        self._incarnation = incarnation
         self._purge_every = purge_every
         self._headers: dict[int, Header] = {}
         self._lock = threading.RLock()
@@ -80,15 +82,16 @@ class CommitPhase:
     # --- start -----------------------------------------------------------------------------------------------
 
     def open(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> bool:
-        """Prepare every state and hold its header against ZooKeeper's. Returns whether the commit of ``currtx`` was
-        opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at ``currtx``.
+        """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
+        ``currtx`` was opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at
+        ``currtx``.
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
         return perform(self.opening(currtx, digests, accept_new=accept_new))
 
     def opening(
         self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False
     ) -> Generator[Step, Any, bool]:
-        opened = not self._states and currtx in digests  # without a header to ask, the plan counts as opened
+        opened = False
         for index, state in enumerate(self._states):
             header: Header = yield partial(self._take_over, state)
             if accept_new and header.open is None and header.done == 0 and currtx > 1:
@@ -97,11 +100,12 @@ class CommitPhase:
                 header = joined
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
+            self._check_incarnation(state, header)
         return opened
 
     def _take_over(self, state: FencedState) -> Header:
         """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
-        yet could open a commit in between (ADR 5)."""
+        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
         for _ in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
             if header.epoch > self._epoch:
@@ -109,15 +113,26 @@ class CommitPhase:
                     f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
                     "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"
                 )
-            if header.epoch == self._epoch:
+            unused = header.open is None and header.done == 0
+            incarnation = self._incarnation if self._incarnation and unused else header.incarnation
+            taken = replace(header, epoch=self._epoch, incarnation=incarnation)
+            if taken == header:
                 return header
-            taken = replace(header, epoch=self._epoch)
             try:
                 state.raise_header(header, taken)
             except StaleWriterError:
                 continue  # the leader of before has just written; it will lose
             return taken
         raise RetryableError(f"{state.location}: its header changes faster than a new leader can take it over")
+
+    def _check_incarnation(self, state: FencedState, header: Header) -> None:
+        """C25. Topologies whose state a version without incarnations made have none to compare."""
+        if self._incarnation and header.incarnation != self._incarnation:
+            raise ConfigError(
+                f"{state.location} is of incarnation {header.incarnation}, and the topology {self._topology_id!r} is of "
+                f"{self._incarnation}: ZooKeeper's state was wiped and written anew; restore the one that was lost, or start "
+                "anew with `python -m framework.reset --everything`"
+            )
 
     def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
         """Whether this state says that the commit of ``currtx`` was opened. Raises when it contradicts ZooKeeper."""

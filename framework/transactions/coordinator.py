@@ -21,10 +21,12 @@ Invariants:
 2. A failure of txid N fails every later txid in flight; each of them gets a new attempt id.
 3. An attempt id is persisted before its batch is emitted, and rises for its txid, also across restarts.
 4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has opened, unless its
-   range is gone for good; then every state is rolled back before another plan is made (C7).
+   range is gone for good; then every state is rolled back before another plan is made (C7). What was opened is recorded
+   before the commit begins, where a committer has no header that would say so (C24).
 5. A batch is planned from the end of the plan before it, as that plan is now (C9).
 6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself (C15).
 7. An answer of an attempt that is not the current one changes nothing.
+8. A stored plan that was dropped is removed in the next write, whatever that is for: no later leader meets it (C24).
 
 Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; planning apart from emitting is ours.
 """
@@ -40,6 +42,7 @@ from typing import Any, Union
 
 from framework.errors import InvariantViolation
 from framework.execution.records import FailureKind, TaskFailure
+from framework.topology.fencing import ROLLED_BACK, OpenCommit
 
 Plan = Mapping[str, Mapping[str, Any]]
 
@@ -155,11 +158,14 @@ class AskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """One atomic write. ``attempts``: txid -> last attempt id, whole. ``plans``: txid -> (attempt id, plan), to put."""
+    """One atomic write. ``attempts``: txid -> last attempt id, whole. ``plans``: txid -> (attempt id, plan), to put.
+    ``opens``: the commit that is about to begin, or that was rolled back. ``dropped``: txids whose stored plans go."""
 
     attempts: Mapping[int, int]
     plans: Mapping[int, tuple[int, Plan]] = field(default_factory=dict)
     currtx: int | None = None
+    opens: OpenCommit | None = None
+    dropped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,7 @@ Command = Union[AskPlan, Persist, Process, Commit, RollBack, Cancel, Release, St
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a new leader found. ``opened``: a state says that the commit of ``currtx`` was opened with its plan."""
+    """What a new leader found. ``opened``: a header says that the commit of ``currtx`` was opened with its plan."""
 
     currtx: int = 1
     attempts: Mapping[int, int] = field(default_factory=dict)
@@ -245,7 +251,7 @@ class Coordinator:
 
     ``skips_lost_data``: the source goes on after lost data, so that an opaque batch whose range is gone is planned afresh;
     otherwise that ends the run. ``may_replan``: and every state can undo, so that this holds for an opened batch too, after
-    it was rolled back (C7, C8).
+    it was rolled back (C7, C8). ``records_open``: a committer has no header, so what is opened is persisted (C24).
     """
 
     def __init__(
@@ -258,6 +264,7 @@ class Coordinator:
         max_attempts: int = 5,
         skips_lost_data: bool = True,
         may_replan: bool = False,
+        records_open: bool = False,
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
@@ -266,9 +273,11 @@ class Coordinator:
         self._max_attempts = max_attempts
         self._skips_lost_data = skips_lost_data
         self._may_replan = may_replan
+        self._records_open = records_open
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx}
         self._committed_plan = recovered.plans.get(self.currtx - 1)
         self._active: dict[int, _Transaction] = {}
+        self._dropped: set[int] = set()  # stored, and of no use any more
         self._failures: dict[int, int] = {}  # any kind, per txid: decides the delay
         self._errors: dict[int, int] = {}  # those that count towards max_attempts
         self._timeouts: dict[int, int] = {}  # decides how much smaller a batch is planned
@@ -285,6 +294,7 @@ class Coordinator:
         while txid in recovered.plans:
             opened = recovered.opened and txid == self.currtx
             if self._kind is SpoutKind.OPAQUE and not opened:
+                self._dropped = {each for each in recovered.plans if each >= txid}
                 return
             self._active[txid] = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
             txid += 1
@@ -372,7 +382,7 @@ class Coordinator:
         self.currtx = event.txid + 1
         for counts in (self._attempts, self._failures, self._errors, self._timeouts):
             counts.pop(event.txid, None)
-        commands: list[Command] = [Persist(dict(self._attempts), currtx=self.currtx)]
+        commands: list[Command] = [self._persist(currtx=self.currtx)]
         commands.append(Release(event.txid, event.attempt_id))
         if self._stopping:
             commands += self._stop_now(None)
@@ -384,8 +394,13 @@ class Coordinator:
             return []
         if event.failure is not None:
             return self._fail(event.txid, event.failure, now_ms)
-        del self._active[event.txid]
-        return self._stop_now(None) if self._stopping else []
+        self._drop(transaction)
+        commands: list[Command] = []
+        if self._records_open:
+            commands.append(self._persist(opens=OpenCommit(event.txid, event.attempt_id, ROLLED_BACK)))
+        if self._stopping:
+            commands += self._stop_now(None)
+        return commands
 
     def _timed_out(self, now_ms: int) -> list[Command]:
         busy = (TransactionPhase.PROCESSING, TransactionPhase.COMMITTING, TransactionPhase.ROLLING_BACK)
@@ -436,7 +451,7 @@ class Coordinator:
                 reason = str(failure) if each.txid == txid else f"txid {txid} failed"
                 commands.append(self._cancel(each, reason))
             if self._kind is SpoutKind.OPAQUE and not each.opened:
-                del self._active[each.txid]
+                self._drop(each)
             else:
                 self._move(each, TransactionPhase.WAITING, now_ms)
         if self._stopping:
@@ -470,6 +485,8 @@ class Coordinator:
             replay = first.opened
             first.opened = True
             self._move(first, TransactionPhase.COMMITTING, now_ms)
+            if self._records_open:
+                commands.append(self._persist(opens=OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))))
             commands.append(Commit(first.txid, first.attempt_id, first.plan, replay))
         if now_ms < self._not_before_ms:
             return commands
@@ -479,9 +496,7 @@ class Coordinator:
                 each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
                 phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
                 self._move(each, phase, now_ms)
-            commands.append(
-                Persist(dict(self._attempts), {each.txid: (each.attempt_id, each.plan) for each in emitted})
-            )
+            commands.append(self._persist({each.txid: (each.attempt_id, each.plan) for each in emitted}))
             commands += [
                 (RollBack if each.lost else Process)(each.txid, each.attempt_id, each.plan) for each in emitted
             ]
@@ -490,6 +505,22 @@ class Coordinator:
             divisor = min(2 ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
+
+    def _drop(self, transaction: _Transaction) -> None:
+        del self._active[transaction.txid]
+        self._dropped.add(transaction.txid)
+
+    def _persist(
+        self,
+        plans: Mapping[int, tuple[int, Plan]] | None = None,
+        *,
+        currtx: int | None = None,
+        opens: OpenCommit | None = None,
+    ) -> Persist:
+        """A write, which takes with it what was dropped since the last one (invariant 8)."""
+        dropped = frozenset(self._dropped.difference(plans or ()))
+        self._dropped.clear()
+        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped)
 
     def _rolling_back(self) -> bool:
         """Whether a plan in flight is about to be dropped: nothing may be planned after it."""

@@ -2,21 +2,26 @@
 
 ::
 
+    <topology id>/incarnation              drawn when the state was created, and by ``reset --everything``
     <topology id>/meta                     outline and digest of the topology, identity of the source
     <topology id>/origin                   where each partition was first read
     <topology id>/coordinator/currtx       next txid to commit
     <topology id>/coordinator/attempts     txid -> last attempt id used
+    <topology id>/coordinator/open         header of the committers that have none: the commit that was opened last
     <topology id>/user/<spout>/<txid>      the plan of that batch: every partition's metadata, one document
     <topology id>/history/<slot>           the record of a closed transaction; txid mod 1000, so the last thousand
 
 Every ``save`` is one atomic step, under the epoch. A plan is written together with the attempt that first emits it, and not
-again when it is emitted again; so a transaction costs two writes: one to emit it, one to close it.
+again when it is emitted again; so a transaction costs two writes: one to emit it, one to close it. A topology with a
+committer that has no header of its own costs a third, before its commit begins (C24).
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import structlog
@@ -24,13 +29,16 @@ import structlog
 from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.topology.builder import Topology
+from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
 from framework.transactions.state import RotatingTransactionalState, TransactionalState
 from framework.transactions.store import CoordinationStore, Leadership
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
+OPEN = "coordinator/open"
 META = "meta"
+INCARNATION = "incarnation"
 #: Where the source was first read: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
 ORIGIN = "origin"
 HISTORY = "history"
@@ -68,7 +76,10 @@ class TopologyDocuments:
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
         found = self._state.get_data(META)
         if found is None:
-            self._state.set_data(META, meta)
+            with self._state.atomically():
+                if not self.incarnation():
+                    self._state.set_data(INCARNATION, new_incarnation())
+                self._state.set_data(META, meta)
             return
         if not isinstance(found, dict) or "outline" not in found or "source" not in found:
             raise CorruptStateError(f"{self._topology.id}/{META}: not a meta document; restore the node from a backup")
@@ -103,8 +114,16 @@ class TopologyDocuments:
                     self._plans.override_state(txid, plans.get_state(txid, _never))
                     plans.remove_state(txid)
 
+    def incarnation(self) -> str:
+        """Empty for state that a version without incarnations made. Raises ``CorruptStateError``."""
+        found = self._state.get_data(INCARNATION)
+        if found is not None and not isinstance(found, str):
+            raise CorruptStateError(f"{self._topology.id}/{INCARNATION}: {found!r}; restore it from a backup")
+        return found or ""
+
     def recover(self) -> tuple[Recovered, dict[int, str]]:
-        """What the coordinator starts from, and the digest of every plan found. Raises ``CorruptStateError``."""
+        """What the coordinator starts from, as far as the documents know it, and the digest of every plan found. Whether a
+        commit was opened is known here of committers without a header only. Raises ``CorruptStateError``."""
         currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
         attempts = self._state.get_data(ATTEMPTS) or {}
         if not isinstance(attempts, dict) or not all(
@@ -121,8 +140,42 @@ class TopologyDocuments:
                 f"{self._topology.id}: currtx is {currtx}, and the plan of txid {currtx - 1}, where the next batch would "
                 "start, is missing; restore the state from a backup"
             )
-        recovered = Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans)
-        return recovered, {txid: plan_digest(plan) for txid, plan in plans.items()}
+        digests = {txid: plan_digest(plan) for txid, plan in plans.items()}
+        opened = self._opened(currtx, digests)
+        return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened), digests
+
+    def _opened(self, currtx: int, digests: Mapping[int, str]) -> bool:
+        """Whether committers without a header may have begun with the commit of ``currtx`` (C24)."""
+        if not self._topology.headerless():
+            return False
+        node = f"{self._topology.id}/{OPEN}"
+        document = self._state.get_data(OPEN)
+        if document is None:
+            return not self._topology.states and self._opened_before_headers(currtx, digests)
+        try:
+            opened = OpenCommit(**document)
+        except TypeError as error:
+            raise CorruptStateError(f"{node}: not the header of a commit; restore it from a backup") from error
+        if opened.txid < currtx or opened.plan_digest == ROLLED_BACK:
+            return False
+        if opened.txid > currtx or opened.plan_digest != digests.get(currtx):
+            raise CorruptStateError(
+                f"{node}: txid {opened.txid} was opened with plan {opened.plan_digest}, and the stored plan of {currtx}, "
+                f"which is next, is {digests.get(currtx)}; restore the state of topology {self._topology.id!r} from one backup"
+            )
+        return True
+
+    def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
+        """By the rule of versions that kept no such header: the stored plan counts as opened."""
+        if self.incarnation() or currtx not in digests:
+            return False
+        _log.warning(
+            "plan.taken_as_opened",
+            topology=self._topology.id,
+            txid=currtx,
+            reason="the version before did not record which commits it opened",
+        )
+        return True
 
     def save(self, change: Persist, record: TransactionRecord | None = None) -> None:
         """Write what the coordinator wants persisted, atomically; with the record of the transaction that it closes."""
@@ -137,6 +190,10 @@ class TopologyDocuments:
             self._state.set_data(ATTEMPTS, {str(txid): last for txid, last in change.attempts.items()})
             for txid, (_, plan) in change.plans.items():
                 self._save_plan(txid, plan)
+            for txid in change.dropped:
+                self._plans.remove_state(txid)
+            if change.opens is not None:
+                self._state.set_data(OPEN, asdict(change.opens))
             if change.currtx is not None:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)
@@ -173,16 +230,24 @@ class TopologyDocuments:
             meta = self._state.get_data(META)
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})
+            self._state.delete(OPEN)
             self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})
 
 
-def forget_everything(store: CoordinationStore, leadership: Leadership, topology_id: str) -> None:
+def new_incarnation() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def forget_everything(
+    store: CoordinationStore, leadership: Leadership, topology_id: str, incarnation: str | None = None
+) -> None:
     """Remove all documents of a topology, readable or not, but the epoch, which goes on rising: a driver of before must
-    not write again."""
+    not write again. What comes is another incarnation."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, ORIGIN):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN):
             state.delete(path)
+        state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
             for name in state.children(folder):
                 state.delete(f"{folder}/{name}")

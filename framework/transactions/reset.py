@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,14 +27,22 @@ ELECTION_TIMEOUT_S = 15.0
 
 
 def resetting_positions(
-    documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int
+    documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, irreversible: Sequence[str] = ()
 ) -> Generator[Step, Any, int]:
     """Steps that let the next batch start where the source's policy for a first start says (C17). Txids, attempts and the
     epoch go on rising, because rows are stamped with them; what is in the sinks stays, so records that are read again
-    count again. A commit that was opened is rolled back first. Returns the txid that will be next."""
+    count again. A commit that was opened is rolled back first. Returns the txid that will be next. Raises ``ConfigError`` when
+    committers without a state have begun with it that cannot undo, as ``irreversible`` says: another plan of that txid would
+    never be taken."""
     recovered, digests = documents.recover()
     currtx = recovered.currtx
-    if (yield from commit.opening(currtx, digests)):
+    opened = yield from commit.opening(currtx, digests)
+    if recovered.opened and irreversible:
+        raise ConfigError(
+            f"the commit of txid {currtx} was opened, and cannot be undone ({', '.join(irreversible)}): run topology "
+            f"{topology_id!r} until it is committed, then forget its positions"
+        )
+    if opened or recovered.opened:
         attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
         yield lambda: documents.save(Persist(attempts))
         header = AttemptHeader(topology_id, currtx, attempts[currtx], epoch, digests[currtx])
@@ -50,9 +58,11 @@ def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: flo
     ``ConfigError`` when a driver still leads after ``timeout_s``."""
     with leadership_of(topology, store, timeout_s) as leadership:
         executor = LocalExecutor(plan_execution(topology), {})
-        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch)
         documents = TopologyDocuments(store, leadership, topology)
-        return perform(resetting_positions(documents, commit, topology.id, leadership.epoch))
+        incarnation = documents.incarnation()
+        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch, incarnation=incarnation)
+        cannot_undo = topology.irreversible()
+        return perform(resetting_positions(documents, commit, topology.id, leadership.epoch, cannot_undo))
 
 
 @contextmanager

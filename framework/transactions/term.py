@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
@@ -31,8 +31,10 @@ from framework.errors import (
 from framework.execution.ports import BatchExecutor, PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
 from framework.observe.journal import AttemptRecord, Journal
+from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
+from framework.topology.fencing import Standing
 from framework.topology.spouts import PartitionPlanner, PartitionProgress, Spout
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
@@ -151,6 +153,7 @@ class Term:
         self._planner: PartitionPlanner | None = None
         self._documents: TopologyDocuments | None = None
         self._commit: CommitPhase | None = None
+        self._incarnation = ""
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._threads: list[threading.Thread] = []
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
@@ -238,9 +241,13 @@ class Term:
                 accept_changed=accept,
                 accept_lost_data=planner.skips_lost_data,
             )
+            self._incarnation = documents.incarnation()
             recovered, digests = documents.recover()
-            self._commit = CommitPhase(topology.id, topology.states, self._executor, self._leadership.epoch)
-            opened = self._commit.open(recovered.currtx, digests, accept_new=accept)
+            self._commit = CommitPhase(
+                topology.id, topology.states, self._executor, self._leadership.epoch, incarnation=self._incarnation
+            )
+            opened = self._commit.open(recovered.currtx, digests, accept_new=accept) or recovered.opened
+            self._check_written(recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError, DataLossError):
             planner.close()
             self._leadership.confirm()  # a leader that was deposed while it read has seen half of two states
@@ -258,6 +265,7 @@ class Term:
             max_attempts=settings.max_attempts,
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
+            records_open=bool(topology.headerless()),
         )
         self._planning = PlanningThread(
             planner,
@@ -269,6 +277,12 @@ class Term:
         )
         self._planning.start()
         return self._coordinator
+
+    def _check_written(self, currtx: int, opened: str | None) -> None:
+        """Let committers that write elsewhere compare what they remember there (C25)."""
+        standing = Standing(self._incarnation, self._leadership.epoch, currtx, opened)
+        for bolt, context in committers_elsewhere(self._topology, self._settings.conf):
+            bolt.check_written(self._settings.conf, context, standing)
 
     def _source_identity(self, planner: PartitionPlanner, immutable: ImmutableSource) -> Mapping[str, Any]:
         """What the source is, when it is fit for this topology. Ask until it answers: a broker that is away is waited for, as
@@ -331,9 +345,10 @@ class Term:
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)
-        header = AttemptHeader(self._topology.id, txid, attempt_id, self._leadership.epoch, digest)
+        epoch = self._leadership.epoch
+        header = AttemptHeader(self._topology.id, txid, attempt_id, epoch, digest, self._incarnation)
         self._headers[(txid, attempt_id)] = header
-        self._journal.emitted(txid, attempt_id, self._leadership.epoch, plan, digest)
+        self._journal.emitted(txid, attempt_id, epoch, plan, digest)
         return header
 
     def _cancel(self, command: Cancel) -> None:
@@ -510,6 +525,16 @@ class Term:
             lag=lag,
             waiting_for=self._planning.waiting_for if self._planning is not None else None,
         )
+
+
+def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterator[tuple[Bolt, TopologyContext]]:
+    """The committers without a state, each with the number of its tasks."""
+    for each in topology.headerless():
+        if isinstance(each.instance, Bolt):
+            yield (
+                each.instance,
+                TopologyContext(topology.id, each.id, 0, each.parallelism, conf, topology.parallelisms()),
+            )
 
 
 def ends_term(failure: TaskFailure, epoch: int) -> bool:

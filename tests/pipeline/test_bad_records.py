@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
 from framework.errors import (
@@ -25,8 +27,9 @@ from framework.errors import (
 from framework.kafka_clients import KafkaSettings
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers, RegistryServer
-from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
-from sinks.kafka_writer import KafkaRecord, MarkedWriter, Marker, writers
+from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter, kafka_markers, kafka_writer
+from sinks.kafka_markers import Marker
+from sinks.kafka_writer import KafkaRecord, MarkedWriter, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.kit.avro import encoded, framed
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
@@ -301,7 +304,7 @@ class TestMarkedWriter:
         zombie, successor = written(), written()
         assert zombie.write(name, record("one"), marker(1))
         assert successor.write(name, record("two"), marker(2, epoch=2))
-        with pytest.raises((StaleWriterError, RetryableError)):
+        with pytest.raises(StaleWriterError):  # it begins anew, and finds a marker of a later epoch
             zombie.write(name, record("two by a zombie"), marker(2))
         with pytest.raises(StaleWriterError):  # it begins anew, and finds a marker that is newer than itself
             zombie.write(name, record("one by a zombie"), marker(1))
@@ -366,9 +369,17 @@ class TestMarkedWriter:
             writer.write(name, record("two"), marker(2))
         assert writer.write(name, record("two"), marker(2, attempt=2))
         writer._producer = Fails(writer._producer, KafkaException(KafkaError(KafkaError._FENCED)))  # type: ignore[assignment]
-        with pytest.raises(StaleWriterError, match="another writer has taken over"):
-            writer.write(name, record("three"), marker(3))
-        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+        assert writer.write(name, record("three"), marker(3))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
+
+    def test_a_topic_of_markers_that_is_missing_from_one_answer_is_read_all_the_same(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written().write(name, record("one"), marker(1))
+        for module in (kafka_writer, kafka_markers):
+            monkeypatch.setattr(module, "has_markers", lambda cluster, topic: False)
+        assert not written().write(name, record("one again"), marker(1, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one"]
 
     def test_another_plan_of_a_txid_that_is_written_is_refused(
         self, name: str, written: Callable[[], MarkedWriter]
@@ -377,12 +388,62 @@ class TestMarkedWriter:
         with pytest.raises(InvariantViolation, match="txid 1 was written by bolt/0 under plan d.*is e now"):
             written().write(name, record("one"), marker(1, epoch=2, digest="e"))
 
-    def test_after_a_reset_txids_begin_again_and_are_written(
+    def test_a_higher_epoch_with_a_lower_txid_is_no_reset(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
+        """C25: ZooKeeper went back, and nothing else."""
         written().write(name, record("seven"), marker(7))
-        assert written().write(name, record("one"), marker(1, epoch=2))
+        with pytest.raises(ConfigError, match="bolt/0 has written transactions up to 7 to Kafka.*says that 1 is next"):
+            written().write(name, record("one"), marker(1, epoch=2))
+        assert [each.value() for each in committed(topics, name)] == [b"seven"]
+
+    def test_after_a_reset_txids_begin_again_and_nobody_of_before_writes(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        before = written()
+        before.write(name, record("seven"), marker(7))
+        written().renew(replace(marker(0, attempt=0, epoch=2, digest=""), incarnation="new"))
+        assert written().write(name, record("one"), replace(marker(1, epoch=3), incarnation="new"))
+        with pytest.raises(ConfigError, match=r"the marker of bolt/0 is of topology 't', incarnation new, and this is"):
+            before.write(name, record("eight"), marker(8))
         assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
+
+    def test_a_kept_producer_that_another_process_has_taken_begins_anew_in_place(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        """C26: no attempt fails, in whatever process the task is."""
+        processes = [written(), written()]
+        for txid in range(1, 9):  # of many records, the client tells while it is given them
+            records = [KafkaRecord(None, str(txid).encode())] * (50_000 if txid % 4 == 0 else 1)
+            assert processes[txid % 2].write(name, records, marker(txid))
+        found = Counter(each.value() for each in committed(topics, name))
+        assert found == {str(txid).encode(): 50_000 if txid % 4 == 0 else 1 for txid in range(1, 9)}
+
+    def test_a_kept_producer_that_was_taken_for_the_same_txid_writes_nothing(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        kept = written()
+        kept.write(name, record("one"), marker(1))
+        written().write(name, record("two"), marker(2))
+        assert not kept.write(name, record("two again"), marker(2, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+
+    def test_markers_are_read_after_the_id_was_initialised(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """C11. Until then another producer of the id may still commit; here it does so at the last moment."""
+        kept = written()
+        kept.write(name, record("one"), marker(1))
+
+        class Overtaken(Producer):
+            def init_transactions(self, *arguments: Any) -> None:
+                monkeypatch.undo()
+                assert kept.write(name, record("two"), marker(2))
+                super().init_transactions(*arguments)
+
+        monkeypatch.setattr(kafka_writer, "Producer", Overtaken)
+        assert not written().write(name, record("two again"), marker(2, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_a_missing_topic_is_named(self, written: Callable[[], MarkedWriter]) -> None:
         with pytest.raises(RetryableError, match="topic 'not-there' does not exist.*create it"):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer
 
-from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
+from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, reset, submit
 from framework.errors import ConfigError, InvariantViolation, RetryableError, TopologyError
+from framework.kafka_clients import KafkaSettings
+from framework.reset import reset_everything
 from framework.submission import TopologyFailed
+from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
+from framework.transactions.store import Delete, Put
 from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
-from sinks.kafka_writer import MarkedWriter, Marker, writers
+from sinks.kafka_markers import Marker, read_markers
+from sinks.kafka_writer import MarkedWriter, writers
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
@@ -221,7 +228,7 @@ def test_a_topic_that_is_not_there_is_found_before_anything_starts(topics: Topic
 def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     settings = {"bootstrap.servers": topics.bootstrap_servers, "transaction.timeout.ms": 60_000}
-    zombie = Producer({**settings, "transactional.id": f"ratchet-{name}-sink-0"})
+    zombie = Producer({**settings, "transactional.id": f"ratchet-{name}/sink/0"})
     zombie.init_transactions(30)
     zombie.begin_transaction()
     zombie.produce(topic, b'{"word":"zombie","n":0}')
@@ -233,3 +240,139 @@ def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics:
     with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
         zombie.commit_transaction(30)
     assert pairs(topics, topic) == ALL
+
+
+# --- whose markers, and of when (C25) ----------------------------------------------------------------------------------
+
+
+class SinkRuns:
+    """One topology into one topic, started as often as one likes."""
+
+    def __init__(self, topics: Topics, name: str, *, marker_topic: str | None = None) -> None:
+        self.topics, self.name = topics, name
+        self.topic = topics.create(f"{name}-out")
+        self.spout = MemoryTransactionalSpout({0: [["a", n] for n in range(30)]}, FIELDS, 10)
+        options = {"bootstrap_servers": topics.bootstrap_servers, "marker_topic": marker_topic}
+        self.topology = build(name, self.spout, KafkaSink(self.topic, **options), 1)
+        self.store = MemoryStore()
+
+    def catch_up(self) -> None:
+        writers.close()  # another start is another process
+        with submit(self.topology, store=self.store, executor="local") as run:
+            run.wait_until_caught_up(60)
+
+    def refused(self, words: str) -> None:
+        """At every start alike."""
+        before = self.found()
+        for _ in range(3):
+            with pytest.raises(ConfigError, match=words):
+                self.catch_up()
+        assert self.found() == before
+
+    def found(self) -> Counter[int]:
+        return Counter(n for _, n in pairs(self.topics, self.topic))
+
+    def kept(self) -> MemoryStore:
+        """ZooKeeper as it is now, as a backup would hold it."""
+        copy = MemoryStore()
+        copy._nodes, copy._epochs = dict(self.store._nodes), dict(self.store._epochs)
+        return copy
+
+
+@pytest.fixture
+def runs(topics: Topics, name: str) -> SinkRuns:
+    return SinkRuns(topics, name)
+
+
+def test_a_zookeeper_that_was_wiped_behind_a_sink_stops_every_start(runs: SinkRuns) -> None:
+    runs.catch_up()
+    runs.store = MemoryStore()
+    runs.refused("the marker of sink/0 is of topology .*incarnation.*reset --everything")
+
+
+def test_a_zookeeper_restored_from_yesterday_behind_a_sink_stops_every_start(runs: SinkRuns) -> None:
+    runs.catch_up()
+    yesterday = runs.kept()
+    for n in range(30, 60):
+        runs.spout.append(0, ["a", n])
+    runs.catch_up()
+    runs.store = yesterday
+    runs.refused("sink/0 has written transactions up to 6 to Kafka, and ZooKeeper says that 4 is next")
+
+
+def test_a_txid_that_kafka_holds_and_zookeeper_never_opened_stops_every_start(runs: SinkRuns) -> None:
+    yesterday = runs.kept()
+    runs.spout.set_take(30)
+    runs.catch_up()
+    yesterday.apply([Put(f"{runs.name}/incarnation", runs.store.get(f"{runs.name}/incarnation") or b"")])
+    yesterday._epochs[runs.name] = 5
+    runs.store = yesterday
+    runs.refused("sink/0 has written txid 1 to Kafka with plan .*ZooKeeper says that no plan was opened")
+
+
+def test_two_topologies_with_one_topic_of_markers_are_refused(topics: Topics, name: str) -> None:
+    first = SinkRuns(topics, name, marker_topic=f"{name}-markers")
+    second = SinkRuns(topics, f"{name}-2", marker_topic=f"{name}-markers")
+    first.catch_up()
+    second.refused(f"topic '{name}-markers' has markers of topology '{name}': give topology '{name}-2' a marker_topic")
+    first.spout.append(0, ["a", 30])
+    first.catch_up()
+    assert first.found() == Counter(range(31))
+
+
+def test_a_topic_of_markers_with_several_partitions_is_refused(topics: Topics, name: str) -> None:
+    topics.create(f"{name}-markers", 3)
+    SinkRuns(topics, name, marker_topic=f"{name}-markers").refused("has 3 partitions, and markers need an order")
+
+
+def test_after_a_reset_of_everything_all_is_written_again_and_nothing_twice(runs: SinkRuns) -> None:
+    runs.catch_up()
+    reset_everything(runs.topology, runs.store)
+    runs.catch_up()
+    runs.catch_up()
+    assert runs.found() == Counter(dict.fromkeys(range(30), 2))
+
+
+def test_a_reset_that_crashed_halfway_lets_no_driver_start_until_it_is_repeated(
+    runs: SinkRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.catch_up()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(reset, "forget_everything", Mock(side_effect=KeyboardInterrupt))
+        reset_everything(runs.topology, runs.store)
+    runs.refused("the marker of sink/0 is of topology .*reset --everything")
+    reset_everything(runs.topology, runs.store)
+    runs.catch_up()
+    assert runs.found() == Counter(dict.fromkeys(range(30), 2))
+
+
+def test_state_and_markers_of_the_version_before_are_understood(runs: SinkRuns) -> None:
+    """It had no incarnation, and markers without the topology in their key."""
+    runs.catch_up()
+    runs.store.apply([Delete(f"{runs.name}/incarnation"), Delete(f"{runs.name}/coordinator/open")])
+    markers = read_markers(
+        KafkaSettings(runs.topics.bootstrap_servers, None), f"ratchet-markers-{runs.name}", runs.name
+    )
+    document = {**asdict(markers["sink/0"]), "format": 1}
+    del document["incarnation"]
+    producer = runs.topics.producer()
+    producer.produce(f"ratchet-markers-{runs.name}", key=f"{runs.name}/sink/0".encode())
+    producer.produce(f"ratchet-markers-{runs.name}", json.dumps(document), b"sink/0")
+    assert producer.flush(30) == 0
+    for n in range(30, 60):
+        runs.spout.append(0, ["a", n])
+    runs.catch_up()
+    assert runs.found() == Counter(range(60))
+    runs.store = MemoryStore()
+    runs.refused(r"sink/0 is of topology .*, incarnation \(none\), and this is")
+
+
+def test_transactional_ids_of_different_writers_are_different() -> None:
+    settings = KafkaSettings("127.0.0.1:1", None)
+    ids = {
+        writers.marked(settings, TopologyContext(topology, component, task, 12))._transactional_id
+        for topology, component in (("a", "b"), ("a-b", "c"), ("a", "b-c"), ("a-b-c", "d"), ("a", "b-c-1"))
+        for task in range(12)
+    }
+    assert len(ids) == 5 * 12
+    writers.close()

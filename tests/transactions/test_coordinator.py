@@ -10,6 +10,7 @@ import pytest
 
 from framework.errors import InvariantViolation
 from framework.execution import FailureKind, TaskFailure
+from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import (
     AskPlan,
     Cancel,
@@ -24,11 +25,13 @@ from framework.transactions.coordinator import (
     Processed,
     Recovered,
     Release,
+    RolledBack,
     SpoutKind,
     Started,
     Stop,
     StopRequested,
     Tick,
+    plan_digest,
 )
 
 FAILED = TaskFailure(FailureKind.FAILED, "bolt", 0, "as asked")
@@ -357,3 +360,42 @@ def test_random_failures_commit_every_row_once_and_in_order(kind: SpoutKind, see
                 pending.append(answer(command.txid, command.attempt_id, failure))
     assert committed[0][0] == 0
     assert all(before[1] == after[0] for before, after in itertools.pairwise(committed))
+
+
+def test_invariant_4_a_commit_is_recorded_before_it_begins_where_a_committer_has_no_header() -> None:
+    for records_open, expected in ((True, [Persist, Commit]), (False, [Commit])):
+        script = Script(SpoutKind.OPAQUE, records_open=records_open)
+        script.planned(10)
+        commands = script.do(Processed(1, 1))
+        assert [type(each) for each in commands if isinstance(each, (Persist, Commit))] == expected
+        if records_open:
+            assert commands[0].opens == OpenCommit(1, 1, plan_digest(plan(0, 10)))
+
+
+def test_invariant_8_what_is_dropped_goes_with_the_next_write() -> None:
+    script = Script(SpoutKind.OPAQUE, max_pending=3)
+    for end in (10, 20, 30):
+        script.planned(end)
+    script.do(Processed(1, 1, FAILED))
+    script.planned(15)
+    assert script.of(Persist)[-1] == Persist({1: 2, 2: 1, 3: 1}, {1: (2, plan(0, 15))}, dropped=frozenset({2, 3}))
+    script.planned(20)
+    assert script.of(Persist)[-1].dropped == frozenset()
+
+
+def test_invariant_8_what_a_new_leader_does_not_replay_goes_with_its_first_write() -> None:
+    found = {1: plan(0, 10), 2: plan(10, 20), 3: plan(20, 30)}
+    for opened, dropped in ((False, {2, 3}), (True, {2, 3})):
+        script = Script(SpoutKind.OPAQUE, Recovered(1, {1: 1, 2: 1, 3: 1}, found, opened))
+        if not opened:
+            script.planned(15)
+        assert script.of(Persist)[0].dropped == dropped
+
+
+def test_invariant_4_a_roll_back_takes_the_record_back() -> None:
+    script = Script(SpoutKind.OPAQUE, may_replan=True, records_open=True)
+    script.planned(10)
+    script.do(Processed(1, 1))
+    script.do(Committed(1, 1, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))
+    commands = script.do(RolledBack(1, 2))
+    assert commands[0] == Persist({1: 2}, opens=OpenCommit(1, 2, ROLLED_BACK), dropped=frozenset({1}))

@@ -1,0 +1,287 @@
+"""Committers without a header of their own: what was opened is known from ZooKeeper, and nothing else is (C24)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from framework import (
+    BaseTransactionalBolt,
+    Committer,
+    FailedException,
+    Fields,
+    Topology,
+    TopologyFailed,
+    TransactionalTopologyBuilder,
+    submit,
+)
+from framework.errors import ConfigError, CorruptStateError
+from framework.topology.fencing import ROLLED_BACK, OpenCommit
+from framework.topology.spouts import PartitionPlanner
+from framework.transactions import MemoryStore
+from framework.transactions.coordinator import Persist, plan_digest
+from framework.transactions.documents import INCARNATION, OPEN, TopologyDocuments
+from framework.transactions.reset import reset_positions
+from framework.transactions.state import TransactionalState
+from framework.transactions.store import Change, Delete, Leadership
+from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.stores import wait_for
+
+FIELDS = Fields(n=int)
+ROWS = {0: [[n] for n in range(60)], 1: [[100 + n] for n in range(60)]}
+
+
+class Happenings:
+    """What goes on outside of the bolts, which are copied."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, list[int]] = {}
+        self.failures_left = 0
+        self.stops_left = 0
+        self.planned = 0
+
+
+happened = Happenings()
+
+
+@pytest.fixture(autouse=True)
+def nothing_happened() -> Iterator[None]:
+    happened.__init__()  # type: ignore[misc]
+    yield
+
+
+class Outside(BaseTransactionalBolt, Committer):
+    """Writes each txid once, where Ratchet does not look."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.txid, self.rows = batch_id.txid, []
+
+    def execute(self, tup: Any) -> None:
+        self.rows.append(tup["n"])
+
+    def finish_batch(self) -> None:
+        happened.written.setdefault(self.txid, self.rows)
+        if happened.stops_left:
+            happened.stops_left -= 1
+            raise ConfigError("as asked, after writing")
+
+
+class FailsWhenAllArePlanned(BaseTransactionalBolt):
+    """Fails the first batch, once four are planned."""
+
+    deterministic = True
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.txid, self.collector = batch_id.txid, collector
+
+    def execute(self, tup: Any) -> None:
+        self.collector.emit([tup["n"]])
+
+    def finish_batch(self) -> None:
+        if self.txid == 1 and happened.failures_left:
+            wait_for(lambda: happened.planned == 4)
+            happened.failures_left -= 1
+            raise FailedException("as asked")
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+class ScriptedSpout(OpaqueMemoryTransactionalSpout):
+    """``takes``: rows of each partition in each plan that is made; when they are used up, there is nothing to plan."""
+
+    takes: Sequence[tuple[int, int]] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "takes": ()}
+
+    def planner(self, conf: Any, context: Any) -> PartitionPlanner:
+        planner = super().planner(conf, context)
+        left, made = list(self.takes), planner.plan_smaller
+
+        def scripted(previous: Any, divisor: int) -> Any:
+            if not left:
+                return None
+            for partition, take in enumerate(left.pop(0)):
+                self.set_take(take, partition)
+            happened.planned += 1
+            return made(previous, divisor)
+
+        planner.plan_smaller = scripted  # type: ignore[method-assign]
+        return planner
+
+
+def topology(spout: Any, name: str = "outside", *, state: bool = False) -> Topology:
+    builder = TransactionalTopologyBuilder(name, "spout", spout, 2)
+    builder.set_bolt("fails", FailsWhenAllArePlanned()).global_grouping("spout")
+    builder.set_bolt("outside", Outside()).global_grouping("fails")
+    if state:
+        counts = StateCommitter(OpaqueMapState(MemoryBackend(f"{name}-counts")), ["n"], {"count": Count()})
+        builder.set_bolt("counts", counts).global_grouping("fails")
+    return builder.build()
+
+
+def test_a_plan_that_was_dropped_is_not_replayed_after_a_restart() -> None:
+    """The first batch fails; then it takes more of one partition, and nothing of the other, which is away; what was planned
+    after it begins elsewhere."""
+    spout = ScriptedSpout(ROWS, FIELDS, 10)
+    built, store = topology(spout), MemoryStore()
+    happened.failures_left = 1
+    spout.takes = [(10, 10)] * 4 + [(20, 0)]
+    with submit(built, {"topology.max.spout.pending": 4}, store=store, executor="local") as run:
+        wait_for(lambda: run.status().committed_txid == 1)
+    assert happened.written == {1: list(range(20))}
+    spout.takes = [(10, 10)] * 20
+    with submit(built, {"topology.max.spout.pending": 4}, store=store, executor="local") as run:
+        run.wait_until_caught_up(30)
+    assert Counter(n for rows in happened.written.values() for n in rows) == Counter(
+        n for rows in ROWS.values() for (n,) in rows
+    )
+
+
+def test_a_plan_whose_commit_was_opened_is_replayed_as_it_was() -> None:
+    spout = ScriptedSpout(ROWS, FIELDS, 10)
+    built, store = topology(spout), MemoryStore()
+    happened.stops_left = 1
+    spout.takes = [(10, 10)]
+    with submit(built, store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after writing"):
+        run.wait_until_caught_up(30)
+    spout.takes = [(7, 3)] * 30
+    with submit(built, store=store, executor="local") as run:
+        run.wait_until_caught_up(30)
+    assert len(happened.written[1]) == 20
+    assert Counter(n for rows in happened.written.values() for n in rows) == Counter(
+        n for rows in ROWS.values() for (n,) in rows
+    )
+
+
+def test_positions_are_not_forgotten_while_a_commit_is_open_that_cannot_be_undone() -> None:
+    spout = ScriptedSpout(ROWS, FIELDS, 10)
+    built, store = topology(spout), MemoryStore()
+    happened.stops_left = 1
+    spout.takes = [(10, 10)] * 20
+    with submit(built, store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after writing"):
+        run.wait_until_caught_up(30)
+    with pytest.raises(ConfigError, match=r"txid 1 was opened, and cannot be undone \(bolt 'outside'\): run topology"):
+        reset_positions(built, store)
+    with submit(built, store=store, executor="local") as run:
+        run.wait_until_caught_up(30)
+    assert reset_positions(built, store) == 7
+
+
+class CountingStore(MemoryStore):
+    """Counts the writes of leaders: each is one multi in ZooKeeper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multis = 0
+
+    def _apply_as(self, leadership: Any, changes: Sequence[Change]) -> None:
+        self.multis += 1
+        super()._apply_as(leadership, changes)
+
+
+def multis(kind: str) -> int:
+    """How many multis it takes to run six transactions."""
+    builder = TransactionalTopologyBuilder("t", "spout", OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10))
+    if kind != "outside":
+        counts = StateCommitter(OpaqueMapState(MemoryBackend(f"{kind}-counts")), ["n"], {"count": Count()})
+        builder.set_bolt("counts", counts).global_grouping("spout")
+    if kind != "state":
+        builder.set_bolt("outside", Outside()).global_grouping("spout")
+    store = CountingStore()
+    with submit(builder.build(), store=store, executor="local") as run:
+        run.wait_until_caught_up(30)
+        assert run.status().committed_txid == 6
+    return store.multis
+
+
+def test_the_header_costs_one_multi_per_transaction_and_none_where_nobody_needs_it() -> None:
+    """One to claim the topology; then two per transaction, or three."""
+    assert (multis("state"), multis("outside"), multis("both")) == (1 + 6 * 2, 1 + 6 * 3, 1 + 6 * 3)
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+PLAN, OTHER = {"0": {"first": 0, "next": 10}}, {"0": {"first": 0, "next": 20}}
+
+
+class Documents:
+    """Documents of a topology that has opened, or is about to open, txid 1 with ``PLAN``."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.leader: Leadership | None = None
+        first = self.next_leader()
+        first.claim({})
+        first.save(Persist({1: 1, 2: 1}, {1: (1, PLAN), 2: (1, OTHER)}))
+
+    def next_leader(self) -> TopologyDocuments:
+        if self.leader is not None:
+            self.leader.resign()
+        self.leader = self.store.lead("outside", "test")
+        assert self.leader is not None
+        return TopologyDocuments(self.store, self.leader, topology(OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10)))
+
+    def opened(self) -> bool:
+        recovered, _ = self.next_leader().recover()
+        return recovered.opened
+
+
+@pytest.fixture
+def documents() -> Documents:
+    return Documents()
+
+
+def test_a_stored_plan_counts_as_opened_only_when_the_header_says_so(documents: Documents) -> None:
+    assert not documents.opened()
+    documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
+    assert documents.opened()
+    documents.next_leader().save(Persist({}, currtx=2))
+    assert not documents.opened()
+
+
+def test_what_was_rolled_back_counts_as_not_opened(documents: Documents) -> None:
+    documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
+    documents.next_leader().save(Persist({1: 2}, opens=OpenCommit(1, 2, ROLLED_BACK), dropped=frozenset({1})))
+    assert not documents.opened()
+
+
+def test_a_dropped_plan_is_gone_with_the_next_write(documents: Documents) -> None:
+    documents.next_leader().save(Persist({1: 2}, {1: (2, OTHER)}, dropped=frozenset({2})))
+    recovered, _ = documents.next_leader().recover()
+    assert recovered.plans == {1: OTHER}
+
+
+def test_forgotten_positions_leave_no_header_of_a_plan_that_is_gone(documents: Documents) -> None:
+    documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
+    documents.next_leader().forget_positions()
+    assert not documents.opened()
+
+
+def test_state_of_the_version_before_goes_by_the_rule_of_the_version_before(documents: Documents) -> None:
+    """It recorded no incarnation, and not what it opened: the stored plan counted as opened. Once; then there is a header."""
+    documents.store.apply([Delete(f"outside/{INCARNATION}")])
+    assert documents.opened()
+    documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
+    documents.next_leader().save(Persist({}, currtx=2))
+    assert not documents.opened()
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"txid": 1, "attempt_id": 1, "plan_digest": "x"}, "txid 1 was opened with plan x, and the stored plan of 1"),
+        ({"txid": 9, "attempt_id": 1, "plan_digest": "x"}, "txid 9 was opened with plan x.*restore"),
+        ({"txid": 1}, "outside/coordinator/open: not the header of a commit"),
+        ([1], "outside/coordinator/open: not the header of a commit"),
+    ],
+)
+def test_a_header_that_contradicts_its_neighbours_is_named(documents: Documents, document: Any, words: str) -> None:
+    TransactionalState(documents.store, "outside").set_data(OPEN, document)
+    with pytest.raises(CorruptStateError, match=words):
+        documents.opened()
