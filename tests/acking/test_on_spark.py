@@ -77,7 +77,7 @@ def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster:
 def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> None:
     settings = {
         "app.folder": tmp_path,
-        "app.count": 800,
+        "app.count": 300,
         "spark.master": "local[2]",
         "topology.max.spout.pending": 10,
     }
@@ -88,12 +88,12 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
         pids = {int(line.split()[1]) for line in noted(tmp_path, "opened")}
         assert process.kill()
         until(lambda: not any(map(alive, pids)), 20)
-        assert len(noted(tmp_path, "acked")) < 800
+        assert len(noted(tmp_path, "acked")) < 300
         process.start("--until-caught-up")
         assert process.finish() == 0, process.tail()
     finally:
         process.end()
-    check_every_word_was_seen(tmp_path, 800)
+    check_every_word_was_seen(tmp_path, 300)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from tests.kit.processes import RunProcess
 
 
 class FlightsRun(RunProcess):
-    """The flights against given servers, until all of them are committed."""
+    """The flights against given servers, until all of them are committed; on Spark, unless ``spark`` is false."""
 
-    def __init__(self, folder: Path, kafka: str, zookeeper: str, spout: str, batch: int, root: str) -> None:
+    def __init__(
+        self, folder: Path, kafka: str, zookeeper: str, spout: str, batch: int, root: str, *, spark: bool = True
+    ) -> None:
         self.database = folder / "flights.db"
         self.zookeeper = zookeeper
         self.root = root
@@ -29,7 +31,8 @@ class FlightsRun(RunProcess):
             "topology.max.spout.pending": 2,
             "spark.master": "local[2]",
         }
-        super().__init__(folder / "run.log", "examples.flights:topology", settings)
+        module = "framework.run" if spark else "benchmarks.local_run"
+        super().__init__(folder / "run.log", "examples.flights:topology", settings, module=module)
 
     def start(self, *options: str) -> None:
         super().start("--until-caught-up", *options)

@@ -35,10 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("slow") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("slow") is None]
-    for item in items:
-        group = _group_of(item)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Here and not later: xdist looks for groups before anybody else may modify what was collected."""
+    group = _group_of(item)
+    if group is not None:
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _group_of(item: pytest.Item) -> str | None:
@@ -51,7 +54,12 @@ def _group_of(item: pytest.Item) -> str | None:
 
 
 @pytest.fixture
-def often(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+def in_all(request: pytest.FixtureRequest) -> bool:
+    """Whether this is ``make test-all``."""
+    return bool(request.config.getoption("--all"))
+
+
+@pytest.fixture
+def often(in_all: bool) -> Callable[[int, int], int]:
     """How often to repeat something: the first number in ``make test``, the second in ``make test-all``."""
-    whole = request.config.getoption("--all")
-    return lambda usually, in_all: in_all if whole else usually
+    return lambda usually, whole: whole if in_all else usually

@@ -539,9 +539,9 @@ def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
         "kafka.bootstrap.servers": servers.bootstrap_servers,
         "transactional.zookeeper.servers": servers.zookeeper,
         "topology.max.attempts": 2,
-        "spark.master": "local[1]",
     }
-    run = RunProcess(tmp_path / "run.log", "tests.kit.poisoned:topology", settings)
+    log = tmp_path / "run.log"
+    run = RunProcess(log, "tests.kit.poisoned:topology", settings, module="benchmarks.local_run")
     try:
         topics.send(name, [b"x77"])
         run.start()

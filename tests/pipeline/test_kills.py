@@ -35,7 +35,7 @@ def test_driver_killed_again_and_again_ends_exact(
     flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, often: Callable[[int, int], int]
 ) -> None:
     chance = random.Random(seed)
-    kills = often(3, 20)
+    kills = often(2, 20)
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
     killed, moments = 0, []
     try:
@@ -79,9 +79,9 @@ def _pause(run: FlightsRun, seconds: float) -> None:
 )
 @pytest.mark.fault(9, 15)
 def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
-    flights: EmbeddedServers, tmp_path: Path, server: str, spout: str
+    flights: EmbeddedServers, tmp_path: Path, server: str, spout: str, in_all: bool
 ) -> None:
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 4_000, f"/{server}")
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 4_000, f"/{server}", spark=in_all)
     victim = flights.kafka if server == "kafka" else flights.zookeeper_server
     try:
         run.start()
