@@ -35,6 +35,7 @@ STATUS = RunStatus(
     attempts_failed=0,
     last_error=None,
     waiting_for=None,
+    repeating=None,
 )
 
 
