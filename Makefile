@@ -11,13 +11,13 @@ SCHEDULES ?= 100000
 run: $(STAMP)
 	$(BIN)/python -m framework.run
 
-# Processes side by side, Spark in one and the shared servers in another: these tests wait more than they compute.
+# Processes side by side (tests/kit/targets.py says what shares one): these tests wait more than they compute.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --durations=30 --durations-min=10
-PROCESSES ?= 2
+PROCESSES ?= 3
 
 # What CI runs: every promise, each in its shortest form. docs/promises.md says which are held by test-all only.
 test: $(STAMP) lint
-	$(PYTEST)
+	$(PYTEST) --ignore tests/servers
 	$(PYTEST) --all --servers=containers $(IN_CONTAINERS)
 
 # Nights and releases: the slow tests too, everything that can run in containers, long simulations.

@@ -330,7 +330,8 @@ def submit(
         store = store_of(checked)
     try:
         if fresh:
-            _log.warning("positions.forgotten", topology=topology.id, next_txid=reset_positions(topology, store))
+            txid = reset_positions(topology, store, checked.zookeeper_election_timeout_secs)
+            _log.warning("positions.forgotten", topology=topology.id, next_txid=txid)
         runner.start()
     except BaseException:
         if owned:

@@ -269,7 +269,8 @@ class SqliteBackend(SqlBackend):
             return RetryableError(text)
         if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):
             return BadRecordError(
-                f"{text}; this value cannot be stored: an integer beyond 64 bits, a null key, or one that is too long"
+                f"{text}; this value cannot be stored: an integer beyond 64 bits, a sum that is not a number, a null key, "
+                "or one that is too long"
             )
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return CorruptStateError(f"{text}; restore the file from a backup")

@@ -5,8 +5,8 @@ executor for what another one shows already. Where slow tests alone hold a promi
 
 A test that repeats something asks the fixture ``often`` how often.
 
-With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and ZooKeeper in another, and the
-rest wherever there is room: so each process starts one of them, not both.
+With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and ZooKeeper in another, those that
+kill drivers again and again in a third, and the rest wherever there is room: so Spark is started once, and the servers twice.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from collections.abc import Callable
 import pytest
 
 #: Fixtures that start something large, and the process that the tests that use it share.
-_GROUPS = {
-    "spark": {"spark", "cluster", "spark_masters"},
-    "servers": {"servers", "topics"},
-}
+_SPARK = {"spark", "cluster", "spark_masters"}
+_SERVERS = {"servers", "topics"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,9 +46,11 @@ def _group_of(item: pytest.Item) -> str | None:
     fixtures = set(getattr(item, "fixturenames", ()))
     callspec = getattr(item, "callspec", None)
     runner = callspec.params.get("runner", "local") if callspec is not None else "local"
-    if item.get_closest_marker("spark") is not None or runner != "local":
+    if item.get_closest_marker("spark") is not None or runner != "local" or fixtures & _SPARK:
         return "spark"
-    return next((group for group, wanted in _GROUPS.items() if fixtures & wanted), None)
+    if not fixtures & _SERVERS:
+        return None
+    return "servers" if item.get_closest_marker("kills") is None else "kills"
 
 
 @pytest.fixture

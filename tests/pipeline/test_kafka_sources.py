@@ -122,7 +122,7 @@ def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: K
     with runs.start() as running:
         running.wait_until_caught_up(TIMEOUT_S)
         with pytest.raises(ConfigError, match="a driver runs topology"):
-            runs.start(fresh=True)
+            runs.start({"transactional.zookeeper.election.timeout.secs": 0.2}, fresh=True)
     assert runs.counts() == {"x": 10}
 
 

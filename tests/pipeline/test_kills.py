@@ -36,7 +36,7 @@ def test_driver_killed_again_and_again_ends_exact(
 ) -> None:
     chance = random.Random(seed)
     kills = often(2, 20)
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, often(4_000, 1_000), "/driver")
     killed, moments = 0, []
     try:
         while killed < kills:
@@ -96,8 +96,8 @@ def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
 
 
 @pytest.mark.behaviour("6.2")
-def test_sigterm_stops_cleanly_and_a_second_run_resumes(flights: EmbeddedServers, tmp_path: Path) -> None:
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, "opaque", 4_000, "/sigterm")
+def test_sigterm_stops_cleanly_and_a_second_run_resumes(flights: EmbeddedServers, tmp_path: Path, in_all: bool) -> None:
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, "opaque", 4_000, "/sigterm", spark=in_all)
     try:
         run.start()
         assert run.wait_for(lambda: run.committed_txid() >= 3), run.tail()

@@ -248,7 +248,7 @@ def positions_of(zookeeper: str, root: str, spout: str) -> dict[str, int]:
 @pytest.mark.behaviour("2.1")
 @pytest.mark.parametrize("spout", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 def test_mixed_trouble_ends_exact(
-    own_servers: EmbeddedServers, tmp_path: Path, spout: str, name: str, seed: int, often: Callable[[int, int], int]
+    own_servers: EmbeddedServers, tmp_path: Path, spout: str, name: str, seed: int, in_all: bool
 ) -> None:
     database = tmp_path / "trouble.db"
     settings = {
@@ -262,11 +262,12 @@ def test_mixed_trouble_ends_exact(
         "topology.max.spout.pending": 3,
         "spark.master": "local[2]",
     }
-    run = RunProcess(tmp_path / "run.log", "tests.kit.mixed_trouble:topology", settings)
+    module = "framework.run" if in_all else "benchmarks.local_run"
+    run = RunProcess(tmp_path / "run.log", "tests.kit.mixed_trouble:topology", settings, module=module)
     script = Script(seed, own_servers, run, name)
     try:
         run.start()
-        script.play(int(STEPS or often(12, 30)))
+        script.play(int(STEPS or (30 if in_all else 12)))
         stable = is_stable(script.topics, script.partitions)
         assert run.kill(), run.tail()
         # A driver knows new topics and partitions when it starts, so caught up means all of them.

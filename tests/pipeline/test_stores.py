@@ -78,6 +78,11 @@ def pause(run: RunProcess, job: Job) -> None:
 
 @pytest.mark.behaviour("3.3")
 @pytest.mark.parametrize("job", ["opaque"], indirect=True)
+@pytest.mark.parametrize(
+    "store",
+    ["postgres", *(pytest.param(each, marks=pytest.mark.slow) for each in ("sqlite", "redis"))],
+    indirect=True,
+)
 @pytest.mark.fault(3)
 @pytest.mark.rule("C14")
 def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:

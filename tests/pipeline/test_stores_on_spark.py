@@ -35,7 +35,7 @@ ALL = [(word, n) for rows in DATA.values() for word, n in rows]
 
 
 @pytest.mark.behaviour("3.2", "3.5")
-@pytest.mark.parametrize("where", [pytest.param("spark", marks=pytest.mark.slow), "cluster"])
+@pytest.mark.parametrize("where", ["spark", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_every_kind_of_sink_is_exact_when_spark_tasks_write_it(
     request: pytest.FixtureRequest,
     where: str,

@@ -350,6 +350,7 @@ def test_verify_from_the_command_line_over_kafka_exits_1_on_a_difference(
     finally:
         store.close()
     topics.admin.delete_topics([topic])[topic].result(30)
+    monkeypatch.setattr("spouts.kafka_planner.BELIEVED_AFTER_S", 0.5)
     gone = command()
     assert gone.returncode in (1, 3)
     assert len(gone.stderr.strip().splitlines()) >= 1

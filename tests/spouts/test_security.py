@@ -13,6 +13,7 @@ import structlog
 from framework import Config, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RetryableError
 from framework.kafka_clients import KafkaSettings
+from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
 from integration import KafkaBroker, SecureListener
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.11")]
 
 USER, PASSWORD = "alice", "canary-5c0ffee"
 TOPIC = "secured"
+CONTEXT = TopologyContext("secured", "spout", 0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +146,7 @@ def test_plain_text_to_a_tls_listener_is_waited_for_with_its_reason(
 ) -> None:
     """The broker just closes such a connection, as one does that is starting."""
     spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers=broker.secure_address)
-    planner = spout.planner({}, None)  # type: ignore[arg-type]
+    planner = spout.planner({}, CONTEXT)
     with pytest.raises((ConfigError, RetryableError), match=f"Kafka at {broker.secure_address}"):
         planner.plan({})
     planner.close()
@@ -153,7 +155,7 @@ def test_plain_text_to_a_tls_listener_is_waited_for_with_its_reason(
 def test_an_unknown_setting_is_named() -> None:
     spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1", settings={"sasl.pasword": "x"})
     with pytest.raises(ConfigError, match='No such configuration property: "sasl.pasword"'):
-        spout.planner({}, None).partitions()  # type: ignore[arg-type]
+        spout.planner({}, CONTEXT).partitions()
 
 
 def test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
 def test_a_home_that_is_killed_takes_no_state_with_it(
-    tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int
+    tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int, often: Callable[[int, int], int]
 ) -> None:
     """The states of all homes go back to the last checkpoint, and the log with them."""
-    words = [[f"{partition}-{n % 97}" for n in range(30_000)] for partition in range(2)]
+    words = [[f"{partition}-{n % 97}" for n in range(often(8_000, 30_000))] for partition in range(2)]
     builder = TopologyBuilder(f"t{seed}-{os.getpid()}")
     builder.set_spout("words", Log("in other processes", words, per_call=20), 2)
     builder.set_bolt("count", Count("in other processes"), 3).fields_grouping("words", Fields("word"))
@@ -54,10 +55,8 @@ def test_a_home_that_is_killed_takes_no_state_with_it(
 
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
-@pytest.mark.parametrize(
-    "exact",
-    [pytest.param(True, id="exactly-once"), pytest.param(False, id="at-least-once", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 def test_the_state_is_the_fold_of_the_records_whatever_is_killed(tmp_path: Path, exact: bool) -> None:
     """More kills: ``python -m tests.kit.kafka_counts``."""
     order = ["home", "redis", "driver"] if exact else ["executor", "zookeeper"]
