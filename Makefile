@@ -11,9 +11,9 @@ SCHEDULES ?= 100000
 run: $(STAMP)
 	$(BIN)/python -m framework.run
 
+PROCESSES ?= 3
 # Processes side by side (tests/kit/targets.py says what shares one): these tests wait more than they compute.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --durations=30 --durations-min=10
-PROCESSES ?= 3
 
 # What CI runs: every promise, each in its shortest form. docs/promises.md says which are held by test-all only.
 test: $(STAMP) lint

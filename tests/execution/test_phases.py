@@ -231,6 +231,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
 
 @pytest.mark.behaviour("1.7", "1.11")
 @pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.rule("C31")
 def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
     runner: Any, tmp_path: Path, tasks: int
 ) -> None:
@@ -319,6 +320,7 @@ def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_
 
 @pytest.mark.behaviour("1.5", "1.11")
 @pytest.mark.parametrize("where", ["spout->A", "A->C"])
+@pytest.mark.rule("C30")
 def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

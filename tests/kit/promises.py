@@ -103,6 +103,16 @@ RULES: dict[str, str] = {
     "C21": "Tombstones are removed only of transactions that are over; null, absent and deleted are three things.",
     "C22": "Which task a key belongs to follows from a named hash of its value, however that value is represented.",
     "C23": "A state that the tasks of a cluster cannot reach is refused at the start.",
+    "C24": "What committers without a header are about to begin is written down first; a plan that was dropped is removed.",
+    "C25": "Headers and markers name topology and incarnation; what belongs to another one stops every start.",
+    "C26": "A kept consumer belongs to a topic and a leader epoch; a kept producer that was taken over begins anew in place.",
+    "C27": "Between the opening and the end of a commit a store is the same one, or the attempt is repeated.",
+    "C28": "A transaction that a state was opened for with one plan is not opened with another.",
+    "C29": "A value has one form before it is hashed, grouped, merged or compared, and is never rounded on the way.",
+    "C30": "Errors of stores stop the topology unless they are known to pass; what is repeated shows its cause.",
+    "C31": "Rows that a committer emits while it executes reach every subscriber, in the same task too.",
+    "C32": "What is needed to read a table of files is in the table; readers that assume otherwise are refused.",
+    "C33": "Names that a store folds, cuts off or reserves are kept as they are, or refused; two states never share a row.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}

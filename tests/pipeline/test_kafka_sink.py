@@ -284,12 +284,14 @@ def runs(topics: Topics, name: str) -> SinkRuns:
     return SinkRuns(topics, name)
 
 
+@pytest.mark.rule("C25")
 def test_a_zookeeper_that_was_wiped_behind_a_sink_stops_every_start(runs: SinkRuns) -> None:
     runs.catch_up()
     runs.store = MemoryStore()
     runs.refused("the marker of sink/0 is of topology .*incarnation.*reset --everything")
 
 
+@pytest.mark.rule("C25")
 def test_a_zookeeper_restored_from_yesterday_behind_a_sink_stops_every_start(runs: SinkRuns) -> None:
     runs.catch_up()
     yesterday = runs.kept()
@@ -300,6 +302,7 @@ def test_a_zookeeper_restored_from_yesterday_behind_a_sink_stops_every_start(run
     runs.refused("sink/0 has written transactions up to 6 to Kafka, and ZooKeeper says that 4 is next")
 
 
+@pytest.mark.rule("C25")
 def test_a_txid_that_kafka_holds_and_zookeeper_never_opened_stops_every_start(runs: SinkRuns) -> None:
     yesterday = runs.kept()
     runs.spout.set_take(30)
@@ -310,6 +313,7 @@ def test_a_txid_that_kafka_holds_and_zookeeper_never_opened_stops_every_start(ru
     runs.refused("sink/0 has written txid 1 to Kafka with plan .*ZooKeeper says that no plan was opened")
 
 
+@pytest.mark.rule("C25")
 def test_two_topologies_with_one_topic_of_markers_are_refused(topics: Topics, name: str) -> None:
     first = SinkRuns(topics, name, marker_topic=f"{name}-markers")
     second = SinkRuns(topics, f"{name}-2", marker_topic=f"{name}-markers")

@@ -41,6 +41,8 @@ from sinks.contract_parts import finish, open_attempt
 from sinks.recount import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 
+pytestmark = pytest.mark.rule("C29")
+
 KEYS = {
     "text": pa.string(),
     "real": pa.float64(),

@@ -18,6 +18,8 @@ from sinks import Count, MapBackend, Mean, OpaqueMapState, PostgresBackend, Sqli
 from sinks.contract_parts import finish, open_attempt
 from spouts import OpaqueMemoryTransactionalSpout
 
+pytestmark = pytest.mark.rule("C33")
+
 KEY, VALUE = Fields(word=str), Fields(n=int)
 Make = Callable[..., MapBackend]
 

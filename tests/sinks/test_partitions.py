@@ -23,7 +23,7 @@ from sinks.folders import overwrite, read_document
 from tests.kit.file_tables import append, old_partitioned_table
 from tests.kit.processes import ROOT
 
-pytestmark = pytest.mark.behaviour("3.5")
+pytestmark = [pytest.mark.behaviour("3.5"), pytest.mark.rule("C32")]
 KINDS = [ParquetTable, DeltaLakeTable]
 MOMENT = datetime.datetime(2026, 1, 1, 1, 2, 3, 456789, tzinfo=datetime.UTC)
 VALUES: dict[str, tuple[Any, list[Any]]] = {

@@ -25,6 +25,8 @@ from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.folders import open_folder
 from tests.kit.stores import wait_for
 
+pytestmark = pytest.mark.rule("C27")
+
 KEY, VALUE = Fields(word=str), Fields(n=int)
 ROW = Row((5,), Stamp(1, 1, 1), None, "w")
 

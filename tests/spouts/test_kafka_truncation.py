@@ -19,7 +19,7 @@ from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.6")]
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.6"), pytest.mark.rule("C26")]
 CONTEXT = TopologyContext("t", "spout", 0, 1)
 
 

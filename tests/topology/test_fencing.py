@@ -65,12 +65,14 @@ def written(state: OpaqueMapState) -> None:
     state.raise_header(header, header.opened(header.epoch, OpenCommit(1, 1, "d")).finished(1))
 
 
+@pytest.mark.rule("C25")
 def test_a_state_that_was_never_written_to_joins_the_incarnation_of_the_topology(state: OpaqueMapState) -> None:
     for epoch, incarnation in ((1, "first"), (1, "second")):
         commit_phase(state, epoch, incarnation).open(1, {})
         assert state.read_header().incarnation == incarnation
 
 
+@pytest.mark.rule("C25")
 def test_a_state_of_another_incarnation_stops_the_topology_at_every_start(state: OpaqueMapState) -> None:
     commit_phase(state, 1, "first").open(1, {})
     written(state)

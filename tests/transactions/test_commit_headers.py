@@ -54,6 +54,7 @@ def force(backend: MemoryBackend, *, done: int = 0, opened: OpenCommit | None = 
     backend.raise_header(found, Header("topology", found.incarnation, epoch, opened, done))
 
 
+@pytest.mark.rule("C28")
 def test_a_txid_that_is_open_with_another_plan_is_refused(backend: MemoryBackend) -> None:
     """C28: what two topologies do that have one id and one sink, and a coordination store each."""
     first, second = phase(backend, dog=1), phase(backend, dog=2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import RetryableError
 from framework.submission import Run
@@ -44,6 +46,7 @@ def shown(run: Run) -> str:
     return run.status().progress_line(0.0)
 
 
+@pytest.mark.rule("C30")
 def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_passed(name: str) -> None:
     """C30: whoever looks at a topology that does not get on sees why."""
     run, spout, state = started(name)
@@ -63,6 +66,7 @@ def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_pass
     assert state.get("a") == 15
 
 
+@pytest.mark.rule("C30")
 def test_the_cause_why_a_start_is_repeated_is_in_the_progress_line(name: str) -> None:
     Away.away.set()
     run, _, state = started(name)

@@ -31,6 +31,8 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.stores import wait_for
 
+pytestmark = pytest.mark.rule("C24")
+
 FIELDS = Fields(n=int)
 ROWS = {0: [[n] for n in range(60)], 1: [[100 + n] for n in range(60)]}
 
