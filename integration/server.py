@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -26,12 +27,17 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
+#: Below the ports that systems give to outgoing connections: one of those may take a port between its choice and its use.
+_PORTS = range(15_000, 32_000)
+_CHANCE = random.SystemRandom()
+
+
 def free_port() -> int:
-    """A port of the loopback interface that is free now. Another process may take it first: starting retries."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of the loopback interface that is free now. Another server may take it first: starting retries."""
+    while True:
+        port = _CHANCE.choice(_PORTS)
+        if not port_taken(port):
+            return port
 
 
 def port_taken(port: int) -> bool:

@@ -56,6 +56,10 @@ class _LeaseLost(StaleWriterError):
     """Another process of the topology has initialised the transactional id."""
 
 
+class _ClientFailed(RetryableError):
+    """The client says only that it failed: most often because its transactional id was taken meanwhile."""
+
+
 class KafkaRecord(NamedTuple):
     """What is written. ``headers``: (name, value) pairs."""
 
@@ -121,7 +125,7 @@ class MarkedWriter:
             if self._producer is not None:
                 try:
                     return self._guarded(lambda: self._write(topic, records, marker))
-                except _LeaseLost:
+                except (_LeaseLost, _ClientFailed):
                     pass  # found on the way; what was open is aborted, or its marker is there
             return self._guarded(lambda: self._write(topic, records, marker))
 
@@ -145,7 +149,7 @@ class MarkedWriter:
             self._producer = None
             if cause is not None:
                 raise self._explained(cause) from error
-            raise RetryableError(f"{self._writer}: the Kafka client failed: {error}{self._errors.reason()}") from error
+            raise _ClientFailed(f"{self._writer}: the Kafka client failed: {error}{self._errors.reason()}") from error
         except BaseException:
             self._producer = None
             raise

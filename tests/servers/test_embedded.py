@@ -137,6 +137,12 @@ def test_the_lock_file_names_kafka_and_nothing_twice() -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_free_port_is_none_that_an_outgoing_connection_may_be_given() -> None:
+    """Or it may be taken between its choice and its use."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1_024 <= free_port() < lowest for _ in range(200))
+
+
 # --- servers -------------------------------------------------------------------------------------------------------
 
 
