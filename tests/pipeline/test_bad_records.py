@@ -347,9 +347,9 @@ class TestMarkedWriter:
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
     def test_a_client_that_fails_in_itself_is_made_anew(
-        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Seen of a fenced producer: SystemError, with and without a cause."""
+        """Seen of a fenced producer: SystemError, with and without a cause. One that was kept begins anew in place (C26)."""
 
         class Fails:
             def __init__(self, producer: Any, cause: Exception | None) -> None:
@@ -365,12 +365,16 @@ class TestMarkedWriter:
         writer = written()
         writer.write(name, record("one"), marker(1))
         writer._producer = Fails(writer._producer, None)  # type: ignore[assignment]
-        with pytest.raises(RetryableError, match="bolt/0: the Kafka client failed: returned NULL"):
-            writer.write(name, record("two"), marker(2))
-        assert writer.write(name, record("two"), marker(2, attempt=2))
+        assert writer.write(name, record("two"), marker(2))
         writer._producer = Fails(writer._producer, KafkaException(KafkaError(KafkaError._FENCED)))  # type: ignore[assignment]
         assert writer.write(name, record("three"), marker(3))
-        assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
+        made = written()
+        with monkeypatch.context() as patched:
+            patched.setattr(kafka_writer, "Producer", lambda settings: Fails(Producer(settings), None))
+            with pytest.raises(RetryableError, match="bolt/0: the Kafka client failed: returned NULL"):
+                made.write(name, record("four"), marker(4))
+        assert made.write(name, record("four"), marker(4, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three", b"four"]
 
     def test_a_topic_of_markers_that_is_missing_from_one_answer_is_read_all_the_same(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
