@@ -22,7 +22,7 @@ from framework.errors import (
 )
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
-from framework.topology import Topology
+from framework.topology import Standing, Topology, TopologyContext
 from framework.transactions import term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
@@ -48,9 +48,12 @@ from framework.transactions.coordinator import (
 )
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.reset import resetting_positions
+from sinks.kafka_markers import marker_of
+from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
-from tests.simulation.world import SESSION_MS, SINKS, TOPOLOGY, Crashed, SimLeadership, Violation, World
+from tests.simulation.kafka import TopicSink
+from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World
 
 TASKS = 2
 TIMEOUT_MS = 1_500
@@ -84,9 +87,21 @@ class SimExecutor:
             return TaskFailure.of(error, SINKS[sink], task)
         return None
 
-    def share(self, operations: list[tuple[str, int | None]], task: int) -> list[tuple[str, int | None]]:
+    def topic_task(self, header: AttemptHeader, task: int, operations: list[tuple[str, int | None]]) -> Steps:
+        """One commit task of the committer to Kafka. Returns its failure, or None."""
+        context = TopologyContext(TOPOLOGY, TOPIC, task, self.world.shape.topic_tasks)
+        marker = marker_of(header.attempt(TOPIC, task), context)
+        records = [KafkaRecord(key.encode(), str(record).encode()) for key, record in operations]
+        try:
+            if records:
+                yield partial(self.world.kafka.write, records, marker)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            return TaskFailure.of(error, TOPIC, task)
+        return None
+
+    def share(self, operations: list[tuple[str, int | None]], task: int, tasks: int) -> list[tuple[str, int | None]]:
         """The operations of one task: one key has one writer (C12)."""
-        return [each for each in operations if hash_of(each[0]) % TASKS == task]
+        return [each for each in operations if hash_of(each[0]) % tasks == task]
 
 
 def hash_of(key: str) -> int:
@@ -272,11 +287,18 @@ class SimDriver:
         try:
             documents = self.documents = yield self._read
             yield partial(documents.claim, {})
+            self.incarnation = yield documents.incarnation
             recovered, digests = yield documents.recover
             self.commit = CommitPhase(
-                TOPOLOGY, self.topology.states, self.executor, self.leadership.epoch, purge_every=2
+                TOPOLOGY,
+                self.topology.states,
+                self.executor,
+                self.leadership.epoch,
+                incarnation=self.incarnation,
+                purge_every=2,
             )
-            opened = yield from self.commit.opening(recovered.currtx, digests)
+            opened = (yield from self.commit.opening(recovered.currtx, digests)) or recovered.opened
+            yield partial(self._check_written, recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError) as error:
             refusal = error
             yield self.leadership.confirm
@@ -291,7 +313,9 @@ class SimDriver:
             max_pending=self.world.shape.pending,
             timeout_ms=TIMEOUT_MS,
             max_attempts=1_000,
-            may_replan=opaque,
+            skips_lost_data=opaque,
+            may_replan=opaque and not self.topology.irreversible(),
+            records_open=bool(self.topology.headerless()),
         )
         self.planner = self.world.spout.planner({}, None)  # type: ignore[arg-type]
         self.asked: AskPlan | None = None
@@ -309,6 +333,12 @@ class SimDriver:
     def _read(self) -> TopologyDocuments:
         assert self.leadership is not None
         return TopologyDocuments(self.world.store, self.leadership, self.topology)
+
+    def _check_written(self, currtx: int, opened: str | None) -> None:
+        assert self.leadership is not None
+        standing = Standing(self.incarnation, self.leadership.epoch, currtx, opened)
+        for bolt, context in term.committers_elsewhere(self.topology, {}):
+            bolt.check_written({}, context, standing)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -404,9 +434,18 @@ class SimDriver:
             if released is not None:
                 self.executor.kept.pop(released, None)
         elif isinstance(command, Stop):
-            raise Violation(f"the topology stops: {command.failure}")
+            self._stop(command.failure)
         if world.finished:
             raise Crashed
+
+    def _stop(self, failure: TaskFailure | None) -> None:
+        """A stop must be one that cannot be avoided, and say why."""
+        irreversible = self.topology.irreversible()
+        if failure is None or failure.kind is not FailureKind.DATA_LOSS or not irreversible:
+            raise Violation(f"the topology stops: {failure}")
+        if "was opened with this plan" not in failure.message or not self.world.range_is_lost():
+            raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
+        self.world.stop(str(failure))
 
     def _die_between(self, label: str) -> None:
         if self.world.fault(label, ("crash before",), 0.02):
@@ -415,7 +454,8 @@ class SimDriver:
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         self.world.oracle.emitting(txid, attempt_id)
         assert self.leadership is not None
-        header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, plan_digest(plan))
+        digest = plan_digest(plan)
+        header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, digest, self.incarnation)
         self.headers[(txid, attempt_id)] = header
         return header
 
@@ -466,9 +506,10 @@ class SimDriver:
 
     def _compute(self, header: AttemptHeader, records: list[int]) -> None:
         world = self.world
-        result = [
-            [world.operations(sink, record, header.attempt_id) for record in records] for sink in range(len(SINKS))
-        ]
+        attempt_id, shape = header.attempt_id, world.shape
+        result = [[world.operations(sink, record, attempt_id) for record in records] for sink in range(shape.states)]
+        if shape.topic_tasks:
+            result.append([(world.operations(len(SINKS), record, attempt_id)[0], record) for record in records])
         world.oracle.processed(header, result)
         if (header.txid, header.attempt_id) in self.headers:
             self.executor.kept[header] = result
@@ -482,7 +523,8 @@ class SimDriver:
             answer(PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone")))
             return
         life, answered = self.life, False
-        waiting = len(SINKS) * TASKS
+        shape = self.world.shape
+        waiting = shape.states * TASKS + shape.topic_tasks
 
         def ended(failure: TaskFailure | None) -> None:
             nonlocal waiting, answered
@@ -491,11 +533,15 @@ class SimDriver:
                 answered = True
                 self._when_awake(life, lambda: answer(PhaseResult(failure)))
 
-        for sink in range(len(SINKS)):
+        for sink in range(shape.states):
             for task in range(TASKS):
-                mine = self.executor.share(result[sink], task)
+                mine = self.executor.share(result[sink], task, TASKS)
                 again = partial(self.executor.task, header, sink, task, mine)
                 SimProcess(self.world, "task", again(), None, ended, again).start()
+        for task in range(shape.topic_tasks):
+            mine = self.executor.share(result[-1], task, shape.topic_tasks)
+            again = partial(self.executor.topic_task, header, task, mine)
+            SimProcess(self.world, "task", again(), None, ended, again).start()
 
     def _when_awake(self, life: int, action: Callable[[], None]) -> None:
         if self.life != life:
@@ -536,17 +582,23 @@ class ResetTool:
         if leadership is None:
             store.waiting.append(self.run)
             return
-        commit = CommitPhase(TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch)
         try:
             documents = TopologyDocuments(store, leadership, driver.topology)
-            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch)
+            incarnation = documents.incarnation()
+            commit = CommitPhase(
+                TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch, incarnation=incarnation
+            )
+            irreversible = driver.topology.irreversible()
+            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
             step = next(steps)
             while True:
                 step = steps.send(step())
         except StopIteration:
             driver.world.oracle.positions_forgotten()
         except (ConfigError, CorruptStateError) as error:
-            if driver.world.corrupted not in str(error):
+            opened = store.opened()
+            is_open = opened is not None and opened["txid"] == store.currtx()
+            if driver.world.corrupted not in str(error) and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")
@@ -559,6 +611,8 @@ class ResetTool:
 
 def build_topology(world: World) -> Topology:
     builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
-    for sink, name in enumerate(SINKS):
+    for sink, name in enumerate(world.shape.names):
         builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
+    if world.shape.topic_tasks:
+        builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
     return builder.build()

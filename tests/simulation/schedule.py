@@ -37,7 +37,7 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
             world.soon(driver.start)
         _plan_changes(world, drivers)
         world.run()
-        if world.corrupted == "nothing":
+        if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
             world.oracle.probe_values()
     except Violation as violation:
@@ -94,10 +94,9 @@ def _corrupt(world: World, drivers: list[SimDriver]) -> None:
 def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -> None:
     """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies: the next one must
     roll back (C7)."""
-    header = world.backends[0].header()
     currtx = world.store.currtx()
     plan = world.store.plan(currtx)
-    if header is not None and header.open is not None and header.open.txid == currtx and header.done < currtx and plan:
+    if plan and _is_open(world, currtx):
         for partition, meta in plan.items():
             world.spout.expire(int(partition), max(meta["next"], 0))
         for driver in drivers:
@@ -105,6 +104,14 @@ def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -
                 driver.crash()
     elif tries and not world.finished:
         world.at(7, lambda: _lose_open_range(world, drivers, tries - 1))
+
+
+def _is_open(world: World, txid: int) -> bool:
+    opened = world.store.opened()
+    headers = [each.header() for each in world.backends]
+    return (opened is not None and opened["txid"] == txid) or any(
+        each is not None and each.open is not None and each.open.txid == txid and each.done < txid for each in headers
+    )
 
 
 def _expire(world: World, partition: int) -> None:

@@ -24,11 +24,15 @@ from framework.transactions import CoordinationStore, Put
 from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
 from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
+from sinks.kafka_markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.simulation.kafka import SimKafka
 
 TOPOLOGY = "sim"
 FENCE = f"{TOPOLOGY}/epoch"
+INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
+TOPIC = "topic"
 SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
@@ -59,15 +63,24 @@ class Shape:
     faults: int
     changes: int
     second_driver: bool
+    states: int
+    topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The states."""
+        return SINKS[: self.states]
 
     @classmethod
     def of(cls, chance: random.Random) -> Shape:
         opaque = chance.random() < 0.6
         opaque_state = opaque or chance.random() < 0.4
+        states, topic_tasks = chance.choice(((2, 0), (2, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2)))
+        moody = opaque_state and chance.random() < 0.3
         return cls(
             opaque,
             opaque_state,
-            opaque_state and chance.random() < 0.3,
+            moody and topic_tasks < 2,  # C11: each of several tasks must see the same rows again
             chance.choice((1, 1, 2, 3)),
             chance.choice((1, 2, 3)),
             chance.randint(3, 10),
@@ -77,6 +90,8 @@ class Shape:
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
             chance.random() < 0.5,
+            states,
+            topic_tasks,
         )
 
 
@@ -100,10 +115,13 @@ class World:
         self.next_id = 0
         rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
-        self.backends = [SimBackend(self, index, name) for index, name in enumerate(SINKS)]
+        self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
+        self.kafka = SimKafka(self)
         self.oracle = Oracle(self)
         self.finished = False
+        self.stopped: str | None = None  # why it ended before everything was committed, as it had to
         self.corrupted = "nothing"
+        self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
 
@@ -120,13 +138,31 @@ class World:
         while not self.finished:
             if not self._heap:
                 raise Violation("13: nothing will ever happen again, and the source is not exhausted")
-            self.now, _, action = heapq.heappop(self._heap)
-            self.steps += 1
+            self._next()
             if self.faults_left:
                 quiet_from = self.steps
             if self.steps - quiet_from > STEPS_MAX or self.steps > 20 * STEPS_MAX:
                 raise Violation(f"13: no end {STEPS_MAX} steps after the last fault, at {self.now} ms")
-            action()
+
+    def _next(self) -> None:
+        self.now, _, action = heapq.heappop(self._heap)
+        self.steps += 1
+        action()
+
+    def meanwhile(self) -> None:
+        """In the middle of a step that is several requests: let others go on between two of them."""
+        if self._depth > 3 or self.chance.random() > 0.3:
+            return
+        self._depth += 1
+        for _ in range(1 + int(self.chance.random() * 30)):
+            if self._heap and not self.finished:
+                self._next()
+        self._depth -= 1
+
+    def stop(self, reason: str) -> None:
+        """The topology has stopped, as it had to."""
+        self.note(f"stops: {reason}")
+        self.stopped, self.finished = reason, True
 
     # --- faults --------------------------------------------------------------------------------------------------
 
@@ -160,6 +196,20 @@ class World:
     def state(self, sink: int) -> MapState:
         kind = OpaqueMapState if self.shape.opaque_state else TransactionalMapState
         return kind(self.backends[sink])
+
+    def range_is_lost(self) -> bool:
+        """Whether what the next transaction was planned from is gone from the source."""
+        source, plan = self.spout._source, self.store.plan(self.store.currtx())
+        assert source is not None
+        return any(
+            meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
+        )
+
+    def rows(self, plan: dict[str, Any]) -> list[int]:
+        """The records of a plan, also those that the source has forgotten."""
+        source = self.spout._source
+        assert source is not None
+        return [row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]]
 
     def done(self) -> bool:
         """Whether every record that the source holds is committed, or lost."""
@@ -217,6 +267,7 @@ class SimStore(CoordinationStore):
         self.written: dict[str, bytes] = {}  # as ``nodes``, without what the schedule corrupts: for the oracle
         self.version = 0
         self.epoch = 0
+        self.incarnations = 0
         self.holder: SimLeadership | None = None
         self.waiting: list[Callable[[], None]] = []
 
@@ -261,7 +312,10 @@ class SimStore(CoordinationStore):
         before = self.currtx()
         for change in changes:
             for nodes in (self.nodes, self.written):
-                if isinstance(change, Put):
+                if isinstance(change, Put) and change.path == INCARNATION:
+                    self.incarnations += nodes is self.nodes  # nothing random: a seed is a schedule
+                    nodes[change.path] = encode_document(f"incarnation {self.incarnations}", change.path)
+                elif isinstance(change, Put):
                     nodes[change.path] = change.data
                 else:
                     nodes.pop(change.path, None)
@@ -275,6 +329,11 @@ class SimStore(CoordinationStore):
     def currtx(self) -> int:
         raw = self.written.get(f"{TOPOLOGY}/coordinator/currtx")
         return 1 if raw is None else int(decode_document(raw, "currtx"))
+
+    def opened(self) -> dict[str, Any] | None:
+        """What committers without a header were opened for last (C24)."""
+        raw = self.written.get(f"{TOPOLOGY}/coordinator/open")
+        return None if raw is None else decode_document(raw, "open")
 
     def plan(self, txid: int) -> dict[str, Any] | None:
         raw = self.written.get(f"{TOPOLOGY}/user/spout/{txid}")
@@ -328,6 +387,7 @@ class Oracle:
     committed: int = 0
     reset_epoch: int = 0
     dead: set[tuple[int, int]] = field(default_factory=set)
+    topic: dict[int, list[int]] = field(default_factory=dict)
 
     # --- what drivers do -----------------------------------------------------------------------------------------
 
@@ -364,21 +424,29 @@ class Oracle:
         """A transaction is over: apply its last attempt to the model, and compare."""
         world = self.world
         headers = [backend.read_header() for backend in world.backends]
-        for header, name in zip(headers, SINKS, strict=True):
+        for header, name in zip(headers, world.shape.names, strict=True):
             if header.done != txid:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
         attempts = {header.open.attempt_id for header in headers if header.open is not None}
+        opened = world.store.opened()
+        if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
+            attempts.add(opened["attempt_id"])
         if len(attempts) != 1:
             raise Violation(f"3: {txid} was committed by attempts {attempts}")
         plan = world.store.plan(txid)
         assert plan is not None
         self._tile(txid, plan)
         (attempt_id,) = attempts
-        for sink, operations in enumerate(self.results[(txid, attempt_id)]):
+        for sink, operations in enumerate(self.results[(txid, attempt_id)][: world.shape.states]):
             for key, weight in operations:
                 self.model[(sink, key)] = 0 if weight is None else self.model.get((sink, key), 0) + weight
         self.committed = txid
         self.compare()
+        if world.shape.topic_tasks and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan)):
+            raise Violation(
+                f"1: {txid} is closed, and the topic holds {sorted(self.topic.get(txid, []))} of it, not "
+                f"{sorted(world.rows(plan))}"
+            )
         if world.done():
             world.finished = True
 
@@ -430,6 +498,17 @@ class Oracle:
                     raise Violation(f"10: {key} of {SINKS[sink]} keeps prev {row.prev}, and it was {before}")
         if header.open.txid == self.committed:
             self.compare()
+
+    # --- what Kafka sees -----------------------------------------------------------------------------------------
+
+    def sent(self, marker: Marker, records: Sequence[int]) -> None:
+        """A kafka_txn is committed: nobody can undo it."""
+        if marker.txid != self.committed + 1:
+            raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
+        held = self.topic.setdefault(marker.txid, [])
+        if twice := sorted({*held}.intersection(records)):
+            raise Violation(f"1: records {twice} of txid {marker.txid} are in the topic twice, now by {marker}")
+        held += records
 
     def probe_values(self) -> None:
         """The second line behind the header: a writer of an older txid is refused by the row itself."""
