@@ -43,6 +43,7 @@ from framework.transactions.coordinator import (
     SpoutKind,
     Started,
     Stop,
+    StopRequested,
     Tick,
     plan_digest,
 )
@@ -59,6 +60,8 @@ TASKS = 2
 TIMEOUT_MS = 1_500
 TICK_MS = 150
 POLL_MS = 60
+#: What runs in threads of its own in a driver.
+ABANDONED = ("process", "commit", "roll back", "close fence")
 
 Steps = Generator[Callable[[], Any], Any, Any]
 
@@ -131,6 +134,7 @@ class SimProcess:
         self.name = name
         self.owner = owner
         self.life = owner.life if owner is not None else 0
+        self.outlives = owner is not None and name in ABANDONED and world.chance.random() < 0.5
         self.steps = steps
         self.on_end = on_end
         self.again = again
@@ -143,19 +147,31 @@ class SimProcess:
         try:
             self.step = move()
         except StopIteration as end:
-            self.on_end(end.value)
+            if self._heard:
+                self.on_end(end.value)
             return
         except (StaleWriterError, LeadershipLostError, RetryableError) as error:
             if self.owner is None:
                 raise Violation(f"a task raised {error!r}") from error
-            self.owner.step_down(error)
+            if self._heard:
+                self.owner.step_down(error)
             return
         self.world.soon(self.perform)
+
+    @property
+    def _heard(self) -> bool:
+        """Whether the term that began this still lasts."""
+        return self.owner is None or self.owner.life == self.life
+
+    @property
+    def _over(self) -> bool:
+        """A driver that dies takes its threads with it; a term that ends leaves those that hang, to end when they can."""
+        return not self._heard and not (self.outlives and self.owner is not None and self.life in self.owner.ended)
 
     def perform(self) -> None:
         owner, world = self.owner, self.world
         if owner is not None:
-            if owner.life != self.life:
+            if self._over:
                 return
             if owner.frozen_until > world.now:
                 world.at(owner.frozen_until - world.now + 1, self.perform)
@@ -165,7 +181,7 @@ class SimProcess:
         function = step.func if isinstance(step, partial) else step
         label = f"{self.name}: {function.__name__.strip('_')}"
         if owner is not None and function == owner.executor.commit:
-            owner.run_tasks(step.args[0], lambda result: self._advance(lambda: self.steps.send(result)))  # type: ignore[attr-defined]
+            owner.run_tasks(step.args[0], self.life, lambda result: self._advance(lambda: self.steps.send(result)))  # type: ignore[attr-defined]
             return
         fault = world.fault(label, self.FAULTS if owner is not None else self.TASK_FAULTS)
         if fault == "late":
@@ -182,7 +198,7 @@ class SimProcess:
             self._perform(step, label, fault)
 
     def _perform(self, step: Callable[[], Any], label: str, fault: str | None) -> None:
-        if self.owner is not None and self.owner.life != self.life:
+        if self._over:
             return
         world = self.world
         try:
@@ -222,6 +238,7 @@ class SimDriver:
         self.leadership: SimLeadership | None = None
         self.coordinator: Coordinator | None = None
         self.headers: dict[tuple[int, int], AttemptHeader] = {}
+        self.ended: set[int] = set()  # terms of this process that ended otherwise than by its death
 
     # --- life and death ------------------------------------------------------------------------------------------
 
@@ -231,6 +248,7 @@ class SimDriver:
     def crash(self) -> None:
         """Nothing of this driver goes on; its session ends a while later; it comes back some time."""
         self.world.note(f"{self.name} dies")
+        self.ended.clear()
         self._end_of_life(int(self.world.chance.random() * SESSION_MS))
         self.world.at(int(self.world.chance.random() * 1_000), self.start)
 
@@ -256,8 +274,25 @@ class SimDriver:
             self.leadership.epoch if self.leadership else 0
         ):
             raise Violation(f"C14: {self.name} stepped down without having met an epoch above its own: {error}")
-        self._end_of_life(0)
+        self._end_term()
         self.world.soon(self.start)
+
+    def request_stop(self) -> None:
+        """As ``kill`` would, or a user who stops the run: what is being committed is finished, the rest is abandoned."""
+        if self.coordinator is not None:
+            self.handle(StopRequested())
+
+    def _stopped(self) -> None:
+        """The run is over, as it was asked to be; it is resumed some time."""
+        self.world.note(f"{self.name} has stopped")
+        self._end_term()
+        self.world.at(int(self.world.chance.random() * 1_000), self.start)
+
+    def _end_term(self) -> None:
+        for header in self.headers.values():
+            self.executor.kept.pop(header, None)
+        self.ended.add(self.life)
+        self._end_of_life(0)
 
     def _notice(self, leadership: SimLeadership) -> None:
         if self.leadership is leadership and not leadership.noticed:
@@ -392,7 +427,8 @@ class SimDriver:
             if late and commands:
                 raise Violation(f"an answer of a dead attempt changes something: {event} gives {commands}")
             for command in commands:
-                self._carry_out(command)
+                if self.coordinator is coordinator:
+                    self._carry_out(command)
         except Crashed:
             self.crash()
         except (StaleWriterError, LeadershipLostError) as error:
@@ -439,9 +475,12 @@ class SimDriver:
             raise Crashed
 
     def _stop(self, failure: TaskFailure | None) -> None:
-        """A stop must be one that cannot be avoided, and say why."""
+        """A stop was asked for, or is one that cannot be avoided, and says why."""
+        if failure is None:
+            self._stopped()
+            return
         irreversible = self.topology.irreversible()
-        if failure is None or failure.kind is not FailureKind.DATA_LOSS or not irreversible:
+        if failure.kind is not FailureKind.DATA_LOSS or not irreversible:
             raise Violation(f"the topology stops: {failure}")
         if "was opened with this plan" not in failure.message or not self.world.range_is_lost():
             raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
@@ -516,13 +555,13 @@ class SimDriver:
 
     # --- committing ----------------------------------------------------------------------------------------------
 
-    def run_tasks(self, header: AttemptHeader, answer: Callable[[PhaseResult], None]) -> None:
+    def run_tasks(self, header: AttemptHeader, life: int, answer: Callable[[PhaseResult], None]) -> None:
         """Start the commit tasks; answer when all have ended, or at the first failure, while the others go on."""
         result = self.executor.kept.get(header)
         if result is None:
             answer(PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone")))
             return
-        life, answered = self.life, False
+        answered = False
         shape = self.world.shape
         waiting = shape.states * TASKS + shape.topic_tasks
 
@@ -544,7 +583,7 @@ class SimDriver:
             SimProcess(self.world, "task", again(), None, ended, again).start()
 
     def _when_awake(self, life: int, action: Callable[[], None]) -> None:
-        if self.life != life:
+        if self.life != life and life not in self.ended:
             return
         if self.frozen_until > self.world.now:
             self.world.at(self.frozen_until - self.world.now + 1, lambda: self._when_awake(life, action))

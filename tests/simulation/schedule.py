@@ -36,6 +36,7 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
         for driver in drivers:
             world.soon(driver.start)
         _plan_changes(world, drivers)
+        _plan_losses(world, drivers)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
@@ -54,9 +55,9 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
         partition = chance.randrange(shape.partitions)
         when = int(chance.random() * 1_200)
         kind = chance.choice(
-            ("grow", "new partition", "away", "shrink", "expire", "session", "reset", "corrupt", "lose")
+            ("grow", "new partition", "away", "shrink", "expire", "session", "reset", "corrupt", "stop", "stop")
         )
-        world.coverage[(f"source: {kind}" if kind not in ("session", "reset", "corrupt") else kind, "any time")] += 1
+        world.coverage[(f"source: {kind}" if kind not in ("session", "reset", "corrupt", "stop") else kind, "any time")] += 1
         if kind == "grow":
             world.at(when, lambda each=partition: spout.append(each, [world.record(), world.record()]))
         elif kind == "new partition":
@@ -72,12 +73,20 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
             world.at(when, lambda each=partition: _expire(world, each))
         elif kind == "session":
             world.at(when, drivers[0].expire)
-        elif kind == "lose" and shape.opaque:
-            world.at(when, lambda: _lose_open_range(world, drivers))
+        elif kind == "stop":
+            world.at(when, drivers[int(chance.random() * len(drivers))].request_stop)
         elif kind == "corrupt":
             world.at(when, lambda: _corrupt(world, drivers))
         elif kind == "reset":
             world.at(when, lambda: (drivers[0].expire(), world.at(1, ResetTool(drivers[0]).run)))
+
+
+def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
+    """Ranges of open commits are lost, and what then goes wrong, goes wrong while they are rolled back."""
+    for _ in range(world.shape.losses):
+        world.coverage[("source: lose", "any time")] += 1
+        when = int(world.chance.random() * 1_200)
+        world.at(when, lambda: _lose_open_range(world, drivers))
 
 
 def _corrupt(world: World, drivers: list[SimDriver]) -> None:
@@ -92,16 +101,20 @@ def _corrupt(world: World, drivers: list[SimDriver]) -> None:
 
 
 def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -> None:
-    """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies: the next one must
-    roll back (C7)."""
+    """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies, or the commit fails:
+    whoever leads next must roll back (C7)."""
     currtx = world.store.currtx()
     plan = world.store.plan(currtx)
     if plan and _is_open(world, currtx):
         for partition, meta in plan.items():
             world.spout.expire(int(partition), max(meta["next"], 0))
-        for driver in drivers:
-            if driver.leadership is not None:
-                driver.crash()
+        world.faults_left = max(world.faults_left, 1 + int(world.chance.random() * 3))
+        if world.chance.random() < 0.5:
+            world.failing_commits = 1
+        else:
+            for driver in drivers:
+                if driver.leadership is not None:
+                    driver.crash()
     elif tries and not world.finished:
         world.at(7, lambda: _lose_open_range(world, drivers, tries - 1))
 

@@ -64,6 +64,7 @@ class Shape:
     changes: int
     second_driver: bool
     states: int
+    losses: int  # of ranges whose commit is open
     topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
 
     @property
@@ -91,6 +92,7 @@ class Shape:
             chance.choice((0, 0, 1, 2, 3)),
             chance.random() < 0.5,
             states,
+            chance.choice((0, 0, 0, 1, 2)) if opaque else 0,
             topic_tasks,
         )
 
@@ -121,6 +123,7 @@ class World:
         self.finished = False
         self.stopped: str | None = None  # why it ended before everything was committed, as it had to
         self.corrupted = "nothing"
+        self.failing_commits = 0
         self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -239,6 +242,9 @@ class SimBackend(MemoryBackend):
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
         world = self._world
         fault = world.fault("write rows", ("partial", "answer lost", "refused"))
+        if world.failing_commits:
+            world.failing_commits -= 1
+            fault = "refused"
         if fault == "refused":
             raise RetryableError("the sink did not take it")
         if fault == "partial" and len(keys) > 1:
