@@ -37,6 +37,8 @@ SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
 TRACE_MAX = 2_000
+#: Of a fault at each step of a roll-back: they are rare, and all of them must be met.
+ROLL_BACK_PROBABILITY = 0.25
 
 
 class Violation(AssertionError):
@@ -92,7 +94,7 @@ class Shape:
             chance.choice((0, 0, 1, 2, 3)),
             chance.random() < 0.5,
             states,
-            chance.choice((0, 0, 0, 1, 2)) if opaque else 0,
+            chance.choice((0, 0, 0, 1) if topic_tasks else (0, 0, 1, 2, 3)) if opaque else 0,
             topic_tasks,
         )
 
@@ -171,7 +173,9 @@ class World:
 
     def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
         """Whether, and how, this step goes wrong."""
-        if not self.faults_left or self.chance.random() > probability:
+        if not self.faults_left:
+            return None
+        if self.chance.random() > (ROLL_BACK_PROBABILITY if "roll back" in step else probability):
             return None
         self.faults_left -= 1
         kind = kinds[int(self.chance.random() * len(kinds))]
