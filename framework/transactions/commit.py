@@ -130,8 +130,8 @@ class CommitPhase:
         if self._incarnation and header.incarnation != self._incarnation:
             raise ConfigError(
                 f"{state.location} is of incarnation {header.incarnation}, and the topology {self._topology_id!r} is of "
-                f"{self._incarnation}: ZooKeeper's state was wiped and written anew; restore the one that was lost, or start "
-                "anew with `python -m framework.reset --everything`"
+                f"{self._incarnation}: ZooKeeper's state was wiped and written anew, or the sink was; restore the one that was "
+                "lost, or start anew with `python -m framework.reset --everything`"
             )
 
     def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
@@ -314,6 +314,7 @@ class CommitPhase:
                     f"{self._states[index].location}: epoch {found.epoch} writes there, this is epoch {self._epoch}",
                     found.epoch,
                 )
+            self._check_incarnation(self._states[index], found)
             self._headers[index] = found
         return self._headers[index]
 

@@ -17,6 +17,7 @@ from framework.errors import (
     CorruptStateError,
     DataLossError,
     LeadershipLostError,
+    RatchetError,
     RetryableError,
     StaleWriterError,
 )
@@ -248,9 +249,11 @@ class SimDriver:
     def crash(self) -> None:
         """Nothing of this driver goes on; its session ends a while later; it comes back some time."""
         self.world.note(f"{self.name} dies")
+        for state in self.topology.states:
+            state.backend.forget_process()  # type: ignore[attr-defined]
         self.ended.clear()
         self._end_of_life(int(self.world.chance.random() * SESSION_MS))
-        self.world.at(int(self.world.chance.random() * 1_000), self.start)
+        self._start_again(int(self.world.chance.random() * 1_000))
 
     def freeze(self) -> None:
         """Stops, as under SIGSTOP, and goes on as if nothing had been; its session may end meanwhile."""
@@ -275,7 +278,7 @@ class SimDriver:
         ):
             raise Violation(f"C14: {self.name} stepped down without having met an epoch above its own: {error}")
         self._end_term()
-        self.world.soon(self.start)
+        self._start_again(1 + int(self.world.chance.random() * 12))
 
     def request_stop(self) -> None:
         """As ``kill`` would, or a user who stops the run: what is being committed is finished, the rest is abandoned."""
@@ -286,13 +289,17 @@ class SimDriver:
         """The run is over, as it was asked to be; it is resumed some time."""
         self.world.note(f"{self.name} has stopped")
         self._end_term()
-        self.world.at(int(self.world.chance.random() * 1_000), self.start)
+        self._start_again(int(self.world.chance.random() * 1_000))
 
     def _end_term(self) -> None:
         for header in self.headers.values():
             self.executor.kept.pop(header, None)
         self.ended.add(self.life)
         self._end_of_life(0)
+
+    def _start_again(self, after_ms: int) -> None:
+        life = self.life
+        self.world.at(after_ms, lambda: self.start() if self.life == life else None)
 
     def _notice(self, leadership: SimLeadership) -> None:
         if self.leadership is leadership and not leadership.noticed:
@@ -339,6 +346,9 @@ class SimDriver:
             yield self.leadership.confirm
             if isinstance(refusal, CorruptStateError) and self.world.corrupted in str(refusal):
                 self.world.finished = True  # refused, and named: what must happen
+                return
+            if self.world.oracle.may_stop(str(refusal)):
+                self.world.stop(str(refusal))
                 return
             raise Violation(f"{self.name} refuses to start: {refusal}") from error
         opaque = self.world.shape.opaque
@@ -479,6 +489,9 @@ class SimDriver:
         if failure is None:
             self._stopped()
             return
+        if self.world.oracle.may_stop(failure.message):
+            self.world.stop(str(failure))
+            return
         irreversible = self.topology.irreversible()
         if failure.kind is not FailureKind.DATA_LOSS or not irreversible:
             raise Violation(f"the topology stops: {failure}")
@@ -491,8 +504,8 @@ class SimDriver:
             raise Crashed
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
-        self.world.oracle.emitting(txid, attempt_id)
         assert self.leadership is not None
+        self.world.oracle.emitting(txid, attempt_id)
         digest = plan_digest(plan)
         header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, digest, self.incarnation)
         self.headers[(txid, attempt_id)] = header
@@ -604,7 +617,7 @@ class SimDriver:
         try:
             yield from self.commit.closing_fence(header)
             self.world.oracle.dead.add((header.txid, header.attempt_id))
-        except (StaleWriterError, RetryableError) as error:
+        except RatchetError as error:
             self.world.note(f"the fence of {header} stays: {error}")
 
 
@@ -637,7 +650,8 @@ class ResetTool:
         except (ConfigError, CorruptStateError) as error:
             opened = store.opened()
             is_open = opened is not None and opened["txid"] == store.currtx()
-            if driver.world.corrupted not in str(error) and not (is_open and "cannot be undone" in str(error)):
+            named = driver.world.corrupted in str(error) or driver.world.oracle.may_stop(str(error))
+            if not named and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from framework.errors import RatchetError
 from tests.simulation.drivers import ResetTool, SimDriver, SimExecutor, build_topology
@@ -29,14 +31,13 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
     world = World(seed, Counter() if coverage is None else coverage)
     try:
         executor = SimExecutor(world)
-        topology = build_topology(world)
-        drivers = [SimDriver(world, executor, topology, "A")]
-        if world.shape.second_driver:
-            drivers.append(SimDriver(world, executor, topology, "B"))
+        names = ("A", "B") if world.shape.second_driver else ("A",)
+        drivers = [SimDriver(world, executor, build_topology(world), each) for each in names]
         for driver in drivers:
             world.soon(driver.start)
         _plan_changes(world, drivers)
         _plan_losses(world, drivers)
+        _plan_restores(world)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
@@ -87,6 +88,34 @@ def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
         world.coverage[("source: lose", "any time")] += 1
         when = int(world.chance.random() * 1_200)
         world.at(when, lambda: _lose_open_range(world, drivers))
+
+
+def _plan_restores(world: World) -> None:
+    """A store is put back to what it was a moment before, twice perhaps: in the middle of a commit, or at any time."""
+    chance, shape = world.chance, world.shape
+    if not shape.back or (shape.back == "sink" and not shape.states):
+        return
+    for _ in range(1 + int(chance.random() * 2)):
+        store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
+        pause = int(chance.random() * chance.choice((20, 80, 400)))
+        world.coverage[("goes back", shape.back)] += 1
+        world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, store, pause, chance.random() < 0.7))
+
+
+def _take_snapshot(world: World, store: Any, pause_ms: int, while_open: bool, tries: int = 300) -> None:
+    if not while_open or _is_open(world, world.store.currtx()):
+        snapshot, times = store.snapshot(), len(world.restores)
+
+        def restore() -> None:
+            if times < len(world.restores):
+                return  # of a life that never was
+            world.restores.append(store)
+            world.note(f"{type(store).__name__} goes back by {pause_ms} ms")
+            store.restore(snapshot)
+
+        world.at(pause_ms, restore)
+    elif tries and not world.finished:
+        world.at(3, lambda: _take_snapshot(world, store, pause_ms, while_open, tries - 1))
 
 
 def _corrupt(world: World, drivers: list[SimDriver]) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 import random
+from copy import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from framework import Fields
@@ -21,6 +22,7 @@ from framework.execution.records import AttemptHeader
 from framework.topology import Header
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
+from framework.transactions.coordinator import plan_digest
 from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
 from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
@@ -64,6 +66,7 @@ class Shape:
     deletes: bool
     faults: int
     changes: int
+    back: str  # which store goes back in time: "", "sink" or "zookeeper"
     second_driver: bool
     states: int
     losses: int  # of ranges whose commit is open
@@ -92,6 +95,7 @@ class Shape:
             chance.random() < 0.4,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
+            chance.choice(("", "", "", "", "", "sink", "zookeeper")),
             chance.random() < 0.5,
             states,
             chance.choice((0, 0, 0, 1) if topic_tasks else (0, 0, 1, 2, 3)) if opaque else 0,
@@ -126,6 +130,9 @@ class World:
         self.stopped: str | None = None  # why it ended before everything was committed, as it had to
         self.corrupted = "nothing"
         self.failing_commits = 0
+        self.restored: dict[int, int] = {}  # sink -> how often it went back in time
+        self.zookeeper_restored = False
+        self.restores: list[Any] = []
         self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -202,7 +209,7 @@ class World:
 
     def state(self, sink: int) -> MapState:
         kind = OpaqueMapState if self.shape.opaque_state else TransactionalMapState
-        return kind(self.backends[sink])
+        return kind(copy(self.backends[sink]))  # each process has its own, and they share the rows
 
     def range_is_lost(self) -> bool:
         """Whether what the next transaction was planned from is gone from the source."""
@@ -240,8 +247,35 @@ class SimBackend(MemoryBackend):
         return super().prepare(topology_id)
 
     def raise_header(self, expected: Header, new: Header) -> None:
+        must_be = self._must_be(expected, new)
+        self._check(expected)
+        if must_be not in ("", self._identity):
+            raise self._another_store(expected)
         super().raise_header(expected, new)
+        self._opened_in = self._identity
         self._world.oracle.header_changed(self._index, expected, new)
+
+    @property
+    def _identity(self) -> str:
+        """What tells this store from another one that takes its place (C27)."""
+        return f"store {self._world.restored.get(self._index, 0)}"
+
+    def forget_process(self) -> None:
+        """Whoever has opened something here is gone."""
+        self._opened_in = ""
+
+    def snapshot(self) -> tuple[Header, dict[tuple[Any, ...], Row]]:
+        return self.header() or Header(TOPOLOGY, f"first of {self._name}"), dict(self.rows())
+
+    def restore(self, snapshot: tuple[Header, dict[tuple[Any, ...], Row]]) -> None:
+        """Be as it was then, as after a restart from a backup."""
+        shared = self._rows()
+        header, rows = snapshot
+        shared.header = header
+        shared.rows.clear()
+        shared.rows.update(rows)
+        self._world.restored[self._index] = self._world.restored.get(self._index, 0) + 1
+        self._world.oracle.sink_went_back(self._index, header)
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
         world = self._world
@@ -277,6 +311,7 @@ class SimStore(CoordinationStore):
         self.written: dict[str, bytes] = {}  # as ``nodes``, without what the schedule corrupts: for the oracle
         self.version = 0
         self.epoch = 0
+        self.life = 0  # one more with each restore: sessions of before are unknown then
         self.incarnations = 0
         self.holder: SimLeadership | None = None
         self.waiting: list[Callable[[], None]] = []
@@ -311,6 +346,21 @@ class SimStore(CoordinationStore):
             for wake in waiting:
                 self._world.soon(wake)
 
+    def snapshot(self) -> tuple[dict[str, bytes], dict[str, bytes], int, int]:
+        return dict(self.nodes), dict(self.written), self.version, self.epoch
+
+    def restore(self, snapshot: tuple[dict[str, bytes], dict[str, bytes], int, int]) -> None:
+        """Be as it was then. Sessions are over; whoever had one hears of it with its next request."""
+        if snapshot[0] == self.nodes:
+            return
+        nodes, written, self.version, self.epoch = snapshot
+        self.nodes, self.written = dict(nodes), dict(written)
+        self.life += 1
+        self._world.zookeeper_restored = True
+        self._world.oracle.zookeeper_went_back()
+        if self.holder is not None:
+            self.expire(self.holder)
+
     def close(self) -> None:
         pass
 
@@ -340,6 +390,10 @@ class SimStore(CoordinationStore):
         raw = self.written.get(f"{TOPOLOGY}/coordinator/currtx")
         return 1 if raw is None else int(decode_document(raw, "currtx"))
 
+    def incarnation(self) -> str:
+        raw = self.written.get(INCARNATION)
+        return "" if raw is None else str(decode_document(raw, "incarnation"))
+
     def opened(self) -> dict[str, Any] | None:
         """What committers without a header were opened for last (C24)."""
         raw = self.written.get(f"{TOPOLOGY}/coordinator/open")
@@ -359,6 +413,7 @@ class SimLeadership(FencedLeadership):
         self._store = store
         self.identity = identity
         self.noticed = False
+        self._life = store.life
 
     @property
     def lost(self) -> bool:
@@ -368,7 +423,9 @@ class SimLeadership(FencedLeadership):
         fault = self._world.fault("zookeeper multi", ("reply lost", "request lost", "crash before", "crash after"))
         if fault == "crash before":
             raise Crashed
-        if fault == "request lost":
+        if self._store.life != self._life:
+            self.noticed = True
+        if fault == "request lost" or self.noticed:
             raise ReplyLost
         self._store.commit(changes, fence, version)
         if fault == "crash after":
@@ -391,18 +448,21 @@ class Oracle:
     world: World
     model: dict[tuple[int, str], int] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
-    results: dict[tuple[int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
+    results: dict[tuple[int, int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
     emitted: set[tuple[int, int]] = field(default_factory=set)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     committed: int = 0
     reset_epoch: int = 0
     dead: set[tuple[int, int]] = field(default_factory=set)
     topic: dict[int, list[int]] = field(default_factory=dict)
+    behind: set[int] = field(default_factory=set)
+    before: tuple[dict[tuple[int, str], int], dict[str, int]] = ({}, {})
+    must_stop: str = ""
 
     # --- what drivers do -----------------------------------------------------------------------------------------
 
     def emitting(self, txid: int, attempt_id: int) -> None:
-        if (txid, attempt_id) in self.emitted:
+        if (txid, attempt_id) in self.emitted and not self.world.zookeeper_restored:
             raise Violation(f"8: attempt {txid}:{attempt_id} is emitted twice")
         self.emitted.add((txid, attempt_id))
 
@@ -410,9 +470,9 @@ class Oracle:
         if header.epoch < self.reset_epoch:
             return  # of a leader that does not know yet that the positions were reset: it will not commit
         txid, attempt_id = header.txid, header.attempt_id
-        self.results[(txid, attempt_id)] = result
-        if not self.world.shape.opaque and not self.world.shape.moody:
-            first = next(each for (other, _), each in self.results.items() if other == txid)
+        self.results[(header.epoch, txid, attempt_id)] = result
+        if not self.world.shape.opaque and not self.world.shape.moody and not self.world.zookeeper_restored:
+            first = next(each for (_, other, _), each in self.results.items() if other == txid)
             if first != result:
                 raise Violation(f"4: {txid}:{attempt_id} carries {result}, an attempt before it {first}")
 
@@ -428,26 +488,49 @@ class Oracle:
         if currtx > 1 and store.plan(currtx - 1) is None:
             raise Violation(f"7: currtx is {currtx}, and the plan of {currtx - 1} is gone")
         if currtx == before + 1:
-            self._closed(before)
+            if self.must_stop:
+                raise Violation(f"C2: {before} is closed, and {self.must_stop}")
+            self._closed(before, writer)
 
-    def _closed(self, txid: int) -> None:
+    def sink_went_back(self, sink: int, header: Header) -> None:
+        self.dead.clear()  # fences that were closed may be open again, until the next raise
+        self.digests = {key: each for key, each in self.digests.items() if key[0] != sink}
+        if header.open is not None:
+            self.digests[(sink, header.open.txid)] = header.open.plan_digest
+
+    def zookeeper_went_back(self) -> None:
+        """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
+        lost = self.committed + 1 - self.world.store.currtx()
+        if lost == 1:
+            self.model, self.positions = self.before
+            self.committed -= 1
+        elif lost:
+            self.must_stop = f"ZooKeeper has forgotten {lost} transactions"
+
+    def _closed(self, txid: int, epoch: int) -> None:
         """A transaction is over: apply its last attempt to the model, and compare."""
         world = self.world
         headers = [backend.read_header() for backend in world.backends]
-        for header, name in zip(headers, world.shape.names, strict=True):
-            if header.done != txid:
+        for sink, (header, name) in enumerate(zip(headers, world.shape.names, strict=True)):
+            if header.done == txid:
+                continue
+            if sink not in world.restored or sink in self.behind:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
-        attempts = {header.open.attempt_id for header in headers if header.open is not None}
+            self.behind.add(sink)  # it went back after it was done, and the next raise finds out
+        attempts = {each.open.attempt_id for each in headers if each.open is not None and each.done == txid}
         opened = world.store.opened()
         if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
+        if self.behind and not attempts:
+            return  # nobody is left to tell which attempt it was
         if len(attempts) != 1:
             raise Violation(f"3: {txid} was committed by attempts {attempts}")
         plan = world.store.plan(txid)
         assert plan is not None
+        self.before = dict(self.model), dict(self.positions)
         self._tile(txid, plan)
         (attempt_id,) = attempts
-        for sink, operations in enumerate(self.results[(txid, attempt_id)][: world.shape.states]):
+        for sink, operations in enumerate(self.results[(epoch, txid, attempt_id)][: world.shape.states]):
             for key, weight in operations:
                 self.model[(sink, key)] = 0 if weight is None else self.model.get((sink, key), 0) + weight
         self.committed = txid
@@ -475,7 +558,7 @@ class Oracle:
     def positions_forgotten(self) -> None:
         self.positions = dict.fromkeys(self.positions, 0)
         self.reset_epoch = self.world.store.epoch
-        self.results = {key: each for key, each in self.results.items() if key[0] <= self.committed}
+        self.results = {key: each for key, each in self.results.items() if key[1] <= self.committed}
 
     # --- what the sinks see --------------------------------------------------------------------------------------
 
@@ -483,7 +566,10 @@ class Oracle:
         if after.done < before.done or after.epoch < before.epoch:
             raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
         currtx = self.world.store.currtx()
-        if after.done not in (currtx - 1, currtx):
+        taken_over = after == replace(before, epoch=after.epoch)
+        if after.done > currtx and self.world.zookeeper_restored:
+            self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
+        elif after.done not in (currtx - 1, currtx) and not (taken_over and sink in self.world.restored):
             raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:
             return
@@ -491,6 +577,27 @@ class Oracle:
         if known not in (None, ROLLED_BACK, after.open.plan_digest) and after.open.plan_digest != ROLLED_BACK:
             raise Violation(f"3: {SINKS[sink]} was opened for {after.open.txid} with plan {known}, now {after.open}")
         self.digests[(sink, after.open.txid)] = after.open.plan_digest
+
+    def is_behind(self, sink: int) -> bool:
+        """Whether a sink has lost a transaction that is closed: whoever raises its header next must stop."""
+        header = self.world.backends[sink].header()
+        return sink in self.world.restored and header is not None and header.done < self.committed
+
+    def may_stop(self, reason: str) -> bool:
+        """Whether a stop names a store that went back, and has lost something."""
+        world = self.world
+        if world.zookeeper_restored:
+            return "ZooKeeper" in reason or "went back" in reason or "cannot be undone" in reason
+        plan = world.store.plan(world.store.currtx())
+        for sink in world.restored:
+            header = world.backends[sink].header()
+            if header is None or world.backends[sink].location not in reason:
+                continue
+            opened = header.open is not None and header.open.txid == self.committed + 1
+            other = header.incarnation != world.store.incarnation()
+            if other or self.is_behind(sink) or (opened and header.open.plan_digest != plan_digest(plan or {})):  # type: ignore[union-attr]
+                return True
+        return False
 
     def rows_written(self, sink: int, keys: Sequence[tuple[Any, ...]], rows: Sequence[Row]) -> None:
         header = self.world.backends[sink].read_header()
@@ -513,7 +620,9 @@ class Oracle:
 
     def sent(self, marker: Marker, records: Sequence[int]) -> None:
         """A kafka_txn is committed: nobody can undo it."""
-        if marker.txid != self.committed + 1:
+        if marker.txid > self.committed + 1 and self.world.zookeeper_restored:
+            self.must_stop = self.must_stop or f"Kafka holds {marker.txid}, and {self.committed + 1} is next"
+        elif marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
         held = self.topic.setdefault(marker.txid, [])
         if twice := sorted({*held}.intersection(records)):
@@ -534,6 +643,8 @@ class Oracle:
     def compare(self) -> None:
         """Invariant 1, for every key of every sink."""
         for sink, backend in enumerate(self.world.backends):
+            if self.is_behind(sink):
+                continue
             rows = backend.rows()
             for key in {each for other, each in self.model if other == sink} | {key[0] for key in rows}:
                 row = rows.get((key,))
