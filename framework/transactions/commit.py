@@ -108,7 +108,8 @@ class CommitPhase:
         yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
         for _ in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
-            if header.epoch > self._epoch:
+            # this leader has opened nothing yet: what its own epoch has opened was another one's
+            if header.epoch > self._epoch or (header.epoch == self._epoch and header.open is not None):
                 raise ConfigError(
                     f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
                     "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"

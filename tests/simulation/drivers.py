@@ -91,14 +91,16 @@ class SimExecutor:
             return TaskFailure.of(error, SINKS[sink], task)
         return None
 
-    def topic_task(self, header: AttemptHeader, task: int, operations: list[tuple[str, int | None]]) -> Steps:
-        """One commit task of the committer to Kafka. Returns its failure, or None."""
+    def topic_task(
+        self, header: AttemptHeader, task: int, operations: list[tuple[str, int | None]], life: int
+    ) -> Steps:
+        """One commit task of the committer to Kafka, in workers of this life. Returns its failure, or None."""
         context = TopologyContext(TOPOLOGY, TOPIC, task, self.world.shape.topic_tasks)
         marker = marker_of(header.attempt(TOPIC, task), context)
         records = [KafkaRecord(key.encode(), str(record).encode()) for key, record in operations]
         try:
             if records:
-                yield partial(self.world.kafka.write, records, marker)
+                yield partial(self.world.kafka.write, records, marker, life)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, TOPIC, task)
         return None
@@ -253,7 +255,7 @@ class SimDriver:
             state.backend.forget_process()  # type: ignore[attr-defined]
         self.ended.clear()
         self._end_of_life(int(self.world.chance.random() * SESSION_MS))
-        self._start_again(int(self.world.chance.random() * 1_000))
+        self.start_after(int(self.world.chance.random() * 1_000))
 
     def freeze(self) -> None:
         """Stops, as under SIGSTOP, and goes on as if nothing had been; its session may end meanwhile."""
@@ -278,7 +280,7 @@ class SimDriver:
         ):
             raise Violation(f"C14: {self.name} stepped down without having met an epoch above its own: {error}")
         self._end_term()
-        self._start_again(1 + int(self.world.chance.random() * 12))
+        self.start_after(1 + int(self.world.chance.random() * 12))
 
     def request_stop(self) -> None:
         """As ``kill`` would, or a user who stops the run: what is being committed is finished, the rest is abandoned."""
@@ -289,7 +291,7 @@ class SimDriver:
         """The run is over, as it was asked to be; it is resumed some time."""
         self.world.note(f"{self.name} has stopped")
         self._end_term()
-        self._start_again(int(self.world.chance.random() * 1_000))
+        self.start_after(int(self.world.chance.random() * 1_000))
 
     def _end_term(self) -> None:
         for header in self.headers.values():
@@ -297,7 +299,7 @@ class SimDriver:
         self.ended.add(self.life)
         self._end_of_life(0)
 
-    def _start_again(self, after_ms: int) -> None:
+    def start_after(self, after_ms: int) -> None:
         life = self.life
         self.world.at(after_ms, lambda: self.start() if self.life == life else None)
 
@@ -495,7 +497,7 @@ class SimDriver:
         irreversible = self.topology.irreversible()
         if failure.kind is not FailureKind.DATA_LOSS or not irreversible:
             raise Violation(f"the topology stops: {failure}")
-        if "was opened with this plan" not in failure.message or not self.world.range_is_lost():
+        if "was opened with this plan" not in failure.message or not self.world.opened_range_is_lost():
             raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
         self.world.stop(str(failure))
 
@@ -592,7 +594,7 @@ class SimDriver:
                 SimProcess(self.world, "task", again(), None, ended, again).start()
         for task in range(shape.topic_tasks):
             mine = self.executor.share(result[-1], task, shape.topic_tasks)
-            again = partial(self.executor.topic_task, header, task, mine)
+            again = partial(self.executor.topic_task, header, task, mine, self.world.kafka.life)
             SimProcess(self.world, "task", again(), None, ended, again).start()
 
     def _when_awake(self, life: int, action: Callable[[], None]) -> None:
@@ -616,7 +618,7 @@ class SimDriver:
     def _close_fence(self, header: AttemptHeader) -> Steps:
         try:
             yield from self.commit.closing_fence(header)
-            self.world.oracle.dead.add((header.txid, header.attempt_id))
+            self.world.oracle.dead.add((header.epoch, header.txid, header.attempt_id))
         except RatchetError as error:
             self.world.note(f"the fence of {header} stays: {error}")
 

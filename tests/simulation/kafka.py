@@ -33,6 +33,7 @@ class SimKafka:
         self.world = world
         self.epochs: dict[str, int] = {}  # of transactional ids
         self.markers: dict[str, Marker] = {}
+        self.life = 0
         self._writers: dict[tuple[int, str], SimWriter] = {}
 
     def initialise(self, transactional_id: str) -> int:
@@ -40,14 +41,21 @@ class SimKafka:
         return self.epochs[transactional_id]
 
     def commit(self, transactional_id: str, epoch: int, marker: Marker, records: list[int]) -> bool:
-        """End a kafka_txn; False when another producer has taken the id over."""
+        """End a kafka_txn; False when another producer has taken the id over, or its process is gone."""
         if self.epochs[transactional_id] != epoch:
             return False
         self.world.oracle.sent(marker, records)
         self.markers[marker.writer] = marker
         return True
 
-    def write(self, records: Sequence[KafkaRecord], marker: Marker) -> None:
+    def restart_workers(self) -> None:
+        """Tasks that were under way end, and so do kept producers."""
+        self.life += 1
+        self._writers.clear()
+
+    def write(self, records: Sequence[KafkaRecord], marker: Marker, life: int) -> None:
+        if life != self.life:
+            raise RetryableError("the worker is gone")
         self._writer(marker.writer).write("topic", records, marker)
 
     def _writer(self, name: str) -> SimWriter:
@@ -68,6 +76,7 @@ class SimWriter(MarkedWriter):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(_SETTINGS, f"sim/{name}", "markers", name)
         self._world = world
+        self._life = world.kafka.life
 
     @property
     def in_use(self) -> bool:
@@ -80,7 +89,7 @@ class SimWriter(MarkedWriter):
         fault = self._world.fault("kafka: initialise", ("request lost", "answer lost"))
         if fault == "request lost":
             raise RetryableError("the broker did not initialise the id")
-        producer = SimProducer(self._world, self._transactional_id)
+        producer = SimProducer(self._world, self._transactional_id, self._life)
         if fault == "answer lost":
             raise RetryableError("the broker's answer was lost")
         self._world.meanwhile()
@@ -95,10 +104,11 @@ class SimWriter(MarkedWriter):
 class SimProducer:
     """As much of ``confluent_kafka.Producer`` as a writer uses."""
 
-    def __init__(self, world: World, transactional_id: str) -> None:
+    def __init__(self, world: World, transactional_id: str, life: int) -> None:
         self._world = world
         self._id = transactional_id
         self._epoch = world.kafka.initialise(transactional_id)
+        self._life = life
         self._sent: list[bytes] = []
         self._fenced = False
 
@@ -130,7 +140,7 @@ class SimProducer:
 
     def _commit(self) -> None:
         *records, marker = self._sent
-        done = self._world.kafka.commit(self._id, self._epoch, Marker(**json.loads(marker)), list(map(int, records)))
+        done = self._life == self._world.kafka.life and self._world.kafka.commit(self._id, self._epoch, Marker(**json.loads(marker)), list(map(int, records)))
         self._fenced = not done
 
 

@@ -34,10 +34,10 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
         names = ("A", "B") if world.shape.second_driver else ("A",)
         drivers = [SimDriver(world, executor, build_topology(world), each) for each in names]
         for driver in drivers:
-            world.soon(driver.start)
+            driver.start_after(1 + int(world.chance.random() * 12))
         _plan_changes(world, drivers)
         _plan_losses(world, drivers)
-        _plan_restores(world)
+        _plan_restores(world, drivers)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
@@ -90,20 +90,35 @@ def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
         world.at(when, lambda: _lose_open_range(world, drivers))
 
 
-def _plan_restores(world: World) -> None:
+def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
     """A store is put back to what it was a moment before, twice perhaps: in the middle of a commit, or at any time."""
     chance, shape = world.chance, world.shape
+    if shape.back == "another life":
+        world.coverage[("goes back", shape.back)] += 1
+        world.at(int(chance.random() * 1_200), lambda: (_stop_all(world, drivers), world.store.become_another()))
+        return
     if not shape.back or (shape.back == "sink" and not shape.states):
         return
     for _ in range(1 + int(chance.random() * 2)):
         store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
         pause = int(chance.random() * chance.choice((20, 80, 400)))
         world.coverage[("goes back", shape.back)] += 1
-        world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, store, pause, chance.random() < 0.7))
+        world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, chance.random() < 0.7))
 
 
-def _take_snapshot(world: World, store: Any, pause_ms: int, while_open: bool, tries: int = 300) -> None:
-    if not while_open or _is_open(world, world.store.currtx()):
+def _stop_all(world: World, drivers: list[SimDriver]) -> None:
+    """Nothing tells tasks that write to Kafka that ZooKeeper went back: whoever restores it must have stopped everything.
+    What writes under headers may go on, and is refused."""
+    if world.shape.topic_tasks:
+        world.kafka.restart_workers()
+        for driver in drivers:
+            driver.crash()
+
+
+def _take_snapshot(
+    world: World, drivers: list[SimDriver], store: Any, pause_ms: int, while_open: bool, tries: int = 300
+) -> None:
+    if not while_open or world.is_open(world.store.currtx()):
         snapshot, times = store.snapshot(), len(world.restores)
 
         def restore() -> None:
@@ -111,11 +126,13 @@ def _take_snapshot(world: World, store: Any, pause_ms: int, while_open: bool, tr
                 return  # of a life that never was
             world.restores.append(store)
             world.note(f"{type(store).__name__} goes back by {pause_ms} ms")
+            if store is world.store:
+                _stop_all(world, drivers)
             store.restore(snapshot)
 
         world.at(pause_ms, restore)
     elif tries and not world.finished:
-        world.at(3, lambda: _take_snapshot(world, store, pause_ms, while_open, tries - 1))
+        world.at(3, lambda: _take_snapshot(world, drivers, store, pause_ms, while_open, tries - 1))
 
 
 def _corrupt(world: World, drivers: list[SimDriver]) -> None:
@@ -134,7 +151,7 @@ def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -
     whoever leads next must roll back (C7)."""
     currtx = world.store.currtx()
     plan = world.store.plan(currtx)
-    if plan and _is_open(world, currtx):
+    if plan and world.is_open(currtx):
         for partition, meta in plan.items():
             world.spout.expire(int(partition), max(meta["next"], 0))
         world.faults_left = max(world.faults_left, 1 + int(world.chance.random() * 3))
@@ -146,14 +163,6 @@ def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -
                     driver.crash()
     elif tries and not world.finished:
         world.at(7, lambda: _lose_open_range(world, drivers, tries - 1))
-
-
-def _is_open(world: World, txid: int) -> bool:
-    opened = world.store.opened()
-    headers = [each.header() for each in world.backends]
-    return (opened is not None and opened["txid"] == txid) or any(
-        each is not None and each.open is not None and each.open.txid == txid and each.done < txid for each in headers
-    )
 
 
 def _expire(world: World, partition: int) -> None:

@@ -66,7 +66,7 @@ class Shape:
     deletes: bool
     faults: int
     changes: int
-    back: str  # which store goes back in time: "", "sink" or "zookeeper"
+    back: str  # what goes back in time: "", "sink", "zookeeper"; or "another life", of ZooKeeper
     second_driver: bool
     states: int
     losses: int  # of ranges whose commit is open
@@ -95,7 +95,7 @@ class Shape:
             chance.random() < 0.4,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
-            chance.choice(("", "", "", "", "", "sink", "zookeeper")),
+            chance.choice(("", "", "", "", "", "", "", "sink", "sink", "zookeeper", "zookeeper", "another life")),
             chance.random() < 0.5,
             states,
             chance.choice((0, 0, 0, 1) if topic_tasks else (0, 0, 1, 2, 3)) if opaque else 0,
@@ -211,10 +211,24 @@ class World:
         kind = OpaqueMapState if self.shape.opaque_state else TransactionalMapState
         return kind(copy(self.backends[sink]))  # each process has its own, and they share the rows
 
-    def range_is_lost(self) -> bool:
-        """Whether what the next transaction was planned from is gone from the source."""
-        source, plan = self.spout._source, self.store.plan(self.store.currtx())
+    def is_open(self, txid: int) -> bool:
+        """Whether some header says that the commit of a txid was opened, and none that it is done."""
+        opened = self.store.opened()
+        if opened is not None and opened["txid"] == txid and opened["plan_digest"] != ROLLED_BACK:
+            return True
+        headers = [each.header() for each in self.backends]
+        return any(
+            each is not None and each.open is not None and each.open.txid == txid and each.done < txid
+            for each in headers
+        )
+
+    def opened_range_is_lost(self) -> bool:
+        """Whether the commit of the next transaction was opened, and what it was planned from is gone from the source."""
+        currtx = self.store.currtx()
+        source, plan = self.spout._source, self.store.plan(currtx)
         assert source is not None
+        if not self.is_open(currtx):
+            return False
         return any(
             meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
         )
@@ -346,20 +360,40 @@ class SimStore(CoordinationStore):
             for wake in waiting:
                 self._world.soon(wake)
 
-    def snapshot(self) -> tuple[dict[str, bytes], dict[str, bytes], int, int]:
-        return dict(self.nodes), dict(self.written), self.version, self.epoch
+    def snapshot(self) -> Any:
+        known = self._world.oracle
+        return dict(self.nodes), dict(self.written), self.version, self.epoch, dict(known.model), dict(known.positions)
 
-    def restore(self, snapshot: tuple[dict[str, bytes], dict[str, bytes], int, int]) -> None:
+    def restore(self, snapshot: Any) -> None:
         """Be as it was then. Sessions are over; whoever had one hears of it with its next request."""
         if snapshot[0] == self.nodes:
             return
-        nodes, written, self.version, self.epoch = snapshot
+        nodes, written, self.version, self.epoch, model, positions = snapshot
         self.nodes, self.written = dict(nodes), dict(written)
         self.life += 1
         self._world.zookeeper_restored = True
-        self._world.oracle.zookeeper_went_back()
+        self._world.oracle.zookeeper_went_back(model, positions)
         if self.holder is not None:
             self.expire(self.holder)
+
+    def become_another(self) -> None:
+        """Be that of another topology of the same name, which has made as many transactions, of other records."""
+        currtx = self.currtx()
+        before = self.plan(currtx - 1)
+        if before is None or not any(meta["next"] for meta in before.values()):
+            return
+        plan = {each: {"first": 0, "next": max(meta["next"] - 1, 0)} for each, meta in before.items()}
+        documents = {
+            INCARNATION: "another one",
+            f"{TOPOLOGY}/meta": decode_document(self.written[f"{TOPOLOGY}/meta"], "meta"),
+            f"{TOPOLOGY}/coordinator/currtx": currtx,
+            f"{TOPOLOGY}/user/spout/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
+        }
+        self.epoch += 10
+        fence = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
+        nodes = {FENCE: fence, **{path: encode_document(each, path) for path, each in documents.items()}}
+        self.restore((nodes, nodes, 0, self.epoch, self._world.oracle.model, self._world.oracle.positions))
+        self._world.oracle.must_stop = "ZooKeeper is that of another life"
 
     def close(self) -> None:
         pass
@@ -453,10 +487,9 @@ class Oracle:
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     committed: int = 0
     reset_epoch: int = 0
-    dead: set[tuple[int, int]] = field(default_factory=set)
+    dead: set[tuple[int, int, int]] = field(default_factory=set)
     topic: dict[int, list[int]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
-    before: tuple[dict[tuple[int, str], int], dict[str, int]] = ({}, {})
     must_stop: str = ""
 
     # --- what drivers do -----------------------------------------------------------------------------------------
@@ -498,13 +531,13 @@ class Oracle:
         if header.open is not None:
             self.digests[(sink, header.open.txid)] = header.open.plan_digest
 
-    def zookeeper_went_back(self) -> None:
+    def zookeeper_went_back(self, model: dict[tuple[int, str], int], positions: dict[str, int]) -> None:
         """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
         lost = self.committed + 1 - self.world.store.currtx()
-        if lost == 1:
-            self.model, self.positions = self.before
-            self.committed -= 1
-        elif lost:
+        if lost in (0, 1):
+            self.model, self.positions = dict(model), dict(positions)
+            self.committed -= lost
+        else:
             self.must_stop = f"ZooKeeper has forgotten {lost} transactions"
 
     def _closed(self, txid: int, epoch: int) -> None:
@@ -527,7 +560,6 @@ class Oracle:
             raise Violation(f"3: {txid} was committed by attempts {attempts}")
         plan = world.store.plan(txid)
         assert plan is not None
-        self.before = dict(self.model), dict(self.positions)
         self._tile(txid, plan)
         (attempt_id,) = attempts
         for sink, operations in enumerate(self.results[(epoch, txid, attempt_id)][: world.shape.states]):
@@ -566,7 +598,7 @@ class Oracle:
         if after.done < before.done or after.epoch < before.epoch:
             raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
         currtx = self.world.store.currtx()
-        taken_over = after == replace(before, epoch=after.epoch)
+        taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
         if after.done > currtx and self.world.zookeeper_restored:
             self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
         elif after.done not in (currtx - 1, currtx) and not (taken_over and sink in self.world.restored):
@@ -587,7 +619,7 @@ class Oracle:
         """Whether a stop names a store that went back, and has lost something."""
         world = self.world
         if world.zookeeper_restored:
-            return "ZooKeeper" in reason or "went back" in reason or "cannot be undone" in reason
+            return any(each in reason for each in ("ZooKeeper", "went back", "cannot be undone", "incarnation"))
         plan = world.store.plan(world.store.currtx())
         for sink in world.restored:
             header = world.backends[sink].header()
@@ -603,7 +635,7 @@ class Oracle:
         header = self.world.backends[sink].read_header()
         if header.open is None:
             raise Violation(f"C1: rows reached {SINKS[sink]} before its header was raised")
-        if (header.open.txid, header.open.attempt_id) in self.dead:
+        if (header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
             raise Violation(f"fence: {header.open} wrote to {SINKS[sink]} after it was closed")
         for key, row in zip(keys, rows, strict=True):
             stamp = (row.stamp.txid, row.stamp.epoch, row.stamp.attempt_id)
@@ -620,9 +652,7 @@ class Oracle:
 
     def sent(self, marker: Marker, records: Sequence[int]) -> None:
         """A kafka_txn is committed: nobody can undo it."""
-        if marker.txid > self.committed + 1 and self.world.zookeeper_restored:
-            self.must_stop = self.must_stop or f"Kafka holds {marker.txid}, and {self.committed + 1} is next"
-        elif marker.txid != self.committed + 1:
+        if marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
         held = self.topic.setdefault(marker.txid, [])
         if twice := sorted({*held}.intersection(records)):
