@@ -82,7 +82,7 @@ def test_a_raise_that_finds_a_header_of_another_incarnation_stops(backend: Memor
     executor: Any = OneTask(OpaqueMapState(backend), dog=1)
     committing = CommitPhase("topology", [executor.state], executor, 1, incarnation="first")
     committing.open(1, {})
-    force(backend)
+    backend.raise_header(backend.read_header(), Header("topology", "somebody's", 1))
     failures = [committing.run(attempt(1, each), replay=False).failure for each in (1, 2)]
     assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
     assert "and the topology 'topology' is of first" in failures[-1].message
