@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from framework import TransactionalTopologyBuilder
@@ -55,7 +56,7 @@ from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.kafka import TopicSink
-from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World
+from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
 
 TASKS = 2
 TIMEOUT_MS = 1_500
@@ -81,11 +82,17 @@ class SimExecutor:
         """One commit task: begin, read and compute, write. Returns its failure, or None."""
         state = self.world.state(sink)
         attempt = header.attempt(SINKS[sink], task)
-        keys = [(key,) for key, _ in operations]
-        updaters = [_updater(weight) for _, weight in operations]
         try:
             yield partial(state.begin_commit, attempt)
-            yield partial(state.multi_update, keys, updaters)
+            for weight, group in groupby(operations, lambda each: each[1] and 1):
+                changes = list(group)
+                keys = [(key,) for key, _ in changes]
+                if weight is None:
+                    yield partial(state.delete, keys)
+                elif weight == 0:
+                    yield partial(state.multi_put, keys, [0] * len(keys))
+                else:
+                    yield partial(state.multi_update, keys, [_updater(each) for _, each in changes])
             yield partial(state.commit, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, SINKS[sink], task)
@@ -115,7 +122,7 @@ def hash_of(key: str) -> int:
 
 
 def _updater(weight: int | None) -> Callable[[Any], Any]:
-    return lambda old: None if weight is None else (old or 0) + weight
+    return partial(applied, weight)
 
 
 class SimProcess:

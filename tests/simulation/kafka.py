@@ -140,7 +140,9 @@ class SimProducer:
 
     def _commit(self) -> None:
         *records, marker = self._sent
-        done = self._life == self._world.kafka.life and self._world.kafka.commit(self._id, self._epoch, Marker(**json.loads(marker)), list(map(int, records)))
+        done = self._life == self._world.kafka.life and self._world.kafka.commit(
+            self._id, self._epoch, Marker(**json.loads(marker)), list(map(int, records))
+        )
         self._fenced = not done
 
 

@@ -179,12 +179,20 @@ def _delete_forgets(real: Callable[..., Row]) -> Callable[..., Row]:
     return replaced
 
 
+def _delete_puts_zero(self: MapState, keys: Sequence[Any]) -> None:
+    self.multi_put(keys, [0] * len(keys))
+
+
 def _purge_too_much(self: CommitPhase, index: int, attempt: Any) -> None:
     self._states[index].purge(self._own(index, attempt), attempt.txid + 1)
 
 
 def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
-    return header_state.prepare(self._topology_id)
+    found = header_state.prepare(self._topology_id)
+    joined = replace(found, incarnation=self._incarnation)
+    if joined != found:
+        header_state.raise_header(found, joined)
+    return joined
 
 
 # --- committers without a header ---------------------------------------------------------------------------------
@@ -316,6 +324,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # what else the protocol stands on
     Mutation("a deletion forgets prev",
              [(kind, "_replaced", _delete_forgets(kind._replaced)) for kind in (OpaqueMapState, TransactionalMapState)]),
+    Mutation("what is deleted is 0", [(MapState, "delete", _delete_puts_zero)]),
     Mutation("an idempotent batch is planned afresh", [(Coordinator, "__init__", _replanned(Coordinator.__init__))]),
     Mutation("a failure fails its own transaction only", [(Coordinator, "_fail", _fails_one_only(Coordinator._fail))]),
     Mutation("a new leader decides before it takes the sinks over (ADR 5)",

@@ -58,7 +58,9 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
         kind = chance.choice(
             ("grow", "new partition", "away", "shrink", "expire", "session", "reset", "corrupt", "stop", "stop")
         )
-        world.coverage[(f"source: {kind}" if kind not in ("session", "reset", "corrupt", "stop") else kind, "any time")] += 1
+        world.coverage[
+            (f"source: {kind}" if kind not in ("session", "reset", "corrupt", "stop") else kind, "any time")
+        ] += 1
         if kind == "grow":
             world.at(when, lambda each=partition: spout.append(each, [world.record(), world.record()]))
         elif kind == "new partition":
@@ -101,9 +103,11 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
         return
     for _ in range(1 + int(chance.random() * 2)):
         store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
-        pause = int(chance.random() * chance.choice((20, 80, 400)))
+        pause = int(chance.random() * chance.choice((20, 80, 400, 1_500)))
         world.coverage[("goes back", shape.back)] += 1
-        world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, chance.random() < 0.7))
+        world.at(
+            int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, chance.random() < 0.7)
+        )
 
 
 def _stop_all(world: World, drivers: list[SimDriver]) -> None:
@@ -119,6 +123,11 @@ def _take_snapshot(
     world: World, drivers: list[SimDriver], store: Any, pause_ms: int, while_open: bool, tries: int = 300
 ) -> None:
     if not while_open or world.is_open(world.store.currtx()):
+        if store is world.store and world.chance.random() < 0.5:  # with an election in between
+            pause_ms += 1_000
+            for driver in drivers:
+                if driver.leadership is not None:
+                    driver.crash()
         snapshot, times = store.snapshot(), len(world.restores)
 
         def restore() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from copy import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,6 +82,8 @@ class Shape:
         opaque = chance.random() < 0.6
         opaque_state = opaque or chance.random() < 0.4
         states, topic_tasks = chance.choice(((2, 0), (2, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2)))
+        back = chance.choice(("",) * 7 + ("sink", "sink", "zookeeper", "zookeeper", "another life", "another life"))
+        losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
         moody = opaque_state and chance.random() < 0.3
         return cls(
             opaque,
@@ -95,10 +97,10 @@ class Shape:
             chance.random() < 0.4,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
-            chance.choice(("", "", "", "", "", "", "", "sink", "sink", "zookeeper", "zookeeper", "another life")),
+            back,
             chance.random() < 0.5,
             states,
-            chance.choice((0, 0, 0, 1) if topic_tasks else (0, 0, 1, 2, 3)) if opaque else 0,
+            chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
             topic_tasks,
         )
 
@@ -201,11 +203,12 @@ class World:
         return [self.next_id]
 
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
-        """(key, weight) that a record means for a sink; weight None deletes the key."""
+        """(key, weight) that a record means for a sink; weight None deletes the key, 0 sets it to 0."""
         mixed = (record * 2654435761 + sink * 40503) & 0xFFFFFFFF
         shift = attempt_id if self.shape.moody and mixed % 3 == 0 else 0
         key = f"k{((mixed >> 8) + shift) % self.shape.keys}"
-        return key, None if self.shape.deletes and (mixed >> 16) % 7 == 0 else 1 << record
+        kind = (mixed >> 16) % 7 if self.shape.deletes else 2
+        return key, (None, 0)[kind] if kind < 2 else 1 << record
 
     def state(self, sink: int) -> MapState:
         kind = OpaqueMapState if self.shape.opaque_state else TransactionalMapState
@@ -480,7 +483,7 @@ class Oracle:
     """The short sequential fold, and what may never be seen."""
 
     world: World
-    model: dict[tuple[int, str], int] = field(default_factory=dict)
+    model: dict[tuple[int, str], int | None] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     results: dict[tuple[int, int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
     emitted: set[tuple[int, int]] = field(default_factory=set)
@@ -531,7 +534,7 @@ class Oracle:
         if header.open is not None:
             self.digests[(sink, header.open.txid)] = header.open.plan_digest
 
-    def zookeeper_went_back(self, model: dict[tuple[int, str], int], positions: dict[str, int]) -> None:
+    def zookeeper_went_back(self, model: dict[tuple[int, str], int | None], positions: dict[str, int]) -> None:
         """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
         lost = self.committed + 1 - self.world.store.currtx()
         if lost in (0, 1):
@@ -564,7 +567,7 @@ class Oracle:
         (attempt_id,) = attempts
         for sink, operations in enumerate(self.results[(epoch, txid, attempt_id)][: world.shape.states]):
             for key, weight in operations:
-                self.model[(sink, key)] = 0 if weight is None else self.model.get((sink, key), 0) + weight
+                self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
         if world.shape.topic_tasks and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan)):
@@ -642,8 +645,8 @@ class Oracle:
             if stamp != (header.open.txid, header.epoch, header.open.attempt_id):
                 raise Violation(f"9: {stamp} wrote {key} to {SINKS[sink]}, which is open for {header.open}")
             if header.open.txid == self.committed + 1:
-                before = self.model.get((sink, key[0]), 0)
-                if (row.prev[0] if row.prev is not None else 0) != before:
+                before = self.model.get((sink, key[0]))
+                if (row.prev[0] if row.prev is not None else None) != before:
                     raise Violation(f"10: {key} of {SINKS[sink]} keeps prev {row.prev}, and it was {before}")
         if header.open.txid == self.committed:
             self.compare()
@@ -678,14 +681,19 @@ class Oracle:
             rows = backend.rows()
             for key in {each for other, each in self.model if other == sink} | {key[0] for key in rows}:
                 row = rows.get((key,))
-                found = row.value[0] if row is not None and row.value is not None else 0
-                if found != self.model.get((sink, key), 0):
+                found = row.value[0] if row is not None and row.value is not None else None
+                if found != self.model.get((sink, key)):
                     raise Violation(
                         f"1: after txid {self.committed} {SINKS[sink]}[{key}] is {_bits(found)}, not "
-                        f"{_bits(self.model.get((sink, key), 0))}"
+                        f"{_bits(self.model.get((sink, key)))}"
                     )
 
 
-def _bits(value: int) -> list[int]:
+def applied(weight: int | None, old: int | None) -> int | None:
+    """What a record makes of a value; None: there is none, or it was deleted."""
+    return (old or 0) + weight if weight else weight
+
+
+def _bits(value: int | None) -> list[int] | None:
     """The records that a value counts (one that is counted twice shows as its successor)."""
-    return [each for each in range(value.bit_length()) if value >> each & 1]
+    return None if value is None else [each for each in range(value.bit_length()) if value >> each & 1]
