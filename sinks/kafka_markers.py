@@ -81,7 +81,7 @@ class Marker:
         self.check_incarnation(topology_id, standing.incarnation)
         if self.txid > standing.currtx:
             raise self._ahead(standing.currtx)
-        if self.epoch > standing.epoch:
+        if self.epoch >= standing.epoch:  # its own, too: a new leader has written nothing yet
             raise ConfigError(
                 f"{self.writer} has written to Kafka in epoch {self.epoch}, and ZooKeeper is at epoch {standing.epoch}: "
                 f"ZooKeeper's state is older than what Kafka holds; {_ANEW}"

@@ -181,24 +181,31 @@ class MarkedWriter:
         self._last = marker
 
     def _begin(self, topic: str, topology_id: str) -> None:
-        heard = {"error_cb": self._errors.heard}
+        self._check_topics(topic)
+        producer = self._initialised()
+        self._last = self._last_marker(topology_id)
+        self._producer = producer
+
+    def _initialised(self) -> Producer:
         settings = {
             **self._settings.producer(),
             "transactional.id": self._transactional_id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-            **heard,
+            "error_cb": self._errors.heard,
         }
-        admin = self._errors.made(lambda: AdminClient({**self._settings.admin(), **heard}))
-        self._check_topics(admin, topic)
         producer = self._errors.made(lambda: Producer(settings))
         try:
             producer.init_transactions(STEP_TIMEOUT_S)
         except KafkaException as error:
             raise self._explained(error) from error
-        self._last = read_markers(self._settings, self._marker_topic, topology_id).get(self._writer)
-        self._producer = producer
+        return producer
 
-    def _check_topics(self, admin: AdminClient, topic: str) -> None:
+    def _last_marker(self, topology_id: str) -> Marker | None:
+        return read_markers(self._settings, self._marker_topic, topology_id).get(self._writer)
+
+    def _check_topics(self, topic: str) -> None:
+        settings = {**self._settings.admin(), "error_cb": self._errors.heard}
+        admin = self._errors.made(lambda: AdminClient(settings))
         try:
             known = admin.list_topics(timeout=STEP_TIMEOUT_S)
             self._errors.connected = True

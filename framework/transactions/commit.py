@@ -108,7 +108,8 @@ class CommitPhase:
         yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
         for _ in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
-            if header.epoch > self._epoch:
+            # this leader has opened nothing yet: what its own epoch has opened was another one's
+            if header.epoch > self._epoch or (header.epoch == self._epoch and header.open is not None):
                 raise ConfigError(
                     f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
                     "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"
@@ -130,8 +131,8 @@ class CommitPhase:
         if self._incarnation and header.incarnation != self._incarnation:
             raise ConfigError(
                 f"{state.location} is of incarnation {header.incarnation}, and the topology {self._topology_id!r} is of "
-                f"{self._incarnation}: ZooKeeper's state was wiped and written anew; restore the one that was lost, or start "
-                "anew with `python -m framework.reset --everything`"
+                f"{self._incarnation}: ZooKeeper's state was wiped and written anew, or the sink was; restore the one that was "
+                "lost, or start anew with `python -m framework.reset --everything`"
             )
 
     def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
@@ -314,6 +315,7 @@ class CommitPhase:
                     f"{self._states[index].location}: epoch {found.epoch} writes there, this is epoch {self._epoch}",
                     found.epoch,
                 )
+            self._check_incarnation(self._states[index], found)
             self._headers[index] = found
         return self._headers[index]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from framework import TransactionalTopologyBuilder
@@ -17,12 +18,13 @@ from framework.errors import (
     CorruptStateError,
     DataLossError,
     LeadershipLostError,
+    RatchetError,
     RetryableError,
     StaleWriterError,
 )
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
-from framework.topology import Topology
+from framework.topology import Standing, Topology, TopologyContext
 from framework.transactions import term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
@@ -43,19 +45,25 @@ from framework.transactions.coordinator import (
     SpoutKind,
     Started,
     Stop,
+    StopRequested,
     Tick,
     plan_digest,
 )
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.reset import resetting_positions
+from sinks.kafka_markers import marker_of
+from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
-from tests.simulation.world import SESSION_MS, SINKS, TOPOLOGY, Crashed, SimLeadership, Violation, World
+from tests.simulation.kafka import TopicSink
+from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
 
 TASKS = 2
 TIMEOUT_MS = 1_500
 TICK_MS = 150
 POLL_MS = 60
+#: What runs in threads of its own in a driver.
+ABANDONED = ("process", "commit", "roll back", "close fence")
 
 Steps = Generator[Callable[[], Any], Any, Any]
 
@@ -74,19 +82,39 @@ class SimExecutor:
         """One commit task: begin, read and compute, write. Returns its failure, or None."""
         state = self.world.state(sink)
         attempt = header.attempt(SINKS[sink], task)
-        keys = [(key,) for key, _ in operations]
-        updaters = [_updater(weight) for _, weight in operations]
         try:
             yield partial(state.begin_commit, attempt)
-            yield partial(state.multi_update, keys, updaters)
+            for weight, group in groupby(operations, lambda each: each[1] and 1):
+                changes = list(group)
+                keys = [(key,) for key, _ in changes]
+                if weight is None:
+                    yield partial(state.delete, keys)
+                elif weight == 0:
+                    yield partial(state.multi_put, keys, [0] * len(keys))
+                else:
+                    yield partial(state.multi_update, keys, [_updater(each) for _, each in changes])
             yield partial(state.commit, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, SINKS[sink], task)
         return None
 
-    def share(self, operations: list[tuple[str, int | None]], task: int) -> list[tuple[str, int | None]]:
+    def topic_task(
+        self, header: AttemptHeader, task: int, operations: list[tuple[str, int | None]], life: int
+    ) -> Steps:
+        """One commit task of the committer to Kafka, in workers of this life. Returns its failure, or None."""
+        context = TopologyContext(TOPOLOGY, TOPIC, task, self.world.shape.topic_tasks)
+        marker = marker_of(header.attempt(TOPIC, task), context)
+        records = [KafkaRecord(key.encode(), str(record).encode()) for key, record in operations]
+        try:
+            if records:
+                yield partial(self.world.kafka.write, records, marker, life)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            return TaskFailure.of(error, TOPIC, task)
+        return None
+
+    def share(self, operations: list[tuple[str, int | None]], task: int, tasks: int) -> list[tuple[str, int | None]]:
         """The operations of one task: one key has one writer (C12)."""
-        return [each for each in operations if hash_of(each[0]) % TASKS == task]
+        return [each for each in operations if hash_of(each[0]) % tasks == task]
 
 
 def hash_of(key: str) -> int:
@@ -94,7 +122,7 @@ def hash_of(key: str) -> int:
 
 
 def _updater(weight: int | None) -> Callable[[Any], Any]:
-    return lambda old: None if weight is None else (old or 0) + weight
+    return partial(applied, weight)
 
 
 class SimProcess:
@@ -116,6 +144,7 @@ class SimProcess:
         self.name = name
         self.owner = owner
         self.life = owner.life if owner is not None else 0
+        self.outlives = owner is not None and name in ABANDONED and world.chance.random() < 0.5
         self.steps = steps
         self.on_end = on_end
         self.again = again
@@ -128,19 +157,31 @@ class SimProcess:
         try:
             self.step = move()
         except StopIteration as end:
-            self.on_end(end.value)
+            if self._heard:
+                self.on_end(end.value)
             return
         except (StaleWriterError, LeadershipLostError, RetryableError) as error:
             if self.owner is None:
                 raise Violation(f"a task raised {error!r}") from error
-            self.owner.step_down(error)
+            if self._heard:
+                self.owner.step_down(error)
             return
         self.world.soon(self.perform)
+
+    @property
+    def _heard(self) -> bool:
+        """Whether the term that began this still lasts."""
+        return self.owner is None or self.owner.life == self.life
+
+    @property
+    def _over(self) -> bool:
+        """A driver that dies takes its threads with it; a term that ends leaves those that hang, to end when they can."""
+        return not self._heard and not (self.outlives and self.owner is not None and self.life in self.owner.ended)
 
     def perform(self) -> None:
         owner, world = self.owner, self.world
         if owner is not None:
-            if owner.life != self.life:
+            if self._over:
                 return
             if owner.frozen_until > world.now:
                 world.at(owner.frozen_until - world.now + 1, self.perform)
@@ -150,7 +191,7 @@ class SimProcess:
         function = step.func if isinstance(step, partial) else step
         label = f"{self.name}: {function.__name__.strip('_')}"
         if owner is not None and function == owner.executor.commit:
-            owner.run_tasks(step.args[0], lambda result: self._advance(lambda: self.steps.send(result)))  # type: ignore[attr-defined]
+            owner.run_tasks(step.args[0], self.life, lambda result: self._advance(lambda: self.steps.send(result)))  # type: ignore[attr-defined]
             return
         fault = world.fault(label, self.FAULTS if owner is not None else self.TASK_FAULTS)
         if fault == "late":
@@ -167,7 +208,7 @@ class SimProcess:
             self._perform(step, label, fault)
 
     def _perform(self, step: Callable[[], Any], label: str, fault: str | None) -> None:
-        if self.owner is not None and self.owner.life != self.life:
+        if self._over:
             return
         world = self.world
         try:
@@ -207,6 +248,7 @@ class SimDriver:
         self.leadership: SimLeadership | None = None
         self.coordinator: Coordinator | None = None
         self.headers: dict[tuple[int, int], AttemptHeader] = {}
+        self.ended: set[int] = set()  # terms of this process that ended otherwise than by its death
 
     # --- life and death ------------------------------------------------------------------------------------------
 
@@ -216,8 +258,11 @@ class SimDriver:
     def crash(self) -> None:
         """Nothing of this driver goes on; its session ends a while later; it comes back some time."""
         self.world.note(f"{self.name} dies")
+        for state in self.topology.states:
+            state.backend.forget_process()  # type: ignore[attr-defined]
+        self.ended.clear()
         self._end_of_life(int(self.world.chance.random() * SESSION_MS))
-        self.world.at(int(self.world.chance.random() * 1_000), self.start)
+        self.start_after(int(self.world.chance.random() * 1_000))
 
     def freeze(self) -> None:
         """Stops, as under SIGSTOP, and goes on as if nothing had been; its session may end meanwhile."""
@@ -241,8 +286,29 @@ class SimDriver:
             self.leadership.epoch if self.leadership else 0
         ):
             raise Violation(f"C14: {self.name} stepped down without having met an epoch above its own: {error}")
+        self._end_term()
+        self.start_after(1 + int(self.world.chance.random() * 12))
+
+    def request_stop(self) -> None:
+        """As ``kill`` would, or a user who stops the run: what is being committed is finished, the rest is abandoned."""
+        if self.coordinator is not None:
+            self.handle(StopRequested())
+
+    def _stopped(self) -> None:
+        """The run is over, as it was asked to be; it is resumed some time."""
+        self.world.note(f"{self.name} has stopped")
+        self._end_term()
+        self.start_after(int(self.world.chance.random() * 1_000))
+
+    def _end_term(self) -> None:
+        for header in self.headers.values():
+            self.executor.kept.pop(header, None)
+        self.ended.add(self.life)
         self._end_of_life(0)
-        self.world.soon(self.start)
+
+    def start_after(self, after_ms: int) -> None:
+        life = self.life
+        self.world.at(after_ms, lambda: self.start() if self.life == life else None)
 
     def _notice(self, leadership: SimLeadership) -> None:
         if self.leadership is leadership and not leadership.noticed:
@@ -272,16 +338,26 @@ class SimDriver:
         try:
             documents = self.documents = yield self._read
             yield partial(documents.claim, {})
+            self.incarnation = yield documents.incarnation
             recovered, digests = yield documents.recover
             self.commit = CommitPhase(
-                TOPOLOGY, self.topology.states, self.executor, self.leadership.epoch, purge_every=2
+                TOPOLOGY,
+                self.topology.states,
+                self.executor,
+                self.leadership.epoch,
+                incarnation=self.incarnation,
+                purge_every=2,
             )
-            opened = yield from self.commit.opening(recovered.currtx, digests)
+            opened = (yield from self.commit.opening(recovered.currtx, digests)) or recovered.opened
+            yield partial(self._check_written, recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError) as error:
             refusal = error
             yield self.leadership.confirm
             if isinstance(refusal, CorruptStateError) and self.world.corrupted in str(refusal):
                 self.world.finished = True  # refused, and named: what must happen
+                return
+            if self.world.oracle.may_stop(str(refusal)):
+                self.world.stop(str(refusal))
                 return
             raise Violation(f"{self.name} refuses to start: {refusal}") from error
         opaque = self.world.shape.opaque
@@ -291,7 +367,9 @@ class SimDriver:
             max_pending=self.world.shape.pending,
             timeout_ms=TIMEOUT_MS,
             max_attempts=1_000,
-            may_replan=opaque,
+            skips_lost_data=opaque,
+            may_replan=opaque and not self.topology.irreversible(),
+            records_open=bool(self.topology.headerless()),
         )
         self.planner = self.world.spout.planner({}, None)  # type: ignore[arg-type]
         self.asked: AskPlan | None = None
@@ -309,6 +387,12 @@ class SimDriver:
     def _read(self) -> TopologyDocuments:
         assert self.leadership is not None
         return TopologyDocuments(self.world.store, self.leadership, self.topology)
+
+    def _check_written(self, currtx: int, opened: str | None) -> None:
+        assert self.leadership is not None
+        standing = Standing(self.incarnation, self.leadership.epoch, currtx, opened)
+        for bolt, context in term.committers_elsewhere(self.topology, {}):
+            bolt.check_written({}, context, standing)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -362,7 +446,8 @@ class SimDriver:
             if late and commands:
                 raise Violation(f"an answer of a dead attempt changes something: {event} gives {commands}")
             for command in commands:
-                self._carry_out(command)
+                if self.coordinator is coordinator:
+                    self._carry_out(command)
         except Crashed:
             self.crash()
         except (StaleWriterError, LeadershipLostError) as error:
@@ -404,18 +489,34 @@ class SimDriver:
             if released is not None:
                 self.executor.kept.pop(released, None)
         elif isinstance(command, Stop):
-            raise Violation(f"the topology stops: {command.failure}")
+            self._stop(command.failure)
         if world.finished:
             raise Crashed
+
+    def _stop(self, failure: TaskFailure | None) -> None:
+        """A stop was asked for, or is one that cannot be avoided, and says why."""
+        if failure is None:
+            self._stopped()
+            return
+        if self.world.oracle.may_stop(failure.message):
+            self.world.stop(str(failure))
+            return
+        irreversible = self.topology.irreversible()
+        if failure.kind is not FailureKind.DATA_LOSS or not irreversible:
+            raise Violation(f"the topology stops: {failure}")
+        if "was opened with this plan" not in failure.message or not self.world.opened_range_is_lost():
+            raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
+        self.world.stop(str(failure))
 
     def _die_between(self, label: str) -> None:
         if self.world.fault(label, ("crash before",), 0.02):
             raise Crashed
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
-        self.world.oracle.emitting(txid, attempt_id)
         assert self.leadership is not None
-        header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, plan_digest(plan))
+        self.world.oracle.emitting(txid, attempt_id)
+        digest = plan_digest(plan)
+        header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, digest, self.incarnation)
         self.headers[(txid, attempt_id)] = header
         return header
 
@@ -466,23 +567,25 @@ class SimDriver:
 
     def _compute(self, header: AttemptHeader, records: list[int]) -> None:
         world = self.world
-        result = [
-            [world.operations(sink, record, header.attempt_id) for record in records] for sink in range(len(SINKS))
-        ]
+        attempt_id, shape = header.attempt_id, world.shape
+        result = [[world.operations(sink, record, attempt_id) for record in records] for sink in range(shape.states)]
+        if shape.topic_tasks:
+            result.append([(world.operations(len(SINKS), record, attempt_id)[0], record) for record in records])
         world.oracle.processed(header, result)
         if (header.txid, header.attempt_id) in self.headers:
             self.executor.kept[header] = result
 
     # --- committing ----------------------------------------------------------------------------------------------
 
-    def run_tasks(self, header: AttemptHeader, answer: Callable[[PhaseResult], None]) -> None:
+    def run_tasks(self, header: AttemptHeader, life: int, answer: Callable[[PhaseResult], None]) -> None:
         """Start the commit tasks; answer when all have ended, or at the first failure, while the others go on."""
         result = self.executor.kept.get(header)
         if result is None:
             answer(PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone")))
             return
-        life, answered = self.life, False
-        waiting = len(SINKS) * TASKS
+        answered = False
+        shape = self.world.shape
+        waiting = shape.states * TASKS + shape.topic_tasks
 
         def ended(failure: TaskFailure | None) -> None:
             nonlocal waiting, answered
@@ -491,14 +594,18 @@ class SimDriver:
                 answered = True
                 self._when_awake(life, lambda: answer(PhaseResult(failure)))
 
-        for sink in range(len(SINKS)):
+        for sink in range(shape.states):
             for task in range(TASKS):
-                mine = self.executor.share(result[sink], task)
+                mine = self.executor.share(result[sink], task, TASKS)
                 again = partial(self.executor.task, header, sink, task, mine)
                 SimProcess(self.world, "task", again(), None, ended, again).start()
+        for task in range(shape.topic_tasks):
+            mine = self.executor.share(result[-1], task, shape.topic_tasks)
+            again = partial(self.executor.topic_task, header, task, mine, self.world.kafka.life)
+            SimProcess(self.world, "task", again(), None, ended, again).start()
 
     def _when_awake(self, life: int, action: Callable[[], None]) -> None:
-        if self.life != life:
+        if self.life != life and life not in self.ended:
             return
         if self.frozen_until > self.world.now:
             self.world.at(self.frozen_until - self.world.now + 1, lambda: self._when_awake(life, action))
@@ -518,8 +625,8 @@ class SimDriver:
     def _close_fence(self, header: AttemptHeader) -> Steps:
         try:
             yield from self.commit.closing_fence(header)
-            self.world.oracle.dead.add((header.txid, header.attempt_id))
-        except (StaleWriterError, RetryableError) as error:
+            self.world.oracle.dead.add((header.epoch, header.txid, header.attempt_id))
+        except RatchetError as error:
             self.world.note(f"the fence of {header} stays: {error}")
 
 
@@ -536,17 +643,24 @@ class ResetTool:
         if leadership is None:
             store.waiting.append(self.run)
             return
-        commit = CommitPhase(TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch)
         try:
             documents = TopologyDocuments(store, leadership, driver.topology)
-            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch)
+            incarnation = documents.incarnation()
+            commit = CommitPhase(
+                TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch, incarnation=incarnation
+            )
+            irreversible = driver.topology.irreversible()
+            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
             step = next(steps)
             while True:
                 step = steps.send(step())
         except StopIteration:
             driver.world.oracle.positions_forgotten()
         except (ConfigError, CorruptStateError) as error:
-            if driver.world.corrupted not in str(error):
+            opened = store.opened()
+            is_open = opened is not None and opened["txid"] == store.currtx()
+            named = driver.world.corrupted in str(error) or driver.world.oracle.may_stop(str(error))
+            if not named and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")
@@ -559,6 +673,8 @@ class ResetTool:
 
 def build_topology(world: World) -> Topology:
     builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
-    for sink, name in enumerate(SINKS):
+    for sink, name in enumerate(world.shape.names):
         builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
+    if world.shape.topic_tasks:
+        builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
     return builder.build()

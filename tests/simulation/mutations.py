@@ -19,6 +19,9 @@ from framework.transactions.coordinator import Coordinator, SpoutKind, Transacti
 from framework.transactions.documents import TopologyDocuments, forget_everything
 from framework.transactions.fenced import FencedLeadership
 from sinks import MemoryBackend, Row, values
+from sinks.backend import MapBackend
+from sinks.kafka_markers import Marker
+from sinks.kafka_writer import MarkedWriter
 from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
 from spouts import memory
 from tests.simulation import drivers
@@ -176,13 +179,64 @@ def _delete_forgets(real: Callable[..., Row]) -> Callable[..., Row]:
     return replaced
 
 
+def _delete_puts_zero(self: MapState, keys: Sequence[Any]) -> None:
+    self.multi_put(keys, [0] * len(keys))
+
+
 def _purge_too_much(self: CommitPhase, index: int, attempt: Any) -> None:
     self._states[index].purge(self._own(index, attempt), attempt.txid + 1)
 
 
 def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
-    return header_state.prepare(self._topology_id)
+    found = header_state.prepare(self._topology_id)
+    joined = replace(found, incarnation=self._incarnation)
+    if joined != found:
+        header_state.raise_header(found, joined)
+    return joined
 
+
+# --- committers without a header ---------------------------------------------------------------------------------
+
+
+def _every_plan_is_opened(self: TopologyDocuments, currtx: int, digests: Any) -> bool:
+    return bool(self._topology.headerless()) and currtx in digests
+
+
+def _drops_stay(real: Callable[..., Any]) -> Callable[..., Any]:
+    def persist(self: Coordinator, *arguments: Any, **options: Any) -> Any:
+        return replace(real(self, *arguments, **options), dropped=frozenset())
+
+    return persist
+
+
+def _with_option(real: Callable[..., Any], **changed: Any) -> Callable[..., Any]:
+    def init(self: Coordinator, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **{**options, **changed})
+
+    return init
+
+
+def _read_then_initialise(self: MarkedWriter, topic: str, topology_id: str) -> None:
+    self._last = self._last_marker(topology_id)
+    self._producer = self._initialised()
+
+
+def _check_or_reset(self: Marker, topology_id: str, standing: Any) -> None:
+    if standing.epoch <= self.epoch:
+        _real_check(self, topology_id, standing)
+
+
+def _holds_or_reset(self: Marker, wanted: Marker) -> bool:
+    return _real_holds(self, wanted) if wanted.epoch <= self.epoch or wanted.txid >= self.txid else False
+
+
+def _take_own_epoch(self: CommitPhase, header_state: Any) -> Any:
+    found = header_state.prepare(self._topology_id)
+    return found if found.epoch == self._epoch else _real_take_over(self, header_state)
+
+
+_real_take_over = CommitPhase._take_over
+_real_check, _real_holds = Marker.check, Marker.already_holds
 
 # --- the source --------------------------------------------------------------------------------------------------
 
@@ -197,8 +251,8 @@ def _plan_of_the_available(self: Any, previous: Any, divisor: int) -> Any:
 _real_plan = memory._MemoryPlanner.plan_smaller
 
 
-def _shared_at_random(self: SimExecutor, operations: Any, task: int) -> Any:
-    return [each for position, each in enumerate(operations) if position % drivers.TASKS == task]
+def _shared_at_random(self: SimExecutor, operations: Any, task: int, tasks: int) -> Any:
+    return [each for position, each in enumerate(operations) if position % tasks == task]
 
 
 def _read_what_came(partition: str, meta: Any) -> Any:
@@ -233,6 +287,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C2: the transaction closes without done", [(CommitPhase, "_finish", _nothing)]),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
+    Mutation("C2: what the leader's own epoch has opened was opened by itself",
+             [(CommitPhase, "_take_over", _take_own_epoch)]),
     Mutation("C3: a lost reply is taken for a refusal", [(FencedLeadership, "_was_applied", lambda self: False)]),
     Mutation("C3: a lost reply is taken for success", [(FencedLeadership, "_was_applied", lambda self: True)]),
     Mutation("C5: no sweep", [(CommitPhase, "_sweep", _nothing)]),
@@ -241,6 +297,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C7: a new leader forgets that a plan was opened",
              [(Coordinator, "__init__", _forgets_opened(Coordinator.__init__))]),
     Mutation("C9: plans start from the last committed one", [(Coordinator, "planned_to", property(_from_committed))]),
+    Mutation("C8: what Kafka holds is planned anew",
+             [(Coordinator, "__init__", _with_option(Coordinator.__init__, may_replan=True))]),
+    Mutation("C11: markers are not compared", [(Marker, "already_holds", lambda self, wanted: False)]),
+    Mutation("C11: markers are read before the transactional id is initialised",
+             [(MarkedWriter, "_begin", _read_then_initialise)]),
     Mutation("C12: one key has two writers", [(SimExecutor, "share", _shared_at_random)]),
     Mutation("C14: any refusal ends the term", [(term, "ends_term", _always_stale)]),
     Mutation("C15: a partition that is away is missing from the plan",
@@ -248,9 +309,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C17: forgetting positions forgets txids too",
              [(TopologyDocuments, "forget_positions", _forget_all)]),
     Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
+    Mutation("C24: a stored plan counts as opened", [(TopologyDocuments, "_opened", _every_plan_is_opened)]),
+    Mutation("C24: a stored plan counts as opened, and dropped plans stay",
+             [(TopologyDocuments, "_opened", _every_plan_is_opened),
+              (Coordinator, "_persist", _drops_stay(Coordinator._persist))]),
+    Mutation("C24: what is opened is not written down",
+             [(Coordinator, "__init__", _with_option(Coordinator.__init__, records_open=False))]),
+    Mutation("C25: incarnations are not compared",
+             [(Marker, "check_incarnation", _nothing), (CommitPhase, "_check_incarnation", _nothing)]),
+    Mutation("C25: a higher epoch with a lower txid was reset",
+             [(Marker, "check", _check_or_reset), (Marker, "already_holds", _holds_or_reset)]),
+    Mutation("C27: any store will do for done", [(MapBackend, "_must_be", lambda self, expected, new: "")]),
+    Mutation("C28: a raise does not compare plans", [(CommitPhase, "_check_plan", _nothing)]),
     # what else the protocol stands on
     Mutation("a deletion forgets prev",
              [(kind, "_replaced", _delete_forgets(kind._replaced)) for kind in (OpaqueMapState, TransactionalMapState)]),
+    Mutation("what is deleted is 0", [(MapState, "delete", _delete_puts_zero)]),
     Mutation("an idempotent batch is planned afresh", [(Coordinator, "__init__", _replanned(Coordinator.__init__))]),
     Mutation("a failure fails its own transaction only", [(Coordinator, "_fail", _fails_one_only(Coordinator._fail))]),
     Mutation("a new leader decides before it takes the sinks over (ADR 5)",

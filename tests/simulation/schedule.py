@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from framework.errors import RatchetError
 from tests.simulation.drivers import ResetTool, SimDriver, SimExecutor, build_topology
@@ -29,15 +31,15 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
     world = World(seed, Counter() if coverage is None else coverage)
     try:
         executor = SimExecutor(world)
-        topology = build_topology(world)
-        drivers = [SimDriver(world, executor, topology, "A")]
-        if world.shape.second_driver:
-            drivers.append(SimDriver(world, executor, topology, "B"))
+        names = ("A", "B") if world.shape.second_driver else ("A",)
+        drivers = [SimDriver(world, executor, build_topology(world), each) for each in names]
         for driver in drivers:
-            world.soon(driver.start)
+            driver.start_after(1 + int(world.chance.random() * 12))
         _plan_changes(world, drivers)
+        _plan_losses(world, drivers)
+        _plan_restores(world, drivers)
         world.run()
-        if world.corrupted == "nothing":
+        if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
             world.oracle.probe_values()
     except Violation as violation:
@@ -54,9 +56,11 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
         partition = chance.randrange(shape.partitions)
         when = int(chance.random() * 1_200)
         kind = chance.choice(
-            ("grow", "new partition", "away", "shrink", "expire", "session", "reset", "corrupt", "lose")
+            ("grow", "new partition", "away", "shrink", "expire", "session", "reset", "corrupt", "stop", "stop")
         )
-        world.coverage[(f"source: {kind}" if kind not in ("session", "reset", "corrupt") else kind, "any time")] += 1
+        world.coverage[
+            (f"source: {kind}" if kind not in ("session", "reset", "corrupt", "stop") else kind, "any time")
+        ] += 1
         if kind == "grow":
             world.at(when, lambda each=partition: spout.append(each, [world.record(), world.record()]))
         elif kind == "new partition":
@@ -72,12 +76,72 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
             world.at(when, lambda each=partition: _expire(world, each))
         elif kind == "session":
             world.at(when, drivers[0].expire)
-        elif kind == "lose" and shape.opaque:
-            world.at(when, lambda: _lose_open_range(world, drivers))
+        elif kind == "stop":
+            world.at(when, drivers[int(chance.random() * len(drivers))].request_stop)
         elif kind == "corrupt":
             world.at(when, lambda: _corrupt(world, drivers))
         elif kind == "reset":
             world.at(when, lambda: (drivers[0].expire(), world.at(1, ResetTool(drivers[0]).run)))
+
+
+def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
+    """Ranges of open commits are lost, and what then goes wrong, goes wrong while they are rolled back."""
+    for _ in range(world.shape.losses):
+        world.coverage[("source: lose", "any time")] += 1
+        when = int(world.chance.random() * 1_200)
+        world.at(when, lambda: _lose_open_range(world, drivers))
+
+
+def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
+    """A store is put back to what it was a moment before, twice perhaps: in the middle of a commit, or at any time."""
+    chance, shape = world.chance, world.shape
+    if shape.back == "another life":
+        world.coverage[("goes back", shape.back)] += 1
+        world.at(int(chance.random() * 1_200), lambda: (_stop_all(world, drivers), world.store.become_another()))
+        return
+    if not shape.back or (shape.back == "sink" and not shape.states):
+        return
+    for _ in range(1 + int(chance.random() * 2)):
+        store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
+        pause = int(chance.random() * chance.choice((20, 80, 400, 1_500)))
+        world.coverage[("goes back", shape.back)] += 1
+        world.at(
+            int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, chance.random() < 0.7)
+        )
+
+
+def _stop_all(world: World, drivers: list[SimDriver]) -> None:
+    """Nothing tells tasks that write to Kafka that ZooKeeper went back: whoever restores it must have stopped everything.
+    What writes under headers may go on, and is refused."""
+    if world.shape.topic_tasks:
+        world.kafka.restart_workers()
+        for driver in drivers:
+            driver.crash()
+
+
+def _take_snapshot(
+    world: World, drivers: list[SimDriver], store: Any, pause_ms: int, while_open: bool, tries: int = 300
+) -> None:
+    if not while_open or world.is_open(world.store.currtx()):
+        if store is world.store and world.chance.random() < 0.5:  # with an election in between
+            pause_ms += 1_000
+            for driver in drivers:
+                if driver.leadership is not None:
+                    driver.crash()
+        snapshot, times = store.snapshot(), len(world.restores)
+
+        def restore() -> None:
+            if times < len(world.restores):
+                return  # of a life that never was
+            world.restores.append(store)
+            world.note(f"{type(store).__name__} goes back by {pause_ms} ms")
+            if store is world.store:
+                _stop_all(world, drivers)
+            store.restore(snapshot)
+
+        world.at(pause_ms, restore)
+    elif tries and not world.finished:
+        world.at(3, lambda: _take_snapshot(world, drivers, store, pause_ms, while_open, tries - 1))
 
 
 def _corrupt(world: World, drivers: list[SimDriver]) -> None:
@@ -92,17 +156,20 @@ def _corrupt(world: World, drivers: list[SimDriver]) -> None:
 
 
 def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -> None:
-    """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies: the next one must
-    roll back (C7)."""
-    header = world.backends[0].header()
+    """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies, or the commit fails:
+    whoever leads next must roll back (C7)."""
     currtx = world.store.currtx()
     plan = world.store.plan(currtx)
-    if header is not None and header.open is not None and header.open.txid == currtx and header.done < currtx and plan:
+    if plan and world.is_open(currtx):
         for partition, meta in plan.items():
             world.spout.expire(int(partition), max(meta["next"], 0))
-        for driver in drivers:
-            if driver.leadership is not None:
-                driver.crash()
+        world.faults_left = max(world.faults_left, 1 + int(world.chance.random() * 3))
+        if world.chance.random() < 0.5:
+            world.failing_commits = 1
+        else:
+            for driver in drivers:
+                if driver.leadership is not None:
+                    driver.crash()
     elif tries and not world.finished:
         world.at(7, lambda: _lose_open_range(world, drivers, tries - 1))
 

@@ -12,7 +12,8 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from framework import Fields
@@ -21,18 +22,25 @@ from framework.execution.records import AttemptHeader
 from framework.topology import Header
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
+from framework.transactions.coordinator import plan_digest
 from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
 from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
+from sinks.kafka_markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.simulation.kafka import SimKafka
 
 TOPOLOGY = "sim"
 FENCE = f"{TOPOLOGY}/epoch"
+INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
+TOPIC = "topic"
 SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
 TRACE_MAX = 2_000
+#: Of a fault at each step of a roll-back: they are rare, and all of them must be met.
+ROLL_BACK_PROBABILITY = 0.25
 
 
 class Violation(AssertionError):
@@ -58,16 +66,29 @@ class Shape:
     deletes: bool
     faults: int
     changes: int
+    back: str  # what goes back in time: "", "sink", "zookeeper"; or "another life", of ZooKeeper
     second_driver: bool
+    states: int
+    losses: int  # of ranges whose commit is open
+    topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The states."""
+        return SINKS[: self.states]
 
     @classmethod
     def of(cls, chance: random.Random) -> Shape:
         opaque = chance.random() < 0.6
         opaque_state = opaque or chance.random() < 0.4
+        states, topic_tasks = chance.choice(((2, 0), (2, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2)))
+        back = chance.choice(("",) * 7 + ("sink", "sink", "zookeeper", "zookeeper", "another life", "another life"))
+        losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
+        moody = opaque_state and chance.random() < 0.3
         return cls(
             opaque,
             opaque_state,
-            opaque_state and chance.random() < 0.3,
+            moody and topic_tasks < 2,  # C11: each of several tasks must see the same rows again
             chance.choice((1, 1, 2, 3)),
             chance.choice((1, 2, 3)),
             chance.randint(3, 10),
@@ -76,7 +97,11 @@ class Shape:
             chance.random() < 0.4,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
+            back,
             chance.random() < 0.5,
+            states,
+            chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
+            topic_tasks,
         )
 
 
@@ -100,10 +125,17 @@ class World:
         self.next_id = 0
         rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
-        self.backends = [SimBackend(self, index, name) for index, name in enumerate(SINKS)]
+        self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
+        self.kafka = SimKafka(self)
         self.oracle = Oracle(self)
         self.finished = False
+        self.stopped: str | None = None  # why it ended before everything was committed, as it had to
         self.corrupted = "nothing"
+        self.failing_commits = 0
+        self.restored: dict[int, int] = {}  # sink -> how often it went back in time
+        self.zookeeper_restored = False
+        self.restores: list[Any] = []
+        self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
 
@@ -120,19 +152,39 @@ class World:
         while not self.finished:
             if not self._heap:
                 raise Violation("13: nothing will ever happen again, and the source is not exhausted")
-            self.now, _, action = heapq.heappop(self._heap)
-            self.steps += 1
+            self._next()
             if self.faults_left:
                 quiet_from = self.steps
             if self.steps - quiet_from > STEPS_MAX or self.steps > 20 * STEPS_MAX:
                 raise Violation(f"13: no end {STEPS_MAX} steps after the last fault, at {self.now} ms")
-            action()
+
+    def _next(self) -> None:
+        self.now, _, action = heapq.heappop(self._heap)
+        self.steps += 1
+        action()
+
+    def meanwhile(self) -> None:
+        """In the middle of a step that is several requests: let others go on between two of them."""
+        if self._depth > 3 or self.chance.random() > 0.3:
+            return
+        self._depth += 1
+        for _ in range(1 + int(self.chance.random() * 30)):
+            if self._heap and not self.finished:
+                self._next()
+        self._depth -= 1
+
+    def stop(self, reason: str) -> None:
+        """The topology has stopped, as it had to."""
+        self.note(f"stops: {reason}")
+        self.stopped, self.finished = reason, True
 
     # --- faults --------------------------------------------------------------------------------------------------
 
     def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
         """Whether, and how, this step goes wrong."""
-        if not self.faults_left or self.chance.random() > probability:
+        if not self.faults_left:
+            return None
+        if self.chance.random() > (ROLL_BACK_PROBABILITY if "roll back" in step else probability):
             return None
         self.faults_left -= 1
         kind = kinds[int(self.chance.random() * len(kinds))]
@@ -151,15 +203,44 @@ class World:
         return [self.next_id]
 
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
-        """(key, weight) that a record means for a sink; weight None deletes the key."""
+        """(key, weight) that a record means for a sink; weight None deletes the key, 0 sets it to 0."""
         mixed = (record * 2654435761 + sink * 40503) & 0xFFFFFFFF
         shift = attempt_id if self.shape.moody and mixed % 3 == 0 else 0
         key = f"k{((mixed >> 8) + shift) % self.shape.keys}"
-        return key, None if self.shape.deletes and (mixed >> 16) % 7 == 0 else 1 << record
+        kind = (mixed >> 16) % 7 if self.shape.deletes else 2
+        return key, (None, 0)[kind] if kind < 2 else 1 << record
 
     def state(self, sink: int) -> MapState:
         kind = OpaqueMapState if self.shape.opaque_state else TransactionalMapState
-        return kind(self.backends[sink])
+        return kind(copy(self.backends[sink]))  # each process has its own, and they share the rows
+
+    def is_open(self, txid: int) -> bool:
+        """Whether some header says that the commit of a txid was opened, and none that it is done."""
+        opened = self.store.opened()
+        if opened is not None and opened["txid"] == txid and opened["plan_digest"] != ROLLED_BACK:
+            return True
+        headers = [each.header() for each in self.backends]
+        return any(
+            each is not None and each.open is not None and each.open.txid == txid and each.done < txid
+            for each in headers
+        )
+
+    def opened_range_is_lost(self) -> bool:
+        """Whether the commit of the next transaction was opened, and what it was planned from is gone from the source."""
+        currtx = self.store.currtx()
+        source, plan = self.spout._source, self.store.plan(currtx)
+        assert source is not None
+        if not self.is_open(currtx):
+            return False
+        return any(
+            meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
+        )
+
+    def rows(self, plan: dict[str, Any]) -> list[int]:
+        """The records of a plan, also those that the source has forgotten."""
+        source = self.spout._source
+        assert source is not None
+        return [row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]]
 
     def done(self) -> bool:
         """Whether every record that the source holds is committed, or lost."""
@@ -183,12 +264,42 @@ class SimBackend(MemoryBackend):
         return super().prepare(topology_id)
 
     def raise_header(self, expected: Header, new: Header) -> None:
+        must_be = self._must_be(expected, new)
+        self._check(expected)
+        if must_be not in ("", self._identity):
+            raise self._another_store(expected)
         super().raise_header(expected, new)
+        self._opened_in = self._identity
         self._world.oracle.header_changed(self._index, expected, new)
+
+    @property
+    def _identity(self) -> str:
+        """What tells this store from another one that takes its place (C27)."""
+        return f"store {self._world.restored.get(self._index, 0)}"
+
+    def forget_process(self) -> None:
+        """Whoever has opened something here is gone."""
+        self._opened_in = ""
+
+    def snapshot(self) -> tuple[Header, dict[tuple[Any, ...], Row]]:
+        return self.header() or Header(TOPOLOGY, f"first of {self._name}"), dict(self.rows())
+
+    def restore(self, snapshot: tuple[Header, dict[tuple[Any, ...], Row]]) -> None:
+        """Be as it was then, as after a restart from a backup."""
+        shared = self._rows()
+        header, rows = snapshot
+        shared.header = header
+        shared.rows.clear()
+        shared.rows.update(rows)
+        self._world.restored[self._index] = self._world.restored.get(self._index, 0) + 1
+        self._world.oracle.sink_went_back(self._index, header)
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
         world = self._world
         fault = world.fault("write rows", ("partial", "answer lost", "refused"))
+        if world.failing_commits:
+            world.failing_commits -= 1
+            fault = "refused"
         if fault == "refused":
             raise RetryableError("the sink did not take it")
         if fault == "partial" and len(keys) > 1:
@@ -217,6 +328,8 @@ class SimStore(CoordinationStore):
         self.written: dict[str, bytes] = {}  # as ``nodes``, without what the schedule corrupts: for the oracle
         self.version = 0
         self.epoch = 0
+        self.life = 0  # one more with each restore: sessions of before are unknown then
+        self.incarnations = 0
         self.holder: SimLeadership | None = None
         self.waiting: list[Callable[[], None]] = []
 
@@ -250,6 +363,41 @@ class SimStore(CoordinationStore):
             for wake in waiting:
                 self._world.soon(wake)
 
+    def snapshot(self) -> Any:
+        known = self._world.oracle
+        return dict(self.nodes), dict(self.written), self.version, self.epoch, dict(known.model), dict(known.positions)
+
+    def restore(self, snapshot: Any) -> None:
+        """Be as it was then. Sessions are over; whoever had one hears of it with its next request."""
+        if snapshot[0] == self.nodes:
+            return
+        nodes, written, self.version, self.epoch, model, positions = snapshot
+        self.nodes, self.written = dict(nodes), dict(written)
+        self.life += 1
+        self._world.zookeeper_restored = True
+        self._world.oracle.zookeeper_went_back(model, positions)
+        if self.holder is not None:
+            self.expire(self.holder)
+
+    def become_another(self) -> None:
+        """Be that of another topology of the same name, which has made as many transactions, of other records."""
+        currtx = self.currtx()
+        before = self.plan(currtx - 1)
+        if before is None or not any(meta["next"] for meta in before.values()):
+            return
+        plan = {each: {"first": 0, "next": max(meta["next"] - 1, 0)} for each, meta in before.items()}
+        documents = {
+            INCARNATION: "another one",
+            f"{TOPOLOGY}/meta": decode_document(self.written[f"{TOPOLOGY}/meta"], "meta"),
+            f"{TOPOLOGY}/coordinator/currtx": currtx,
+            f"{TOPOLOGY}/user/spout/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
+        }
+        self.epoch += 10
+        fence = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
+        nodes = {FENCE: fence, **{path: encode_document(each, path) for path, each in documents.items()}}
+        self.restore((nodes, nodes, 0, self.epoch, self._world.oracle.model, self._world.oracle.positions))
+        self._world.oracle.must_stop = "ZooKeeper is that of another life"
+
     def close(self) -> None:
         pass
 
@@ -261,7 +409,10 @@ class SimStore(CoordinationStore):
         before = self.currtx()
         for change in changes:
             for nodes in (self.nodes, self.written):
-                if isinstance(change, Put):
+                if isinstance(change, Put) and change.path == INCARNATION:
+                    self.incarnations += nodes is self.nodes  # nothing random: a seed is a schedule
+                    nodes[change.path] = encode_document(f"incarnation {self.incarnations}", change.path)
+                elif isinstance(change, Put):
                     nodes[change.path] = change.data
                 else:
                     nodes.pop(change.path, None)
@@ -275,6 +426,15 @@ class SimStore(CoordinationStore):
     def currtx(self) -> int:
         raw = self.written.get(f"{TOPOLOGY}/coordinator/currtx")
         return 1 if raw is None else int(decode_document(raw, "currtx"))
+
+    def incarnation(self) -> str:
+        raw = self.written.get(INCARNATION)
+        return "" if raw is None else str(decode_document(raw, "incarnation"))
+
+    def opened(self) -> dict[str, Any] | None:
+        """What committers without a header were opened for last (C24)."""
+        raw = self.written.get(f"{TOPOLOGY}/coordinator/open")
+        return None if raw is None else decode_document(raw, "open")
 
     def plan(self, txid: int) -> dict[str, Any] | None:
         raw = self.written.get(f"{TOPOLOGY}/user/spout/{txid}")
@@ -290,6 +450,7 @@ class SimLeadership(FencedLeadership):
         self._store = store
         self.identity = identity
         self.noticed = False
+        self._life = store.life
 
     @property
     def lost(self) -> bool:
@@ -299,7 +460,9 @@ class SimLeadership(FencedLeadership):
         fault = self._world.fault("zookeeper multi", ("reply lost", "request lost", "crash before", "crash after"))
         if fault == "crash before":
             raise Crashed
-        if fault == "request lost":
+        if self._store.life != self._life:
+            self.noticed = True
+        if fault == "request lost" or self.noticed:
             raise ReplyLost
         self._store.commit(changes, fence, version)
         if fault == "crash after":
@@ -320,19 +483,22 @@ class Oracle:
     """The short sequential fold, and what may never be seen."""
 
     world: World
-    model: dict[tuple[int, str], int] = field(default_factory=dict)
+    model: dict[tuple[int, str], int | None] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
-    results: dict[tuple[int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
+    results: dict[tuple[int, int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
     emitted: set[tuple[int, int]] = field(default_factory=set)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     committed: int = 0
     reset_epoch: int = 0
-    dead: set[tuple[int, int]] = field(default_factory=set)
+    dead: set[tuple[int, int, int]] = field(default_factory=set)
+    topic: dict[int, list[int]] = field(default_factory=dict)
+    behind: set[int] = field(default_factory=set)
+    must_stop: str = ""
 
     # --- what drivers do -----------------------------------------------------------------------------------------
 
     def emitting(self, txid: int, attempt_id: int) -> None:
-        if (txid, attempt_id) in self.emitted:
+        if (txid, attempt_id) in self.emitted and not self.world.zookeeper_restored:
             raise Violation(f"8: attempt {txid}:{attempt_id} is emitted twice")
         self.emitted.add((txid, attempt_id))
 
@@ -340,9 +506,9 @@ class Oracle:
         if header.epoch < self.reset_epoch:
             return  # of a leader that does not know yet that the positions were reset: it will not commit
         txid, attempt_id = header.txid, header.attempt_id
-        self.results[(txid, attempt_id)] = result
-        if not self.world.shape.opaque and not self.world.shape.moody:
-            first = next(each for (other, _), each in self.results.items() if other == txid)
+        self.results[(header.epoch, txid, attempt_id)] = result
+        if not self.world.shape.opaque and not self.world.shape.moody and not self.world.zookeeper_restored:
+            first = next(each for (_, other, _), each in self.results.items() if other == txid)
             if first != result:
                 raise Violation(f"4: {txid}:{attempt_id} carries {result}, an attempt before it {first}")
 
@@ -358,27 +524,57 @@ class Oracle:
         if currtx > 1 and store.plan(currtx - 1) is None:
             raise Violation(f"7: currtx is {currtx}, and the plan of {currtx - 1} is gone")
         if currtx == before + 1:
-            self._closed(before)
+            if self.must_stop:
+                raise Violation(f"C2: {before} is closed, and {self.must_stop}")
+            self._closed(before, writer)
 
-    def _closed(self, txid: int) -> None:
+    def sink_went_back(self, sink: int, header: Header) -> None:
+        self.dead.clear()  # fences that were closed may be open again, until the next raise
+        self.digests = {key: each for key, each in self.digests.items() if key[0] != sink}
+        if header.open is not None:
+            self.digests[(sink, header.open.txid)] = header.open.plan_digest
+
+    def zookeeper_went_back(self, model: dict[tuple[int, str], int | None], positions: dict[str, int]) -> None:
+        """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
+        lost = self.committed + 1 - self.world.store.currtx()
+        if lost in (0, 1):
+            self.model, self.positions = dict(model), dict(positions)
+            self.committed -= lost
+        else:
+            self.must_stop = f"ZooKeeper has forgotten {lost} transactions"
+
+    def _closed(self, txid: int, epoch: int) -> None:
         """A transaction is over: apply its last attempt to the model, and compare."""
         world = self.world
         headers = [backend.read_header() for backend in world.backends]
-        for header, name in zip(headers, SINKS, strict=True):
-            if header.done != txid:
+        for sink, (header, name) in enumerate(zip(headers, world.shape.names, strict=True)):
+            if header.done == txid:
+                continue
+            if sink not in world.restored or sink in self.behind:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
-        attempts = {header.open.attempt_id for header in headers if header.open is not None}
+            self.behind.add(sink)  # it went back after it was done, and the next raise finds out
+        attempts = {each.open.attempt_id for each in headers if each.open is not None and each.done == txid}
+        opened = world.store.opened()
+        if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
+            attempts.add(opened["attempt_id"])
+        if self.behind and not attempts:
+            return  # nobody is left to tell which attempt it was
         if len(attempts) != 1:
             raise Violation(f"3: {txid} was committed by attempts {attempts}")
         plan = world.store.plan(txid)
         assert plan is not None
         self._tile(txid, plan)
         (attempt_id,) = attempts
-        for sink, operations in enumerate(self.results[(txid, attempt_id)]):
+        for sink, operations in enumerate(self.results[(epoch, txid, attempt_id)][: world.shape.states]):
             for key, weight in operations:
-                self.model[(sink, key)] = 0 if weight is None else self.model.get((sink, key), 0) + weight
+                self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
+        if world.shape.topic_tasks and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan)):
+            raise Violation(
+                f"1: {txid} is closed, and the topic holds {sorted(self.topic.get(txid, []))} of it, not "
+                f"{sorted(world.rows(plan))}"
+            )
         if world.done():
             world.finished = True
 
@@ -397,7 +593,7 @@ class Oracle:
     def positions_forgotten(self) -> None:
         self.positions = dict.fromkeys(self.positions, 0)
         self.reset_epoch = self.world.store.epoch
-        self.results = {key: each for key, each in self.results.items() if key[0] <= self.committed}
+        self.results = {key: each for key, each in self.results.items() if key[1] <= self.committed}
 
     # --- what the sinks see --------------------------------------------------------------------------------------
 
@@ -405,7 +601,10 @@ class Oracle:
         if after.done < before.done or after.epoch < before.epoch:
             raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
         currtx = self.world.store.currtx()
-        if after.done not in (currtx - 1, currtx):
+        taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
+        if after.done > currtx and self.world.zookeeper_restored:
+            self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
+        elif after.done not in (currtx - 1, currtx) and not (taken_over and sink in self.world.restored):
             raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:
             return
@@ -414,22 +613,54 @@ class Oracle:
             raise Violation(f"3: {SINKS[sink]} was opened for {after.open.txid} with plan {known}, now {after.open}")
         self.digests[(sink, after.open.txid)] = after.open.plan_digest
 
+    def is_behind(self, sink: int) -> bool:
+        """Whether a sink has lost a transaction that is closed: whoever raises its header next must stop."""
+        header = self.world.backends[sink].header()
+        return sink in self.world.restored and header is not None and header.done < self.committed
+
+    def may_stop(self, reason: str) -> bool:
+        """Whether a stop names a store that went back, and has lost something."""
+        world = self.world
+        if world.zookeeper_restored:
+            return any(each in reason for each in ("ZooKeeper", "went back", "cannot be undone", "incarnation"))
+        plan = world.store.plan(world.store.currtx())
+        for sink in world.restored:
+            header = world.backends[sink].header()
+            if header is None or world.backends[sink].location not in reason:
+                continue
+            opened = header.open is not None and header.open.txid == self.committed + 1
+            other = header.incarnation != world.store.incarnation()
+            if other or self.is_behind(sink) or (opened and header.open.plan_digest != plan_digest(plan or {})):  # type: ignore[union-attr]
+                return True
+        return False
+
     def rows_written(self, sink: int, keys: Sequence[tuple[Any, ...]], rows: Sequence[Row]) -> None:
         header = self.world.backends[sink].read_header()
         if header.open is None:
             raise Violation(f"C1: rows reached {SINKS[sink]} before its header was raised")
-        if (header.open.txid, header.open.attempt_id) in self.dead:
+        if (header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
             raise Violation(f"fence: {header.open} wrote to {SINKS[sink]} after it was closed")
         for key, row in zip(keys, rows, strict=True):
             stamp = (row.stamp.txid, row.stamp.epoch, row.stamp.attempt_id)
             if stamp != (header.open.txid, header.epoch, header.open.attempt_id):
                 raise Violation(f"9: {stamp} wrote {key} to {SINKS[sink]}, which is open for {header.open}")
             if header.open.txid == self.committed + 1:
-                before = self.model.get((sink, key[0]), 0)
-                if (row.prev[0] if row.prev is not None else 0) != before:
+                before = self.model.get((sink, key[0]))
+                if (row.prev[0] if row.prev is not None else None) != before:
                     raise Violation(f"10: {key} of {SINKS[sink]} keeps prev {row.prev}, and it was {before}")
         if header.open.txid == self.committed:
             self.compare()
+
+    # --- what Kafka sees -----------------------------------------------------------------------------------------
+
+    def sent(self, marker: Marker, records: Sequence[int]) -> None:
+        """A kafka_txn is committed: nobody can undo it."""
+        if marker.txid != self.committed + 1:
+            raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
+        held = self.topic.setdefault(marker.txid, [])
+        if twice := sorted({*held}.intersection(records)):
+            raise Violation(f"1: records {twice} of txid {marker.txid} are in the topic twice, now by {marker}")
+        held += records
 
     def probe_values(self) -> None:
         """The second line behind the header: a writer of an older txid is refused by the row itself."""
@@ -445,17 +676,24 @@ class Oracle:
     def compare(self) -> None:
         """Invariant 1, for every key of every sink."""
         for sink, backend in enumerate(self.world.backends):
+            if self.is_behind(sink):
+                continue
             rows = backend.rows()
             for key in {each for other, each in self.model if other == sink} | {key[0] for key in rows}:
                 row = rows.get((key,))
-                found = row.value[0] if row is not None and row.value is not None else 0
-                if found != self.model.get((sink, key), 0):
+                found = row.value[0] if row is not None and row.value is not None else None
+                if found != self.model.get((sink, key)):
                     raise Violation(
                         f"1: after txid {self.committed} {SINKS[sink]}[{key}] is {_bits(found)}, not "
-                        f"{_bits(self.model.get((sink, key), 0))}"
+                        f"{_bits(self.model.get((sink, key)))}"
                     )
 
 
-def _bits(value: int) -> list[int]:
+def applied(weight: int | None, old: int | None) -> int | None:
+    """What a record makes of a value; None: there is none, or it was deleted."""
+    return (old or 0) + weight if weight else weight
+
+
+def _bits(value: int | None) -> list[int] | None:
     """The records that a value counts (one that is counted twice shows as its successor)."""
-    return [each for each in range(value.bit_length()) if value >> each & 1]
+    return None if value is None else [each for each in range(value.bit_length()) if value >> each & 1]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from framework import TransactionAttempt
+from framework.errors import ConfigError
 from framework.execution import FailureKind
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader
@@ -67,7 +68,26 @@ def test_a_txid_that_is_open_with_another_plan_is_refused(backend: MemoryBackend
 
 def test_a_txid_that_was_rolled_back_may_be_opened_with_any_plan(backend: MemoryBackend) -> None:
     force(backend, opened=OpenCommit(1, 3, ROLLED_BACK))
-    assert phase(backend).run(attempt(1, 4, "another"), replay=False).failure is None
+    assert phase(backend, 2).run(attempt(1, 4, "another", 2), replay=False).failure is None
+
+
+def test_what_was_opened_in_the_leaders_own_epoch_stops_it_at_the_start(backend: MemoryBackend) -> None:
+    """ZooKeeper went back to before the last election: epochs and attempt ids would be given out again."""
+    force(backend, opened=OpenCommit(1, 1, "plan"), epoch=2)
+    with pytest.raises(ConfigError, match="was written by epoch 2, and ZooKeeper is at epoch 2"):
+        phase(backend, 2)
+
+
+def test_a_raise_that_finds_a_header_of_another_incarnation_stops(backend: MemoryBackend) -> None:
+    """The table was dropped, and made again by somebody, while the topology ran."""
+    executor: Any = OneTask(OpaqueMapState(backend), dog=1)
+    committing = CommitPhase("topology", [executor.state], executor, 1, incarnation="first")
+    committing.open(1, {})
+    backend.raise_header(backend.read_header(), Header("topology", "somebody's", 1))
+    failures = [committing.run(attempt(1, each), replay=False).failure for each in (1, 2)]
+    assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
+    assert "and the topology 'topology' is of first" in failures[-1].message
+    assert backend.items() == {}
 
 
 def test_a_header_that_is_open_for_a_later_attempt_is_not_taken(backend: MemoryBackend) -> None:

@@ -1,0 +1,165 @@
+"""A simulated Kafka: one topic, markers, transactional ids. The writer is the real one, with a broker that loses answers.
+
+A commit that has no answer may be done, may never be done, and may be done later, as long as nobody has initialised its
+transactional id. Between two requests of a writer, anybody else may go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from framework import BaseTransactionalBolt, Committer
+from framework.errors import RetryableError
+from framework.kafka_clients import KafkaSettings
+from framework.topology import Standing, TopologyContext
+from sinks.kafka_markers import Marker
+from sinks.kafka_writer import KafkaRecord, MarkedWriter
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+WORKERS = 3
+_SETTINGS = KafkaSettings("simulated:9092", None)
+
+
+class SimKafka:
+    """What the broker holds, and the processes that keep producers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.epochs: dict[str, int] = {}  # of transactional ids
+        self.markers: dict[str, Marker] = {}
+        self.life = 0
+        self._writers: dict[tuple[int, str], SimWriter] = {}
+
+    def initialise(self, transactional_id: str) -> int:
+        self.epochs[transactional_id] = self.epochs.get(transactional_id, 0) + 1
+        return self.epochs[transactional_id]
+
+    def commit(self, transactional_id: str, epoch: int, marker: Marker, records: list[int]) -> bool:
+        """End a kafka_txn; False when another producer has taken the id over, or its process is gone."""
+        if self.epochs[transactional_id] != epoch:
+            return False
+        self.world.oracle.sent(marker, records)
+        self.markers[marker.writer] = marker
+        return True
+
+    def restart_workers(self) -> None:
+        """Tasks that were under way end, and so do kept producers."""
+        self.life += 1
+        self._writers.clear()
+
+    def write(self, records: Sequence[KafkaRecord], marker: Marker, life: int) -> None:
+        if life != self.life:
+            raise RetryableError("the worker is gone")
+        self._writer(marker.writer).write("topic", records, marker)
+
+    def _writer(self, name: str) -> SimWriter:
+        """The writer that one of the workers keeps, which may have died meanwhile; never one that is in use."""
+        chance = self.world.chance
+        first = int(chance.random() * WORKERS)
+        if self.world.fault("worker", ("dies",), 0.03):
+            self._writers.pop((first, name), None)
+        worker = first
+        while (kept := self._writers.get((worker, name))) is not None and kept.in_use:
+            worker += 1
+        return self._writers.setdefault((worker, name), SimWriter(self.world, name))
+
+
+class SimWriter(MarkedWriter):
+    """The real writer; its requests go to the simulated broker."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(_SETTINGS, f"sim/{name}", "markers", name)
+        self._world = world
+        self._life = world.kafka.life
+
+    @property
+    def in_use(self) -> bool:
+        return self._lock.locked()
+
+    def _check_topics(self, topic: str) -> None:
+        pass
+
+    def _initialised(self) -> Any:
+        fault = self._world.fault("kafka: initialise", ("request lost", "answer lost"))
+        if fault == "request lost":
+            raise RetryableError("the broker did not initialise the id")
+        producer = SimProducer(self._world, self._transactional_id, self._life)
+        if fault == "answer lost":
+            raise RetryableError("the broker's answer was lost")
+        self._world.meanwhile()
+        return producer
+
+    def _last_marker(self, topology_id: str) -> Marker | None:
+        last = self._world.kafka.markers.get(self._writer)
+        self._world.meanwhile()
+        return last
+
+
+class SimProducer:
+    """As much of ``confluent_kafka.Producer`` as a writer uses."""
+
+    def __init__(self, world: World, transactional_id: str, life: int) -> None:
+        self._world = world
+        self._id = transactional_id
+        self._epoch = world.kafka.initialise(transactional_id)
+        self._life = life
+        self._sent: list[bytes] = []
+        self._fenced = False
+
+    def begin_transaction(self) -> None:
+        self._sent = []
+
+    def produce(self, topic: str, value: bytes, *arguments: Any, **options: Any) -> None:
+        self._sent.append(value)
+
+    def poll(self, timeout_s: float) -> int:
+        if self._fenced:
+            raise KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
+        return 0
+
+    def flush(self, timeout_s: float) -> int:
+        self._world.meanwhile()
+        return 0
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        fault = self._world.fault("kafka: commit", ("request lost", "request late", "answer lost"))
+        if fault == "request late":
+            self._world.at(int(self._world.chance.random() * 2_500), self._commit)
+        elif fault != "request lost":
+            self._commit()
+        if fault is not None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+        if self._fenced:
+            raise KafkaException(KafkaError(KafkaError.PRODUCER_FENCED, "fenced", fatal=True))
+
+    def _commit(self) -> None:
+        *records, marker = self._sent
+        done = self._life == self._world.kafka.life and self._world.kafka.commit(
+            self._id, self._epoch, Marker(**json.loads(marker)), list(map(int, records))
+        )
+        self._fenced = not done
+
+
+class TopicSink(BaseTransactionalBolt, Committer):
+    """Stands for a ``KafkaSink`` in the topology: its tasks are the simulator's."""
+
+    deterministic = True
+
+    def __init__(self, kafka: SimKafka) -> None:
+        self._kafka = kafka
+
+    def execute(self, tup: Any) -> None:
+        raise AssertionError("the simulator has tasks of its own")
+
+    def finish_batch(self) -> None:
+        raise AssertionError("the simulator has tasks of its own")
+
+    def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        for marker in self._kafka.markers.values():
+            marker.check(context.topology_id, standing)
