@@ -103,6 +103,10 @@ RULES: dict[str, str] = {
     "C21": "Tombstones are removed only of transactions that are over; null, absent and deleted are three things.",
     "C22": "Which task a key belongs to follows from a named hash of its value, however that value is represented.",
     "C23": "A state that the tasks of a cluster cannot reach is refused at the start.",
+    "C24": "A stored plan counts as opened only when a header says so; what was dropped is not met again.",
+    "C25": "A header or marker of another incarnation, or one that does not fit what is next, stops the topology.",
+    "C27": "Between the opening of a commit and its end the store is the same one, or the attempt is repeated.",
+    "C28": "A transaction that a state was opened for with another plan is refused.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}
