@@ -23,6 +23,9 @@ from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.runners import DATA, WORDS, start
 
+# In one process that runs Spark, in-process runs too: a DataFrame needs a session.
+pytestmark = pytest.mark.spark
+
 
 class TopWords(DataFrameBolt):
     """Words and how often they are in the batch, with their rank: a window, which no other bolt has."""

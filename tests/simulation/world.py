@@ -558,7 +558,11 @@ class Oracle:
         if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
-            return  # nobody is left to tell which attempt it was
+            self.must_stop = "no sink holds the transaction before"  # nobody is left to tell which attempt it was
+            self._tile(txid, world.store.plan(txid) or {})
+            self.committed = txid
+            world.finished = world.finished or world.done()
+            return
         if len(attempts) != 1:
             raise Violation(f"3: {txid} was committed by attempts {attempts}")
         plan = world.store.plan(txid)
