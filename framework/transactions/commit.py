@@ -106,10 +106,11 @@ class CommitPhase:
     def _take_over(self, state: FencedState) -> Header:
         """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
         yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
-        for _ in range(TAKE_OVER_TRIES):
+        for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
-            # this leader has opened nothing yet: what its own epoch has opened was another one's
-            if header.epoch > self._epoch or (header.epoch == self._epoch and header.open is not None):
+            # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
+            another = header.open is not None or (not tried and header.incarnation == self._incarnation)
+            if header.epoch > self._epoch or (header.epoch == self._epoch and another):
                 raise ConfigError(
                     f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
                     "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"

@@ -36,7 +36,7 @@ def test_driver_killed_again_and_again_ends_exact(
 ) -> None:
     chance = random.Random(seed)
     kills = often(2, 20)
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, often(4_000, 1_000), "/driver")
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, often(2_000, 1_000), "/driver")
     killed, moments = 0, []
     try:
         while killed < kills:
