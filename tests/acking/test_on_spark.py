@@ -17,9 +17,10 @@ from framework.acking.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution import spark_rounds
 from framework.execution.spark import python_part
-from tests.kit.homes import homes_of, until
+from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
+from tests.kit.stores import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +35,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
         assert run.status().rounds >= (5 if ackers else 1)
         pids = homes_of(run)
         assert len(pids) == 2
-    until(lambda: not any(map(alive, pids)))
+    wait_for(lambda: not any(map(alive, pids)))
     assert check_every_word_was_seen(tmp_path, 300) == 0
     words = Counter(word for number in range(300) for word in sentence_of(number).split())
     assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())
@@ -48,10 +49,10 @@ def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str,
     which = seed % 2
     conf = {"spark.master": spark, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 2}
     with submit(word_count(tmp_path, 2_000), conf) as run:
-        until(lambda: len(noted(tmp_path, "acked")) > 200)
+        wait_for(lambda: len(noted(tmp_path, "acked")) > 200)
         first = homes_of(run)
         os.kill(first[which], signal.SIGKILL)
-        until(lambda: homes_of(run) != first)
+        wait_for(lambda: homes_of(run) != first)
         run.wait_until_idle(120)
         status = run.status()
         assert status.rounds_lost >= 1
@@ -87,7 +88,7 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
         assert process.wait_for(lambda: len(noted(tmp_path, "acked")) > 100)
         pids = {int(line.split()[1]) for line in noted(tmp_path, "opened")}
         assert process.kill()
-        until(lambda: not any(map(alive, pids)), 20)
+        wait_for(lambda: not any(map(alive, pids)), 20)
         assert len(noted(tmp_path, "acked")) < 300
         process.start("--until-caught-up")
         assert process.finish() == 0, process.tail()

@@ -16,9 +16,10 @@ from framework.acking.spark import SparkRounds
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers
-from tests.kit.homes import homes_of, until
+from tests.kit.homes import homes_of
 from tests.kit.kafka_counts import run as run_and_kill
 from tests.kit.state_parts import Count, Log, lmdb
+from tests.kit.stores import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -39,11 +40,11 @@ def test_a_home_that_is_killed_takes_no_state_with_it(
     )
     conf["topology.max.spout.pending"] = 500
     with submit(topology, conf) as run:
-        until(lambda: run.status().checkpoint is not None and run.status().checkpoint.txid >= 2)  # type: ignore[union-attr]
+        wait_for(lambda: run.status().checkpoint is not None and run.status().checkpoint.txid >= 2)  # type: ignore[union-attr]
         first = homes_of(run)
         assert isinstance(run._executor, SparkRounds)
         os.kill(first[seed % 2], signal.SIGKILL)
-        until(lambda: homes_of(run) != first)
+        wait_for(lambda: homes_of(run) != first)
         run.wait_until_idle(120)
         assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
     config = Config.of(conf)
