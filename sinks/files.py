@@ -27,10 +27,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -55,6 +54,9 @@ from framework.topology import (
 )
 from sinks.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
 from sinks.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 #: A file is not made larger than this, and compaction makes them about as large.
 TARGET_BYTES = 128 * 1024 * 1024
@@ -341,6 +343,8 @@ class FileTable(FencedState):
         return self.dataset_of(self.files())
 
     def dataset_of(self, files: Sequence[DataFile]) -> ds.Dataset:
+        import pyarrow.dataset as ds  # here: it imports pandas, which no process needs that reads no table
+
         shape = self.shape
         form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
         fragments = []

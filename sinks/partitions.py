@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from framework.errors import TopologyError
 
@@ -95,7 +94,7 @@ def texts_in(path: str, names: Sequence[str]) -> Texts | None:
     return tuple(None if found[name] == NULL_FOLDER else unquote(found[name]) for name in names)
 
 
-def expression_of(schema: pa.Schema, names: Sequence[str], texts: Texts) -> ds.Expression:
+def expression_of(schema: pa.Schema, names: Sequence[str], texts: Texts) -> pc.Expression:
     """What holds for every row of a partition, for pyarrow, which fills the columns in by it. Raises ``pa.ArrowInvalid``
     for texts that are no values of these columns."""
     known = (
