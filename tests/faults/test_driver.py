@@ -37,7 +37,7 @@ def test_a_driver_that_dies_at_some_step_boundaries_ends_exact(
 ) -> None:
     """Each life some boundaries further from its start than the one before."""
     job = make_job(values=values)
-    boundaries = range(1, 28, often(5, 3))
+    boundaries = range(1, 28, often(9, 3))
     died = die_at_each(job, faults, boundaries)
     assert len(died) > len(boundaries) // 2, died
     job.finish()

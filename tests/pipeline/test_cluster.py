@@ -89,7 +89,7 @@ def test_the_framework_and_the_users_modules_reach_executors_that_have_neither(
     known = subprocess.run([python, "-c", "import framework"], cwd="/", capture_output=True, text=True, check=False)
     assert "ModuleNotFoundError" in known.stderr  # or this would show nothing
     table = name.replace("-", "_")
-    with SparkCluster(tmp_path / "spark", 2) as cluster:
+    with SparkCluster(tmp_path / "spark", 1) as cluster:
         settings = {
             "spark.master": cluster.address,
             "spark.executor.memory": "512m",

@@ -35,7 +35,7 @@ def test_driver_killed_again_and_again_ends_exact(
     flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, often: Callable[[int, int], int]
 ) -> None:
     chance = random.Random(seed)
-    kills = often(2, 20)
+    kills = often(1, 20)
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, often(2_000, 1_000), "/driver")
     killed, moments = 0, []
     try:
@@ -74,7 +74,7 @@ def _pause(run: FlightsRun, seconds: float) -> None:
     ("server", "spout"),
     [
         ("kafka", "opaque"),
-        ("zookeeper", "transactional"),
+        pytest.param("zookeeper", "transactional", marks=pytest.mark.slow),
         pytest.param("kafka", "transactional", marks=pytest.mark.slow),
         pytest.param("zookeeper", "opaque", marks=pytest.mark.slow),
     ],

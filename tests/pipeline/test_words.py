@@ -62,7 +62,7 @@ def test_words_and_histogram_agree_after_the_process_died_between_their_commits(
 ) -> None:
     """The process ends, without a word, when one table is written and the other is not; again and again."""
     database = tmp_path / "words.db"
-    died, lives = 0, often(4, 10)
+    died, lives = 0, often(2, 10)
     for seed in range(30):
         answer = subprocess.run(
             [
