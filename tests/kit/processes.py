@@ -58,10 +58,15 @@ class RunProcess:
             time.sleep(0.01)
         return True
 
+    @property
+    def pid(self) -> int:
+        """The driver's."""
+        assert self.process is not None
+        return self.process.pid
+
     def signal(self, which: signal.Signals) -> None:
         """Send a signal to the driver alone."""
-        assert self.process is not None
-        os.kill(self.process.pid, which)
+        os.kill(self.pid, which)
 
     def kill(self) -> bool:
         """kill -9 of the driver, and of nothing else; False when it had ended by itself."""
