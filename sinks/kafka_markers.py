@@ -6,7 +6,7 @@ Invariants:
 
 1. A writer writes only after a marker of its own topology and incarnation, or after none (C25).
 2. A marker is that of the last committed transaction which had records for its writer, or of the one being committed.
-3. Whoever reads waits for no writer that is gone: it ends what that one left open (ADR 30).
+3. Whoever reads waits for no writer that is gone: it ends what that one left open (ADR 10).
 """
 
 from __future__ import annotations

@@ -113,6 +113,7 @@ def kill_often(
             _await(process, progress)
             for kind in order:
                 killed_at = time.monotonic()
+                process.note(f"kill {seen.kills.total() + 1} of {len(order)}: {kind}")
                 kinds[kind]()
                 seen.kills[kind] += 1
                 if chance.random() >= overlapping:

@@ -40,6 +40,11 @@ class RunProcess:
                 start_new_session=True,
             )
 
+    def note(self, words: str) -> None:
+        """Write a line of the test's own between those of the driver."""
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%H:%M:%S', time.gmtime())} test: {words}\n")
+
     def said(self, words: str) -> bool:
         """Whether this start has printed ``words``."""
         with open(self.log, "rb") as log:
