@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,6 +26,9 @@ from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from framework.topology import Standing, TopologyContext, TransactionAttempt
 
 _log = structlog.get_logger()
+#: What a transactional client says by itself: it calls the end of a lease fatal, and everything else is raised as well.
+_client_log = logging.getLogger(__name__)
+_client_log.addHandler(logging.NullHandler())
 
 #: 1 had no incarnation, and keys without the topology.
 MARKER_FORMAT = 2
@@ -143,6 +147,7 @@ def transactional_id_of(topology_id: str, writer: str) -> str:
 def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str) -> Producer:
     """A producer that has ended every other one of its id, and whatever that left open. Raises ``KafkaException``."""
     made = {
+        "logger": _client_log,
         **settings.producer(),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
