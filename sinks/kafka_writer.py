@@ -49,6 +49,8 @@ _POLL_S = 0.05
 _MARKERS_PARTITION = 0
 _ANY_PARTITION = -1
 _TAKEN = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+#: What a client that is over may say before it says why.
+_OVER = (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 W = TypeVar("W")
 
 
@@ -239,10 +241,12 @@ class MarkedWriter:
             self._undelivered.append(error)
 
     def _explained(self, error: KafkaException) -> Exception:
-        fatal = self._fatal()
-        if any(each.args[0].code() in _TAKEN for each in (error, fatal) if each is not None):
+        why = self._fatal() or error
+        if any(each.args[0].code() in _TAKEN for each in (error, why)):
             return _LeaseLost(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
-        return _too_large(self._writer, error) or self._errors.explain(error, self._producer)
+        if why.args[0].code() in _OVER:
+            return _ClientFailed(f"{self._writer}: the Kafka client failed: {why.args[0].str()}{self._errors.reason()}")
+        return _too_large(self._writer, error) or self._errors.explain(why)
 
 
 def _too_large(where: str, error: KafkaException) -> ConfigError | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -431,6 +432,17 @@ class TestMarkedWriter:
         kept.write(name, record("one"), marker(1))
         written().write(name, record("two"), marker(2))
         assert not kept.write(name, record("two again"), marker(2, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+
+    def test_a_kept_client_that_is_over_and_has_not_said_why_begins_anew_in_place(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        """Seen of a fenced producer: a record is refused for a fatal error, which itself comes later."""
+        kept = written()
+        kept.write(name, record("one"), marker(1))
+        over = KafkaException(KafkaError(KafkaError._FATAL))
+        kept._producer = Mock(wraps=kept._producer, produce=Mock(side_effect=over))
+        assert kept.write(name, record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_markers_are_read_after_the_id_was_initialised(
