@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fault_plugin import Faults
-from tests.kit.kafka_copies import KINDS, run
+from tests.kit.kafka_copies import KINDS, ON_CLUSTER, run
 from tests.kit.stores import server_of
 
 #: How many kills in each test.
@@ -39,8 +39,8 @@ def test_each_record_is_copied_once_and_each_bad_one_is_one_letter_whatever_is_k
     tmp_path: Path, seed: int, faults: Faults, workers: int, store: str, settings: dict[str, Any]
 ) -> None:
     chance = random.Random(seed)
-    kinds = [*KINDS, *["executor"] * 3] if workers else KINDS
-    order = [chance.choice(kinds) for _ in range(KILLS)]
+    kinds = {**KINDS, **(ON_CLUSTER if workers else {})}
+    order = chance.choices(list(kinds), list(kinds.values()), k=KILLS)
     with server_of(store, tmp_path) as (address, _):
         outcome = run(tmp_path, order, chance, store=store, address=address, workers=workers, **settings)
     faults.injected(KILLS)

@@ -26,19 +26,22 @@ from tests.kit.stores import backend
 from tests.kit.striking import lose_a_reply
 from tests.kit.topics import Topics
 
-KINDS = (
-    "driver",
-    "worker",
-    "broker",
-    "broker stopped",
-    "zookeeper",
-    "Kafka cut",
-    "Kafka reset",
-    "Kafka's reply lost",
-    "ZooKeeper cut",
-    "ZooKeeper reset",
-    "ZooKeeper's reply lost",
-)
+#: What may be struck, by weight.
+KINDS = {
+    "driver": 4,
+    "worker": 3,
+    "broker": 2,
+    "broker stopped": 1,
+    "zookeeper": 2,
+    "Kafka cut": 1,
+    "Kafka reset": 1,
+    "Kafka's reply lost": 1,
+    "ZooKeeper cut": 1,
+    "ZooKeeper reset": 1,
+    "ZooKeeper's reply lost": 1,
+}
+#: With a cluster, too.
+ON_CLUSTER = {"executor": 4}
 OUT, DEAD = "copies", "letters"
 KEYS = 40
 BAD_SHARE = 0.05
@@ -153,7 +156,7 @@ class Outcome:
 def run(
     folder: Path, order: list[str], chance: random.Random, *, store: str, address: str, workers: int, **settings: Any
 ) -> Outcome:
-    """Kill what ``order`` says, of ``KINDS`` and, where there are Spark ``workers``, "executor". Every client of Kafka and the
+    """Kill what ``order`` says, of ``KINDS`` and, where there are Spark ``workers``, of ``ON_CLUSTER``. Every client of Kafka and the
     driver's ZooKeeper client go by a proxy each."""
     with TcpProxy("127.0.0.1:1") as to_kafka, TcpProxy("127.0.0.1:1") as to_zookeeper:
         advertised = {"advertised.listeners": f"PLAINTEXT://{to_kafka.address}"}
