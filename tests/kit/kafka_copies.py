@@ -156,8 +156,8 @@ class Outcome:
 def run(
     folder: Path, order: list[str], chance: random.Random, *, store: str, address: str, workers: int, **settings: Any
 ) -> Outcome:
-    """Kill what ``order`` says, of ``KINDS`` and, where there are Spark ``workers``, of ``ON_CLUSTER``. Every client of Kafka and the
-    driver's ZooKeeper client go by a proxy each."""
+    """Kill what ``order`` says, of ``KINDS`` and, where there are Spark ``workers``, of ``ON_CLUSTER``. Every client of
+    Kafka and the driver's ZooKeeper client go by a proxy each."""
     with TcpProxy("127.0.0.1:1") as to_kafka, TcpProxy("127.0.0.1:1") as to_zookeeper:
         advertised = {"advertised.listeners": f"PLAINTEXT://{to_kafka.address}"}
         with EmbeddedServers(folder / "servers", kafka_settings=advertised) as servers:
