@@ -187,7 +187,7 @@ def run(
                     order,
                     lambda: committed_txid(coordination, "copies"),
                     servers,
-                    per_second=100,
+                    per_second=60,
                     more={
                         "broker stopped": lambda: (servers.kafka.stop(), servers.kafka.start()),
                         **_strikes("Kafka", to_kafka, chance),
