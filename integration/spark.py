@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from integration.server import Server, free_port, start_together, stop_all, wait
 
 _ANSWER_TIMEOUT_S = 5.0
 _REGISTER_TIMEOUT_S = 60.0
+#: Spark's own, or Ratchet's in its place.
+_DAEMON = re.compile(r"-m (pyspark\.daemon|framework\.execution\.spark_daemon)\b")
 
 
 class _SparkProcess(Server):
@@ -143,10 +147,7 @@ class SparkCluster:
 
     def python_workers(self) -> list[int]:
         """The pids of the executors' Python workers, their daemons apart."""
-        daemons = [
-            pid for executor in self.executors() for pid in descendants(executor) if "pyspark.daemon" in _command(pid)
-        ]
-        return [pid for pid in daemons if any(pid in descendants(other) for other in daemons if other != pid)]
+        return python_workers(self.executors())
 
     def await_executors(self, count: int, timeout_s: float = _REGISTER_TIMEOUT_S) -> list[int]:
         """Wait until so many executors run; returns their pids."""
@@ -159,6 +160,12 @@ class SparkCluster:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def python_workers(parents: Sequence[int]) -> list[int]:
+    """The pids of the Python workers below executors, or below drivers with a local master, their daemons apart."""
+    daemons = [pid for parent in parents for pid in descendants(parent) if _DAEMON.search(_command(pid))]
+    return [pid for pid in daemons if any(pid in descendants(other) for other in daemons if other != pid)]
 
 
 def descendants(pid: int) -> list[int]:

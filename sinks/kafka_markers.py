@@ -6,26 +6,38 @@ Invariants:
 
 1. A writer writes only after a marker of its own topology and incarnation, or after none (C25).
 2. A marker is that of the last committed transaction which had records for its writer, or of the one being committed.
+3. Whoever reads waits for no writer that is gone: it ends what that one left open (ADR 10).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+import structlog
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings
 from framework.topology import Standing, TopologyContext, TransactionAttempt
 
+_log = structlog.get_logger()
+#: What a transactional client says by itself: it calls the end of a lease fatal, and everything else is raised as well.
+_client_log = logging.getLogger(__name__)
+_client_log.addHandler(logging.NullHandler())
+
 #: 1 had no incarnation, and keys without the topology.
 MARKER_FORMAT = 2
 #: For every single step with the broker; below the driver's patience, so that an attempt fails by itself.
 STEP_TIMEOUT_S = 15.0
+#: A writer that is alive ends its kafka_txn sooner than this. One that does not loses it, and with it an attempt.
+OPEN_PATIENCE_S = 3.0
+#: A broker aborts what a dead writer left open after this long.
+TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
 _ANEW = "restore the one that was lost, or start anew with `python -m framework.reset --everything`"
 
@@ -127,6 +139,25 @@ def writer_of(context: TopologyContext) -> str:
     return f"{context.component_id}/{context.task_index}"
 
 
+def transactional_id_of(topology_id: str, writer: str) -> str:
+    """One writer's, and no other's: ids hold no ``/``."""
+    return f"ratchet-{topology_id}/{writer}"
+
+
+def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str) -> Producer:
+    """A producer that has ended every other one of its id, and whatever that left open. Raises ``KafkaException``."""
+    made = {
+        "logger": _client_log,
+        **settings.producer(),
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "error_cb": errors.heard,
+    }
+    producer = errors.made(lambda: Producer(made))
+    producer.init_transactions(STEP_TIMEOUT_S)
+    return producer
+
+
 def markers_topic(context: TopologyContext, given: str | None) -> str:
     return given or f"ratchet-markers-{context.topology_id}"
 
@@ -158,7 +189,7 @@ def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[
     ``CorruptStateError`` for what is no marker, ``RetryableError``."""
     errors, admin = _client(settings)
     found: dict[str, Marker] = {}
-    for offset, value in _last_of_each_key(settings, errors, admin, topic):
+    for offset, value in _last_of_each_key(settings, errors, admin, topic, topology_id):
         marker = _parsed(value, f"topic {topic!r}, offset {offset}")
         if marker.topology_id != topology_id:
             raise ConfigError(
@@ -175,13 +206,14 @@ def _client(settings: KafkaSettings) -> tuple[ConnectionErrors, AdminClient]:
 
 
 def _last_of_each_key(
-    settings: KafkaSettings, errors: ConnectionErrors, admin: AdminClient, topic: str
+    settings: KafkaSettings, errors: ConnectionErrors, admin: AdminClient, topic: str, topology_id: str
 ) -> list[tuple[int, bytes]]:
     """(offset, value), in the order of the log. Reads to what was its end when this was called: not only to the last stable
     offset, behind which a marker may stand while another task's kafka_txn is open."""
     where = TopicPartition(topic, 0)
     deadline = time.monotonic() + STEP_TIMEOUT_S
-    end = _end_of(where, errors, admin, deadline)
+    patience = time.monotonic() + OPEN_PATIENCE_S
+    end = _end_of(where, errors, admin, deadline, IsolationLevel.READ_UNCOMMITTED)
     consumer = Consumer(settings.consumer(topic))
     last: dict[bytes | None, tuple[int, bytes]] = {}
     try:
@@ -202,6 +234,10 @@ def _last_of_each_key(
                     consumer.assign([TopicPartition(topic, 0, low)])
             if time.monotonic() > deadline:
                 raise RetryableError(f"the markers in {topic!r} could not be read to offset {end} yet")
+            if position < end and time.monotonic() > patience:
+                stable = _end_of(where, errors, admin, deadline, IsolationLevel.READ_COMMITTED)
+                if position >= stable < end:
+                    _end_open(settings, errors, TopicPartition(topic, 0, stable), topology_id, deadline)
     except KafkaException as error:
         raise errors.explain(error) from error
     finally:
@@ -209,11 +245,34 @@ def _last_of_each_key(
     return list(last.values())
 
 
-def _end_of(where: TopicPartition, errors: ConnectionErrors, admin: AdminClient, deadline: float) -> int:
+def _end_open(
+    settings: KafkaSettings, errors: ConnectionErrors, where: TopicPartition, topology_id: str, deadline: float
+) -> None:
+    """End the kafka_txn that holds up the last stable offset, which ``where`` is at: the record there is its marker, and the
+    key of that names its writer. Nothing of another topology."""
+    consumer = Consumer({**settings.consumer(where.topic), "isolation.level": "read_uncommitted"})
+    try:
+        consumer.assign([where])
+        found = None
+        while found is None and time.monotonic() < deadline:
+            found = consumer.poll(_POLL_S)
+    finally:
+        consumer.close()
+    if found is None or found.error() is not None:
+        return
+    topology, _, writer = (found.key() or b"").decode(errors="replace").partition("/")
+    if topology == topology_id and writer:
+        _log.info("kafka_txn.ended", topology=topology, writer=writer, reason="its writer left it open")
+        initialised(settings, errors, transactional_id_of(topology, writer))
+
+
+def _end_of(
+    where: TopicPartition, errors: ConnectionErrors, admin: AdminClient, deadline: float, level: IsolationLevel
+) -> int:
     """A topic that was just made is not known to everybody yet: ask again until the deadline."""
     while True:
         try:
-            asked = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+            asked = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=level)
             return int(asked[where].result(STEP_TIMEOUT_S).offset)
         except KafkaException as error:
             if time.monotonic() > deadline:

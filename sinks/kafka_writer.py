@@ -34,14 +34,14 @@ from sinks.kafka_markers import (
     Marker,
     find_markers,
     has_markers,
+    initialised,
     markers_topic,
     read_markers,
+    transactional_id_of,
     writer_of,
 )
 
 PROBE_TIMEOUT_S = 10.0
-#: A broker aborts what a dead writer left open after this long.
-TRANSACTION_TIMEOUT_MS = 60_000
 #: Whoever begins reads all markers, so what is no longer the last of its key must go soon.
 MARKERS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _POLL_S = 0.05
@@ -49,6 +49,8 @@ _POLL_S = 0.05
 _MARKERS_PARTITION = 0
 _ANY_PARTITION = -1
 _TAKEN = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+#: What a client that is over may say before it says why.
+_OVER = (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 W = TypeVar("W")
 
 
@@ -187,18 +189,10 @@ class MarkedWriter:
         self._producer = producer
 
     def _initialised(self) -> Producer:
-        settings = {
-            **self._settings.producer(),
-            "transactional.id": self._transactional_id,
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-            "error_cb": self._errors.heard,
-        }
-        producer = self._errors.made(lambda: Producer(settings))
         try:
-            producer.init_transactions(STEP_TIMEOUT_S)
+            return initialised(self._settings, self._errors, self._transactional_id)
         except KafkaException as error:
             raise self._explained(error) from error
-        return producer
 
     def _last_marker(self, topology_id: str) -> Marker | None:
         return read_markers(self._settings, self._marker_topic, topology_id).get(self._writer)
@@ -247,10 +241,12 @@ class MarkedWriter:
             self._undelivered.append(error)
 
     def _explained(self, error: KafkaException) -> Exception:
-        fatal = self._fatal()
-        if any(each.args[0].code() in _TAKEN for each in (error, fatal) if each is not None):
+        why = self._fatal() or error
+        if any(each.args[0].code() in _TAKEN for each in (error, why)):
             return _LeaseLost(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
-        return _too_large(self._writer, error) or self._errors.explain(error, self._producer)
+        if why.args[0].code() in _OVER:
+            return _ClientFailed(f"{self._writer}: the Kafka client failed: {why.args[0].str()}{self._errors.reason()}")
+        return _too_large(self._writer, error) or self._errors.explain(why)
 
 
 def _too_large(where: str, error: KafkaException) -> ConfigError | None:
@@ -312,7 +308,7 @@ class Writers:
         self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None = None
     ) -> MarkedWriter:
         """The writer of a task of a topology."""
-        transactional_id = f"ratchet-{context.topology_id}/{writer_of(context)}"
+        transactional_id = transactional_id_of(context.topology_id, writer_of(context))
         markers = markers_topic(context, marker_topic)
         return self._get(
             (settings.fingerprint(), transactional_id, markers),

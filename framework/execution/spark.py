@@ -468,6 +468,10 @@ def _group(header: AttemptHeader, phase: Phase) -> str:
     return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
 
 
+#: Less than what a Python worker that raised says itself; and advice that is not for users of Ratchet.
+_BESIDE_THE_POINT = ("exception was thrown from the Python worker", "consider using `rdd.checkpoint()`")
+
+
 def python_part(error: BaseException) -> list[str]:
     """The lines of an error from Spark up to the JVM's stack: what a Python programmer can use."""
     lines: list[str] = []
@@ -477,5 +481,4 @@ def python_part(error: BaseException) -> list[str]:
         said = line.split(" SQLSTATE:")[0].removesuffix("Driver stacktrace:")
         if said.strip():
             lines.append(said)
-    # What Spark says about a Python worker that raised is less than what the worker says.
-    return [line for line in lines if "exception was thrown from the Python worker" not in line] or lines
+    return [line for line in lines if not any(words in line for words in _BESIDE_THE_POINT)] or lines

@@ -110,6 +110,14 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
             "Driver stacktrace:\n\tat org.apache.spark.scheduler.DAGScheduler(DAGScheduler.scala:1)",
             "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited) Reason: exit code 137",
         ),
+        (
+            "An error occurred.\n: SparkException: [CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_2_0 not found!\n"
+            "Either the executor that originally checkpointed this partition is no longer alive, or the original RDD is "
+            "unpersisted.\nIf this problem persists, you may consider using `rdd.checkpoint()` instead, which is slower.\n"
+            "\tat org.apache.spark.errors.SparkCoreErrors(SparkCoreErrors.scala:1)",
+            "Either the executor that originally checkpointed this partition is no longer alive, or the original RDD is "
+            "unpersisted.",
+        ),
     ],
 )
 def test_the_python_error_is_taken_out_of_sparks_stack_trace(text: str, last: str) -> None:

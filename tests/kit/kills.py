@@ -1,7 +1,8 @@
-"""A core topology over Kafka on a Spark cluster whose processes are killed again and again, while records keep coming."""
+"""A topology over Kafka on Spark whose processes are killed again and again, while records keep coming."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 
 from integration import EmbeddedServers, SparkCluster
+from integration.spark import python_workers
 from tests.kit.journaled import sentence_of
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
@@ -38,6 +40,11 @@ class Kills:
         return {"messages": self.messages, "kills": dict(self.kills), "recovery_s": shown}
 
 
+def numbered(number: int) -> str:
+    """The record of a number."""
+    return f"{number} {sentence_of(number)}"
+
+
 def kill_often(
     folder: Path,
     topology: str,
@@ -47,33 +54,57 @@ def kill_often(
     servers: EmbeddedServers,
     *,
     per_second: int,
-    more: Mapping[str, Callable[[], None]] | None = None,
+    more: Mapping[str, Callable[[], object]] | None = None,
+    record: Callable[[int], str | bytes] = numbered,
+    workers: int = 2,
+    chance: random.Random | None = None,
+    overlapping: float = 0.0,
 ) -> Kills:
-    """Kill what ``order`` says, one after the other: "executor", "driver", "broker", "zookeeper", "home", or one of ``more``; each
-    time wait until ``progress`` has risen. ``settings`` are added to those that every such run needs. In the end the topology
-    runs until it has caught up. Raises ``TimeoutError`` or ``RuntimeError`` when it does not get on."""
+    """Kill what ``order`` says, one after the other: "executor", "worker" (a Python worker), "driver", "broker", "zookeeper",
+    "home", or one of ``more``; each time wait until ``progress`` has risen, but for a share of ``overlapping``, which the next
+    kill meets halfway. ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
+    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. In the end the topology runs until it has caught up.
+    Raises ``TimeoutError`` or ``RuntimeError`` when it does not get on."""
+    chance = chance or random.Random()
     seen = Kills()
     topics = Topics(servers.bootstrap_servers)
     topics.create(TOPIC, PARTITIONS)
     stop = threading.Event()
-    feeder = threading.Thread(target=_feed, args=(topics, seen, stop, per_second))
-    with SparkCluster(folder / "spark", 2) as spark:
+    feeder = threading.Thread(target=_feed, args=(topics, seen, stop, per_second, record))
+    with contextlib.ExitStack() as stack:
+        spark = stack.enter_context(SparkCluster(folder / "spark", workers)) if workers else None
         base = {
             "app.topic": TOPIC,
             "app.kafka": servers.bootstrap_servers,
             "app.folder": folder,
-            "spark.master": spark.address,
+            "spark.master": spark.address if spark is not None else "local[2]",
             "spark.executor.memory": "512m",
             "topology.message.timeout.secs": 10,
             "topology.max.spout.pending": 500,
         }
         process = RunProcess(folder / "run.log", topology, {**base, **settings})
-        kinds: dict[str, Callable[[], None]] = {
-            "executor": lambda: os.kill(random.choice(spark.await_executors(2)), signal.SIGKILL),
-            "driver": lambda: (process.kill(), process.start())[1],
+
+        def kill_driver() -> None:
+            if not process.kill():
+                raise RuntimeError(f"the driver had ended by itself; its log ends:\n{process.tail()}")
+            process.start()
+
+        def executors() -> list[int]:
+            return spark.await_executors(workers) if spark is not None else []
+
+        def workers_now() -> list[int]:
+            return python_workers(spark.executors() if spark is not None else [process.pid])
+
+        def kill_worker() -> None:
+            process.wait_for(lambda: _killed(chance, workers_now()))
+
+        kinds: dict[str, Callable[[], object]] = {
+            "executor": lambda: _killed(chance, executors()),
+            "worker": kill_worker,
+            "driver": kill_driver,
             "broker": lambda: _restart(servers.kafka),
             "zookeeper": lambda: _restart(servers.zookeeper_server),
-            "home": lambda: _kill_a_home(spark),
+            "home": lambda: _kill_a_home(chance, executors),
             **(more or {}),
         }
         feeder.start()
@@ -82,11 +113,14 @@ def kill_often(
             _await(process, progress)
             for kind in order:
                 killed_at = time.monotonic()
+                process.note(f"kill {seen.kills.total() + 1} of {len(order)}: {kind}")
                 kinds[kind]()
                 seen.kills[kind] += 1
-                _await(process, progress)
-                seen.recovery_s.setdefault(kind, []).append(time.monotonic() - killed_at)
-                time.sleep(1.0)
+                if chance.random() >= overlapping:
+                    _await(process, progress)
+                    seen.recovery_s.setdefault(kind, []).append(time.monotonic() - killed_at)
+                time.sleep(chance.uniform(0.0, 2.0))  # a random moment is the point
+            _await(process, progress)
             stop.set()
             feeder.join()
             process.signal(signal.SIGTERM)
@@ -100,16 +134,13 @@ def kill_often(
     return seen
 
 
-def numbered(number: int) -> str:
-    """The record of a number."""
-    return f"{number} {sentence_of(number)}"
-
-
-def _feed(topics: Topics, seen: Kills, stop: threading.Event, per_second: int) -> None:
+def _feed(
+    topics: Topics, seen: Kills, stop: threading.Event, per_second: int, record: Callable[[int], str | bytes]
+) -> None:
     producer = topics.producer()
     while not stop.wait(0.1):
         for _ in range(per_second // 10):
-            producer.produce(TOPIC, numbered(seen.messages), partition=seen.messages % PARTITIONS)
+            producer.produce(TOPIC, record(seen.messages), partition=seen.messages % PARTITIONS)
             seen.messages += 1
         producer.poll(0)
     producer.flush(60)
@@ -120,10 +151,18 @@ def _restart(server: Any) -> None:
     server.start()
 
 
-def _kill_a_home(spark: SparkCluster) -> None:
-    spark.await_executors(2)
-    homes = [each.pid for each in psutil.process_iter() if "framework.acking.homes" in _command(each)]
-    os.kill(random.choice(homes), signal.SIGKILL)
+def _killed(chance: random.Random, processes: Sequence[int]) -> bool:
+    """Kill one of them; False when there is none."""
+    for pid in chance.sample(processes, len(processes)):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
+
+
+def _kill_a_home(chance: random.Random, executors: Callable[[], list[int]]) -> None:
+    executors()  # which have homes
+    _killed(chance, [each.pid for each in psutil.process_iter() if "framework.acking.homes" in _command(each)])
 
 
 def _command(process: psutil.Process) -> list[str]:

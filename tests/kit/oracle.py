@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 
 def read_topics(bootstrap_servers: str, topics: Sequence[str], take: Callable[[Any], None]) -> dict[str, int]:
@@ -33,3 +36,23 @@ def read_topics(bootstrap_servers: str, topics: Sequence[str], take: Callable[[A
                 ends[f"{message.topic()}/{message.partition()}"] = message.offset()
     consumer.close()
     return ends
+
+
+def is_stable(bootstrap_servers: str, topics: Sequence[str], timeout_s: float) -> bool:
+    """Wait until no kafka_txn is open any more: the broker ends what nobody ends. Brokers that were killed often enough
+    forget one now and then; then the last stable offset stays where it is, for the topology and for the oracle."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(KafkaException):  # a broker that was restarted a moment ago
+            known = admin.list_topics(timeout=30).topics
+            where = [TopicPartition(topic, number) for topic in topics for number in known[topic].partitions]
+
+            def ends(level: IsolationLevel, where: list[TopicPartition] = where) -> list[int]:
+                answers = admin.list_offsets({each: OffsetSpec.latest() for each in where}, isolation_level=level)
+                return [answer.result(30).offset for answer in answers.values()]
+
+            if ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED):
+                return True
+        time.sleep(0.2)
+    return False

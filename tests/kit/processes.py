@@ -40,6 +40,11 @@ class RunProcess:
                 start_new_session=True,
             )
 
+    def note(self, words: str) -> None:
+        """Write a line of the test's own between those of the driver."""
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%H:%M:%S', time.gmtime())} test: {words}\n")
+
     def said(self, words: str) -> bool:
         """Whether this start has printed ``words``."""
         with open(self.log, "rb") as log:
@@ -58,10 +63,15 @@ class RunProcess:
             time.sleep(0.01)
         return True
 
+    @property
+    def pid(self) -> int:
+        """The driver's."""
+        assert self.process is not None
+        return self.process.pid
+
     def signal(self, which: signal.Signals) -> None:
         """Send a signal to the driver alone."""
-        assert self.process is not None
-        os.kill(self.process.pid, which)
+        os.kill(self.pid, which)
 
     def kill(self) -> bool:
         """kill -9 of the driver, and of nothing else; False when it had ended by itself."""

@@ -70,8 +70,8 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
 @contextmanager
 def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]:
-    """The address of a store of this test's own, and the server that can be killed; SQLite has none."""
-    if store == "sqlite":
+    """The address of a store of this test's own, and the server that can be killed; SQLite and no store at all have none."""
+    if store in ("sqlite", "none"):
         yield str(tmp_path / "x.db"), None
         return
     with open_folder() as folder:

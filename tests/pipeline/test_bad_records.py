@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -370,7 +371,7 @@ class TestMarkedWriter:
         assert writer.write(name, record("three"), marker(3))
         made = written()
         with monkeypatch.context() as patched:
-            patched.setattr(kafka_writer, "Producer", lambda settings: Fails(Producer(settings), None))
+            patched.setattr(kafka_markers, "Producer", lambda settings: Fails(Producer(settings), None))
             with pytest.raises(RetryableError, match="bolt/0: the Kafka client failed: returned NULL"):
                 made.write(name, record("four"), marker(4))
         assert made.write(name, record("four"), marker(4, attempt=2))
@@ -413,13 +414,14 @@ class TestMarkedWriter:
         assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
 
     def test_a_kept_producer_that_another_process_has_taken_begins_anew_in_place(
-        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter], capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """C26: no attempt fails, in whatever process the task is."""
+        """C26: no attempt fails, in whatever process the task is, and nobody hears of a fatal error."""
         processes = [written(), written()]
         for txid in range(1, 9):  # of many records, the client tells while it is given them
             records = [KafkaRecord(None, str(txid).encode())] * (50_000 if txid % 4 == 0 else 1)
             assert processes[txid % 2].write(name, records, marker(txid))
+        assert "rdkafka" not in capfd.readouterr().err
         found = Counter(each.value() for each in committed(topics, name))
         assert found == {str(txid).encode(): 50_000 if txid % 4 == 0 else 1 for txid in range(1, 9)}
 
@@ -430,6 +432,17 @@ class TestMarkedWriter:
         kept.write(name, record("one"), marker(1))
         written().write(name, record("two"), marker(2))
         assert not kept.write(name, record("two again"), marker(2, attempt=2))
+        assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
+
+    def test_a_kept_client_that_is_over_and_has_not_said_why_begins_anew_in_place(
+        self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
+    ) -> None:
+        """Seen of a fenced producer: a record is refused for a fatal error, which itself comes later."""
+        kept = written()
+        kept.write(name, record("one"), marker(1))
+        over = KafkaException(KafkaError(KafkaError._FATAL))
+        kept._producer = Mock(wraps=kept._producer, produce=Mock(side_effect=over))
+        assert kept.write(name, record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_markers_are_read_after_the_id_was_initialised(
@@ -445,7 +458,7 @@ class TestMarkedWriter:
                 assert kept.write(name, record("two"), marker(2))
                 super().init_transactions(*arguments)
 
-        monkeypatch.setattr(kafka_writer, "Producer", Overtaken)
+        monkeypatch.setattr(kafka_markers, "Producer", Overtaken)
         assert not written().write(name, record("two again"), marker(2, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 

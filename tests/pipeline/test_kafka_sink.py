@@ -22,7 +22,7 @@ from framework.submission import TopologyFailed
 from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
 from framework.transactions.store import Delete, Put
-from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter, kafka_markers
 from sinks.kafka_markers import Marker, read_markers
 from sinks.kafka_writer import MarkedWriter, writers
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -240,6 +240,59 @@ def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics:
     with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
         zombie.commit_transaction(30)
     assert pairs(topics, topic) == ALL
+
+
+def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Producer:
+    """What a worker leaves that is killed between its marker and the end of its kafka_txn; the broker would keep it open for a
+    quarter of an hour."""
+    dead = topics.producer(transactional_id=f"ratchet-{topology}/{writer}", transaction_timeout_ms=900_000)
+    dead.init_transactions(30)
+    dead.begin_transaction()
+    dead.produce(topic, b'{"word":"dead","n":0}')
+    marker = Marker(topology, writer, 1, 99, 1, "never committed", 3)
+    dead.produce(f"ratchet-markers-{topology}", marker.document, marker.key)
+    assert dead.flush(30) == 0
+    return dead
+
+
+@pytest.mark.rule("C11", "C26")
+@pytest.mark.parametrize("writer", ["sink/0", pytest.param("sink/2", marks=pytest.mark.slow), "sink/7"])
+def test_a_kafka_txn_that_a_dead_task_left_open_holds_up_no_other_one(
+    topics: Topics, name: str, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor ends it, even if others must read the markers before that one's turn comes, or there is none any more."""
+    monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.1)
+    topic = topics.create(name, 2)
+    spout = OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 30)
+    topology = build(name, spout, KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers), 3)
+    store = MemoryStore()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+        writers.close()  # other workers go on: they begin anew
+        dead = left_open(topics, topic, name, writer)
+        spout.append(0, ["late", 1])
+        spout.append(1, ["later", 2])
+        run.wait_until_caught_up(60)
+    writers.close()
+    again = left_open(topics, topic, name, writer)
+    with submit(topology, store=store, executor="local") as run:  # a new leader looks at all markers first
+        run.wait_until_caught_up(60)
+    assert pairs(topics, topic) == sorted([*ALL, ("late", 1), ("later", 2)])
+    del dead, again
+    writers.close()
+
+
+@pytest.mark.rule("C25")
+def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markers = topics.create(f"ratchet-markers-{name}")
+    open_one = left_open(topics, topics.create(name), name, "sink/0")
+    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.0)
+    with pytest.raises(RetryableError, match=rf"the markers in '{markers}' could not be read to offset 1 yet"):
+        read_markers(KafkaSettings(topics.bootstrap_servers, None), markers, "another")
+    open_one.commit_transaction(30)
 
 
 # --- whose markers, and of when (C25) ----------------------------------------------------------------------------------

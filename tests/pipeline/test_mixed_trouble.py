@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions, OffsetSpec
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import NewPartitions
 
 from framework.transactions import TransactionalState, ZooKeeperStore
 from framework.transactions.documents import read_plan
 from integration import EmbeddedServers
-from tests.kit.oracle import read_topics
+from tests.kit.oracle import is_stable, read_topics
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
 
@@ -216,24 +216,6 @@ class Oracle:
         self.totals[row["key"]] += row["n"]
 
 
-def is_stable(topics: Topics, partitions: dict[str, int], timeout_s: float = 45) -> bool:
-    """Wait until no kafka_txn is open any more: the broker ends what nobody ends. Brokers that were killed often enough
-    forget one now and then; then the last stable offset stays where it is, for the topology and for the oracle."""
-    where = [TopicPartition(topic, number, 0) for topic, count in partitions.items() for number in range(count)]
-
-    def ends(level: IsolationLevel) -> list[int]:
-        answers = topics.admin.list_offsets({each: OffsetSpec.latest() for each in where}, isolation_level=level)
-        return [answer.result(30).offset for answer in answers.values()]
-
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(KafkaException):  # a broker that was restarted a moment ago
-            if ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED):
-                return True
-        time.sleep(0.2)
-    return False
-
-
 def positions_of(zookeeper: str, root: str, spout: str) -> dict[str, int]:
     """Partition -> where the topology goes on, as the coordination store has it."""
     store = ZooKeeperStore(zookeeper, root)
@@ -268,7 +250,7 @@ def test_mixed_trouble_ends_exact(
     try:
         run.start()
         script.play(int(STEPS or (30 if in_all else 12)))
-        stable = is_stable(script.topics, script.partitions)
+        stable = is_stable(own_servers.bootstrap_servers, list(script.partitions), 45)
         assert run.kill(), run.tail()
         # A driver knows new topics and partitions when it starts, so caught up means all of them.
         run.start("--until-caught-up")
