@@ -45,6 +45,16 @@ CONNECT_TIMEOUT_S = 10
 TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
 _IDLE_CONNECTIONS = 4
+#: How values travel, whatever the server, the database, the user or the environment say: COPY sends UTF-8, ISO 8601 and
+#: hexadecimal bytes, and what comes back is every digit.
+_FORMS = {
+    "client_encoding": "UTF8",
+    "timezone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "extra_float_digits": 1,
+    "bytea_output": "hex",
+    "standard_conforming_strings": "on",
+}
 #: What a server says to a client that will never be let in, however often it asks.
 _REFUSALS = (
     *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
@@ -158,11 +168,11 @@ class _Connection:
         }
         self.raw = psycopg.connect(autocommit=True, **settings)  # type: ignore[arg-type]
         self.staged: set[str] = set()
+        settled = {"idle_in_transaction_session_timeout": IDLE_TIMEOUT_MS, "lock_timeout": LOCK_TIMEOUT_MS, **_FORMS}
         self.raw.execute(
-            "SELECT set_config('idle_in_transaction_session_timeout', %s, false), set_config('lock_timeout', %s, false), "
-            "set_config('timezone', 'UTC', false), set_config('synchronous_commit', CASE "
+            f"SELECT {', '.join(['set_config(%s, %s, false)'] * len(settled))}, set_config('synchronous_commit', CASE "
             "current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)",
-            (str(IDLE_TIMEOUT_MS), str(LOCK_TIMEOUT_MS)),
+            [str(each) for setting in settled.items() for each in setting],
         )
         if schema is not None:
             self.raw.execute(f'SET search_path TO "{schema}"')
