@@ -351,6 +351,22 @@ class PostgresBackend(SqlBackend):
         )
         return [(name, kind) for name, kind in connection.execute(query, (f'"{self._table}"',))]
 
+    def _told_apart(self, connection: Any) -> str:
+        table = f'"{self._table}"'
+        query = (
+            "SELECT 1 FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indimmediate "
+            'AND indpred IS NULL AND indexprs IS NULL AND (SELECT array_agg(attname::text ORDER BY attname::text COLLATE "C") '
+            "FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey[0:indnkeyatts - 1])) = %s::text[]"
+        )
+        if connection.execute(query, (table, sorted(self.shape.key))).fetchone() is None:
+            return f"has no primary key of {', '.join(self.shape.key)}"
+        query = (
+            "SELECT attname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation "
+            "WHERE attrelid = to_regclass(%s) AND NOT attisdropped AND NOT collisdeterministic"
+        )
+        found = connection.execute(query, (table,)).fetchone()
+        return f"has a collation for {found[0]!r} that takes different texts for one" if found is not None else ""
+
     def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         names = ", ".join(f'"{name}"' for name in self.shape.key)
         kinds = dict(self.shape.columns)

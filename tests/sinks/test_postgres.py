@@ -88,6 +88,34 @@ def test_another_table_of_that_name_is_refused_with_the_statements_that_mend_it(
     assert wider.prepare("topology") == backend.read_header()
 
 
+@pytest.mark.rule("C33")
+@pytest.mark.parametrize(
+    ("made", "otherwise", "message"),
+    [
+        (', PRIMARY KEY ("word")', "", "has no primary key of word"),
+        (', PRIMARY KEY ("word")', ', PRIMARY KEY ("word", "n")', "has no primary key of word"),
+        ('"word" text', '"word" text COLLATE any_case', "has a collation for 'word'"),
+        (', PRIMARY KEY ("word")', ', UNIQUE ("word")', None),
+    ],
+)
+def test_a_table_made_by_hand_that_would_mix_up_rows_is_refused(
+    postgres: PostgresServer, admin: Any, table: str, made: str, otherwise: str, message: str | None
+) -> None:
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    ddl = backend.shape.ddl()
+    assert made in ddl
+    if "any_case" in otherwise:
+        admin.execute(
+            "CREATE COLLATION IF NOT EXISTS any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    admin.execute(ddl.replace(made, otherwise))
+    if message is None:
+        backend.prepare("topology")
+        return
+    with pytest.raises(ConfigError, match=f"{message}.*create it with: CREATE TABLE"):
+        backend.prepare("topology")
+
+
 def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: Any, table: str) -> None:
     """One after the other is granted, and each message names the next one."""
     name, dsn = user
