@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import json
 import math
@@ -361,3 +362,42 @@ def _store(servers: EmbeddedServers) -> CoordinationStore:
     from framework.transactions import ZooKeeperStore
 
     return ZooKeeperStore(servers.zookeeper, "/ratchet")
+
+
+NIGHT = datetime.datetime(2024, 10, 27, 0, 30, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.float64(), [1.0, math.nan, math.nan, -0.0, None]),
+        (pa.list_(pa.float64()), [[1.0, math.nan], [], None, [None]]),
+        (
+            pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]),
+            [{"a": 1, "b": ["x"]}, {"a": None, "b": None}, None],
+        ),
+        (pa.map_(pa.string(), pa.float64()), [[("a", 1.0), ("b", math.nan)], [], None]),
+        (pa.timestamp("us", tz="Europe/Berlin"), [NIGHT, NIGHT + datetime.timedelta(hours=1), None]),
+        (pa.list_(pa.timestamp("us", tz="Europe/Berlin")), [[NIGHT], [NIGHT + datetime.timedelta(hours=1)]]),
+    ],
+    ids=lambda each: str(each) if isinstance(each, pa.DataType) else "",
+)
+def test_rows_of_any_type_are_compared_in_a_table_of_files(
+    tmp_path: Path, kind: pa.DataType, values: list[Any]
+) -> None:
+    """NaN is one value, nested values count as values, and the hour that comes twice is two."""
+    store = MemoryStore()
+
+    def over(*values: Any) -> Topology:
+        rows = [[number, value] for number, value in enumerate(values)]
+        spout = OpaqueMemoryTransactionalSpout({0: rows}, Fields.of({"n": pa.int64(), "v": kind}), 2)
+        builder = TransactionalTopologyBuilder("audited", "spout", spout)
+        builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).shuffle_grouping("spout")
+        return builder.build()
+
+    with submit(over(*values), store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    report = verify(over(*values), store)
+    assert report.right, report.lines()
+    assert report.states[0].compared == len(values)
+    assert verify(over(*values[1:], values[0]), store).states[0].difference_count > 0

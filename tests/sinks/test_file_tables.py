@@ -197,6 +197,32 @@ def test_another_owner_other_columns_and_foreign_files_are_refused(kind: type[Fi
         foreign.prepare("topology")
 
 
+@pytest.mark.parametrize(
+    "wanting",
+    [
+        pa.uint8(),
+        pa.list_(pa.uint8()),
+        pa.struct([("a", pa.uint32())]),
+        pa.map_(pa.string(), pa.uint16()),
+        pa.dictionary(pa.int32(), pa.uint32()),
+        pa.list_(pa.duration("s")),
+        pa.timestamp("ns"),
+        pa.list_(pa.timestamp("ns", tz="UTC")),
+        pa.timestamp("s"),
+        pa.timestamp("us", tz="Europe/Berlin"),
+        pa.float16(),
+        pa.decimal256(70, 2),
+        pa.decimal128(5, -2),
+        pa.month_day_nano_interval(),
+    ],
+    ids=str,
+)
+def test_types_that_readers_of_delta_do_not_have_are_refused_in_one_line(tmp_path: Path, wanting: pa.DataType) -> None:
+    with pytest.raises(ConfigError, match="Delta Lake has no type for 'v'") as refused:
+        DeltaLakeTable(tmp_path / "table").bind(Fields(n=int, v=wanting))
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.fault(28)
 def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table")
