@@ -401,3 +401,16 @@ def test_rows_of_any_type_are_compared_in_a_table_of_files(
     assert report.right, report.lines()
     assert report.states[0].compared == len(values)
     assert verify(over(*values[1:], values[0]), store).states[0].difference_count > 0
+
+
+def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
+    """Their scale is negative."""
+    store, fields = MemoryStore(), Fields.of({"word": pa.string(), "n": pa.decimal128(5, -2)})
+    spout = OpaqueMemoryTransactionalSpout({0: [["a", Decimal(100)], ["a", Decimal(300)]]}, fields, 1)
+    builder = TransactionalTopologyBuilder("audited", "spout", spout)
+    sums = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "sums")), ["word"], {"sum": Sum("n")})
+    builder.set_bolt("sums", sums).global_grouping("spout")
+    topology = builder.build()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    assert verify(topology, store).right
