@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Fields, Header
-from sinks.files import DataFile, FileTable, may_be_open
+from sinks.files import DataFile, FileTable, is_of_another_table, may_be_open
 from sinks.partitions import NULL_FOLDER, is_text, texts_of
 
 try:
@@ -144,7 +144,7 @@ class DeltaLakeTable(FileTable):
             found = self._table().vacuum(
                 math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False, full=True
             )
-        removed = [each for each in found if not may_be_open(each, done)]
+        removed = [each for each in found if not may_be_open(each, done) and not is_of_another_table(each, self.path)]
         for each in removed:
             (self.path / each).unlink(missing_ok=True)
         return len(removed)

@@ -253,6 +253,12 @@ class FileTable(FencedState):
     # --- on the driver ---------------------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
+        for each in self.path.resolve().parents:
+            if TableShape.read(each) is not None:
+                raise ConfigError(
+                    f"{self.location} would be inside of the table {each}, whose compaction removes what it does not know: use "
+                    "another path"
+                )
         make_folder(self.path)
         header = self._chain.read()
         if header is None:
@@ -449,6 +455,11 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value.astimezone(datetime.UTC)
     return value
+
+
+def is_of_another_table(path: str, folder: Path) -> bool:
+    """Whether a file below a table's folder belongs to a table of its own there."""
+    return any((folder / each / "_ratchet").exists() for each in Path(path).parents if each != Path())
 
 
 def may_be_open(path: str, done: int) -> bool:

@@ -111,6 +111,13 @@ class CommitPhase:
             # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
             another = header.open is not None or (not tried and header.incarnation == self._incarnation)
             if header.epoch > self._epoch or (header.epoch == self._epoch and another):
+                same = [self._states[index].location for index, each in self._headers.items() if each == header]
+                if same:
+                    raise ConfigError(
+                        f"{state.location} has the header that this driver has just given to {same[0]}: they are one place by two "
+                        "addresses, and a state has a place of its own; if they are two, ZooKeeper's state is older than the sink: "
+                        "restore it"
+                    )
                 raise ConfigError(
                     f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
                     "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"

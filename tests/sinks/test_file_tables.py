@@ -223,6 +223,23 @@ def test_types_that_readers_of_delta_do_not_have_are_refused_in_one_line(tmp_pat
     assert "\n" not in str(refused.value)
 
 
+def test_a_table_inside_of_another_one_is_refused_and_spared(kind: type[FileTable], table: FileTable) -> None:
+    """What an earlier version has put there is not removed by the outer table's vacuum."""
+    commit(table, 1, "dog")
+    inner = kind(table.path / "inner")
+    inner.bind(FIELDS)
+    with pytest.raises(ConfigError, match=f"inside of the table {table.path}"):
+        inner.prepare("topology")
+    held = (table.path / "_ratchet").rename(table.path / "away")
+    inner.prepare("topology")
+    held.rename(table.path / "_ratchet")
+    for txid in (1, 2, 3):
+        commit(inner, txid, "cat")
+    table.compact()
+    table.vacuum(older_than_s=0)
+    assert words(inner) == ["cat"] * 3
+
+
 @pytest.mark.fault(28)
 def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table")
