@@ -420,9 +420,4 @@ def _upsert(
     named = dict(aggregates)
     if not shape.mergeable(named):
         return None
-    return shape.upsert(
-        named,
-        keep_previous=value_type is not ValueType.NON_TRANSACTIONAL,
-        skip_same_txid=value_type is ValueType.TRANSACTIONAL,
-        staged=staged,
-    )
+    return shape.upsert(named, value_type, staged=staged)

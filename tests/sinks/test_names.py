@@ -13,8 +13,8 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, TopologyError
-from integration import PostgresServer
 from framework.transactions import MemoryStore
+from integration import PostgresServer
 from sinks import (
     AppendCommitter,
     Count,
