@@ -174,7 +174,7 @@ def _is_lost(kind: pa.DataType) -> bool:
     """Whether Delta's client would take the type for another one, whose readers cannot read the files."""
     types = pa.types
     nanoseconds = types.is_timestamp(kind) and kind.unit == "ns"
-    return nanoseconds or types.is_unsigned_integer(kind) or types.is_duration(kind) or types.is_time(kind)
+    return bool(nanoseconds or types.is_unsigned_integer(kind) or types.is_duration(kind) or types.is_time(kind))
 
 
 def _is_taken(field: pa.Field) -> bool:

@@ -81,20 +81,34 @@ class CommitPhase:
 
     # --- start -----------------------------------------------------------------------------------------------
 
-    def open(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> bool:
+    def open(
+        self,
+        currtx: int,
+        digests: Mapping[int, str],
+        *,
+        accept_new: bool = False,
+        note_joined: Callable[[str, int], None] | None = None,
+    ) -> bool:
         """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
         ``currtx`` was opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at
-        ``currtx``.
+        ``currtx``, and ``note_joined`` is told before.
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
-        return perform(self.opening(currtx, digests, accept_new=accept_new))
+        return perform(self.opening(currtx, digests, accept_new=accept_new, note_joined=note_joined))
 
     def opening(
-        self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False
+        self,
+        currtx: int,
+        digests: Mapping[int, str],
+        *,
+        accept_new: bool = False,
+        note_joined: Callable[[str, int], None] | None = None,
     ) -> Generator[Step, Any, bool]:
         opened = False
         for index, state in enumerate(self._states):
             header: Header = yield partial(self._take_over, state)
             if accept_new and header.open is None and header.done == 0 and currtx > 1:
+                if note_joined is not None:
+                    yield partial(note_joined, state.location, currtx)
                 joined = header.finished(currtx - 1)
                 yield partial(state.raise_header, header, joined)
                 header = joined

@@ -18,6 +18,7 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RetryableError
+from framework.reset import reset_everything
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
 from framework.transactions.reset import reset_positions
@@ -414,3 +415,29 @@ def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
     with submit(topology, store=store, executor="local") as run:
         run.wait_until_caught_up(60)
     assert verify(topology, store).right
+
+
+def test_a_state_that_joined_later_is_left_out_and_the_report_says_since_when(tmp_path: Path) -> None:
+    """It holds nothing from before, and rightly so."""
+    store = MemoryStore()
+
+    def with_states(*names: str, rows: int) -> Topology:
+        data = {0: [[f"w{each % 3}", each] for each in range(rows)]}
+        builder = TransactionalTopologyBuilder("audited", "spout", OpaqueMemoryTransactionalSpout(data, FIELDS, 10))
+        for name in names:
+            state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", name))
+            builder.set_bolt(name, StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+        return builder.build()
+
+    for topology in (with_states("early", rows=30), with_states("early", "late", rows=50)):
+        with submit(topology, store=store, executor="local", accept_changed_topology=True) as run:
+            run.wait_until_caught_up(60)
+    report = verify(topology, store)
+    assert report.right, report.lines()
+    assert [each.compared for each in report.states] == [3]
+    assert report.not_verified == ["bolt 'late': its state joined at transaction 4, and holds nothing from before"]
+    reset_everything(topology, store)
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    report = verify(topology, store)
+    assert report.right and report.not_verified == []
