@@ -36,7 +36,7 @@ from framework.topology.spouts import Meta, PartitionPlanner, Spout
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Plan, plan_digest
-from framework.transactions.documents import Origin, committed_txid, read_history, read_origin, read_plan
+from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
 from framework.transactions.sources import planner_of
 
 EXIT_UNVERIFIABLE = 3
@@ -112,7 +112,7 @@ def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]
 class _Audit:
     def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
         self._topology, self._store = topology, store
-        self._shadow, self._not_verified = _shadow_of(topology, folder)
+        self._shadow, self._not_verified = _shadow_of(topology, folder, read_joined(store, topology.id))
         spout = topology.spout.instance
         if not isinstance(spout, Spout):
             raise TopologyError(f"{topology.spout.id!r} is not a spout")
@@ -257,8 +257,9 @@ class _Audit:
             raise RetryableError(f"the batch could not be recomputed: {result.failure}")
 
 
-def _shadow_of(topology: Topology, folder: Path) -> tuple[Topology, list[str]]:
-    """The topology with empty states, and without what would write elsewhere; and the names of that."""
+def _shadow_of(topology: Topology, folder: Path, joined: Mapping[str, int]) -> tuple[Topology, list[str]]:
+    """The topology with empty states, and without what would write elsewhere, or ``joined`` later than the source was first
+    read; and the names of that."""
     kept: list[Component] = []
     left_out: list[str] = []
     gone: set[str] = set()
@@ -266,9 +267,14 @@ def _shadow_of(topology: Topology, folder: Path) -> tuple[Topology, list[str]]:
         bolt = component.instance
         elsewhere = component.committer and not component.states
         below = any(sub.component_id in gone for sub in component.subscriptions)
-        if elsewhere or below:
+        since = max((joined[state.location] for state in component.states if state.location in joined), default=None)
+        if elsewhere or below or since is not None:
             gone.add(component.id)
-            why = "it is below one that is not" if below else "it writes where nothing can be compared"
+            why = "it writes where nothing can be compared"
+            if since is not None:
+                why = f"its state joined at transaction {since}, and holds nothing from before"
+            elif below:
+                why = "it is below one that is not"
             left_out.append(f"bolt {component.id!r}: {why}")
             continue
         if isinstance(bolt, Bolt) and component.states:
@@ -277,7 +283,7 @@ def _shadow_of(topology: Topology, folder: Path) -> tuple[Topology, list[str]]:
         else:
             kept.append(component)
     if not any(each.states for each in kept):
-        raise ConfigError(f"topology {topology.id!r} has no state that could be compared")
+        raise ConfigError(f"topology {topology.id!r} has no state that could be compared: {'; '.join(left_out)}")
     return Topology(topology.id, tuple(kept), topology.at_least_once), left_out
 
 

@@ -24,6 +24,8 @@ from framework.topology.fields import Fields, FieldType
 
 #: 2 to the power of this many registers: a relative standard error of 1.04 / sqrt(4096), 1.6 %.
 SKETCH_LG_K = 12
+#: What a sketch takes for an empty text, which it would pass over: no text has these bytes, eight of 255.
+_EMPTY = -1
 #: Decimals have at most 76 digits; Python's own context rounds to 28.
 EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
 
@@ -302,7 +304,7 @@ class Sketch(Aggregate):
             return merged
         sketch = sketches.hll_sketch(SKETCH_LG_K, sketches.tgt_hll_type.HLL_8)
         for each in present:
-            sketch.update(each if isinstance(each, (str, int, float)) else str(each))
+            sketch.update(_EMPTY if each == "" else each if isinstance(each, (str, int, float)) else str(each))
         made: bytes = sketch.serialize_compact()
         return made
 

@@ -235,20 +235,22 @@ class _Fold(Combiner):
         functions = {name: each.merge_function if partial else each.partial_function for name, each in folded.items()}
         for name, function in functions.items():
             column = columns[name]
-            if function == "sum" and column is not None:
+            if column is not None and not _folds(function, table.column(column)):
+                functions[name] = "list"
+            elif function == "sum" and column is not None:
                 table = _wide_enough(table, column)
-            if function in ("min", "max") and column is not None and has_nan(table.column(column)):
-                functions[name] = "list"  # Arrow passes over NaN
+        table, places = _with_places(table) if "list" in functions.values() else (table, "")
         specs: list[Any] = [
-            ([] if columns[name] is None else columns[name], function) for name, function in functions.items()
+            (places if function == "list" else [] if columns[name] is None else columns[name], function)
+            for name, function in functions.items()
         ]
         grouped = table.group_by(list(self._key), use_threads=False).aggregate(specs)
         made = dict(zip((*self._key, *folded), grouped.columns, strict=True))  # the keys first, then as specified
         for name, each in folded.items():
             if functions[name] == "list":
-                made[name] = self._array(
-                    name, [each.fold(values, partial=partial) for values in made[name].to_pylist()]
-                )
+                values = table.column(columns[name] or places).to_pylist()
+                groups = ([values[place] for place in found] for found in made[name].to_pylist())
+                made[name] = self._array(name, [each.fold(group, partial=partial) for group in groups])
         for name, each in self._aggregates.items():
             if each.derived_from:
                 parts = zip(*(made[part].to_pylist() for part in each.derived_from), strict=True)
@@ -279,6 +281,33 @@ class _Fold(Combiner):
 def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """A column in its declared type; grouping has taken a dictionary for its values."""
     return column.cast(kind.value_type).dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
+
+
+def _folds(function: str, column: pa.ChunkedArray) -> bool:
+    """Whether Arrow folds such a column by itself, and rightly."""
+    kind = column.type
+    if function == "count":
+        return True
+    if function not in ("sum", "min", "max", "first", "last"):
+        return False
+    if (
+        pa.types.is_float16(kind)
+        or pa.types.is_duration(kind)
+        or pa.types.is_dictionary(kind)
+        or pa.types.is_nested(kind)
+    ):
+        return False
+    if function in ("first", "last"):
+        return not (pa.types.is_decimal(kind) or pa.types.is_null(kind))
+    return function == "sum" or not has_nan(column)  # Arrow passes over NaN
+
+
+def _with_places(table: pa.Table) -> tuple[pa.Table, str]:
+    """The table with a column that numbers its rows, and the name of that."""
+    name = "place"
+    while name in table.column_names:
+        name += "_"
+    return table.append_column(name, pa.array(range(table.num_rows), pa.int64())), name
 
 
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:

@@ -213,7 +213,7 @@ class BackendContract:
         granted = open_attempt(state, 2, 2)
         state.begin_commit(granted)
         pair = state.multi_update_with_previous(["dog"], [add(3)])
-        assert pair == ([(None, 8)] if isinstance(state, NonTransactionalMapState) else [(2, 5)])
+        assert pair == ([(2, 8)] if isinstance(state, NonTransactionalMapState) else [(2, 5)])
 
     def test_replay_of_another_batch_of_an_opaque_spout(self, state: MapState) -> None:
         """Rule 1 of the opaque states in seed 000, and C5: a key that the replay does not touch is put back."""
@@ -225,6 +225,33 @@ class BackendContract:
         assert (state.get("dog"), state.get("cat"), state.get("cow")) == (3, 1, None)
         transact(state, 3, 1, {"cow": 9, "cat": 1})
         assert (state.get("cat"), state.get("cow")) == (2, 9)
+
+    @pytest.mark.parametrize("how", ["update", "apply"])
+    @pytest.mark.parametrize("before", STATES, ids=lambda each: each.__name__)
+    def test_a_state_that_becomes_opaque_replays_from_before_the_open_transaction(
+        self, backend: MapBackend, before: type[MapState], how: str
+    ) -> None:
+        """Whatever wrote the rows: what their transaction found is there. A key that the replay lacks is put back."""
+
+        def write(state: MapState, txid: int, attempt: int, deltas: dict[str, int], *, done: bool = True) -> None:
+            granted = open_attempt(state, txid, attempt)
+            if how == "apply":
+                table = pa.table({"word": list(deltas), "n": list(deltas.values())})
+                state.apply(granted, table, {"n": Sum("n")}, want_values=False)
+            else:
+                state.begin_commit(granted)
+                state.multi_update(list(deltas), [add(each) for each in deltas.values()])
+                state.commit(granted)
+            if done:
+                finish(state, replay=attempt > 1)
+
+        old, new = before(backend), OpaqueMapState(backend)
+        for txid in (1, 2):
+            write(old, txid, 1, {"dog": 5, "cat": 1})
+        for attempt in (1, 2):
+            write(old, 3, attempt, {"dog": 7, "cat": 1, "cow": 1}, done=False)
+        write(new, 3, 3, {"dog": 7})
+        assert [new.get(key) for key in ("dog", "cat", "cow")] == [17, 2, None]
 
     def test_delete_keeps_the_previous_value_for_a_replay(self, state: MapState) -> None:
         transact(state, 1, 1, {"dog": 2})

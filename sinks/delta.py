@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Fields, Header
-from sinks.files import DataFile, FileTable, may_be_open
-from sinks.partitions import NULL_FOLDER, texts_of
+from sinks.files import DataFile, FileTable, is_of_another_table, may_be_open
+from sinks.partitions import NULL_FOLDER, is_text, texts_of
 
 try:
     import deltalake
@@ -49,14 +49,10 @@ class DeltaLakeTable(FileTable):
     def bind(self, fields: Fields) -> None:
         super().bind(fields)
         for field in fields.schema() or ():
-            if (
-                pa.types.is_unsigned_integer(field.type)
-                or pa.types.is_duration(field.type)
-                or pa.types.is_time(field.type)
-            ):
+            if any(map(_is_lost, _types_in(field.type))) or not _is_taken(field):
                 raise ConfigError(
-                    f"{self.location}: Delta Lake has no type for {field.name!r}, {field.type}; cast it to an integer or a "
-                    "string upstream"
+                    f"{self.location}: Delta Lake has no type for {field.name!r}, {field.type}; cast it to a type that it has, "
+                    "such as a signed integer, a moment in UTC to microseconds, or a string, upstream"
                 )
 
     def create_table(self) -> None:
@@ -66,7 +62,7 @@ class DeltaLakeTable(FileTable):
 
     def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
         for each in self.partition_by:
-            if not pa.types.is_string(table.schema.field(each).type):
+            if not is_text(table.schema.field(each).type):
                 continue
             for text in _NULL_TEXTS:
                 if pc.any(pc.equal(table.column(each), text)).as_py():
@@ -148,7 +144,7 @@ class DeltaLakeTable(FileTable):
             found = self._table().vacuum(
                 math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False, full=True
             )
-        removed = [each for each in found if not may_be_open(each, done)]
+        removed = [each for each in found if not may_be_open(each, done) and not is_of_another_table(each, self.path)]
         for each in removed:
             (self.path / each).unlink(missing_ok=True)
         return len(removed)
@@ -163,6 +159,30 @@ class DeltaLakeTable(FileTable):
     def _table(self) -> Any:
         self.require()
         return deltalake.DeltaTable(str(self.path))
+
+
+def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The type itself, and those that it is made of."""
+    yield kind
+    if pa.types.is_dictionary(kind):
+        yield from _types_in(kind.value_type)
+    for number in range(kind.num_fields):
+        yield from _types_in(kind.field(number).type)
+
+
+def _is_lost(kind: pa.DataType) -> bool:
+    """Whether Delta's client would take the type for another one, whose readers cannot read the files."""
+    types = pa.types
+    nanoseconds = types.is_timestamp(kind) and kind.unit == "ns"
+    return bool(nanoseconds or types.is_unsigned_integer(kind) or types.is_duration(kind) or types.is_time(kind))
+
+
+def _is_taken(field: pa.Field) -> bool:
+    try:
+        deltalake.Schema.from_arrow(pa.schema([field]))
+    except Exception:  # noqa: BLE001 - the client has no class for it
+        return False
+    return True
 
 
 def _action(file: DataFile, names: Sequence[str]) -> Any:

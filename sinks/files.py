@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import re
 import shutil
@@ -52,6 +53,7 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
+from framework.topology.canonical import NAN, python_values
 from sinks.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
 from sinks.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
 
@@ -253,6 +255,12 @@ class FileTable(FencedState):
     # --- on the driver ---------------------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
+        for each in self.path.resolve().parents:
+            if TableShape.read(each) is not None:
+                raise ConfigError(
+                    f"{self.location} would be inside of the table {each}, whose compaction removes what it does not know: use "
+                    "another path"
+                )
         make_folder(self.path)
         header = self._chain.read()
         if header is None:
@@ -435,8 +443,27 @@ class FileTable(FencedState):
 def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     for batch in rows.to_batches():
-        found.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        columns = (map(_comparable, python_values(pa.chunked_array([column]))) for column in batch.columns)
+        found.update(zip(*columns, strict=True))
     return found
+
+
+def _comparable(value: Any) -> Any:
+    """A value that equals others of its kind, also when it is NaN, or one of several."""
+    if isinstance(value, float):
+        return value if value == value else NAN
+    if isinstance(value, Mapping):
+        return tuple((name, _comparable(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_comparable, value))
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC)
+    return value
+
+
+def is_of_another_table(path: str, folder: Path) -> bool:
+    """Whether a file below a table's folder belongs to a table of its own there."""
+    return any((folder / each / "_ratchet").exists() for each in Path(path).parents if each != Path())
 
 
 def may_be_open(path: str, done: int) -> bool:

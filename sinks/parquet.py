@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
 from framework.topology import Header
-from sinks.files import DataFile, FileTable, may_be_open
+from sinks.files import DataFile, FileTable, is_of_another_table, may_be_open
 from sinks.folders import make_folder, named_errors, overwrite, read_document, write_once
 from sinks.partitions import Texts
 
@@ -155,7 +155,11 @@ class ParquetTable(FileTable):
             before = read_document(notes)["since"] if notes.exists() else {}
             live = {each.path for each in self.files()}
             found = {str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet")} - live
-            since = {path: before.get(path, now) for path in found if not spared(path)}
+            since = {
+                path: before.get(path, now)
+                for path in found
+                if not spared(path) and not is_of_another_table(path, self.path)
+            }
             gone = {path for path, first in since.items() if now - first >= older_than_s}
             for path in gone:
                 (self.path / path).unlink(missing_ok=True)

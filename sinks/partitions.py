@@ -25,9 +25,14 @@ Texts = tuple[str | None, ...]
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 #: File systems take 255 bytes.
 _FOLDER_MAX = 200
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 _KINDS = (
-    pa.types.is_string,
-    pa.types.is_large_string,
+    is_text,
     pa.types.is_integer,
     pa.types.is_boolean,
     pa.types.is_floating,

@@ -45,6 +45,16 @@ CONNECT_TIMEOUT_S = 10
 TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
 _IDLE_CONNECTIONS = 4
+#: How values travel, whatever the server, the database, the user or the environment say: COPY sends UTF-8, ISO 8601 and
+#: hexadecimal bytes, and what comes back is every digit.
+_FORMS = {
+    "client_encoding": "UTF8",
+    "timezone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "extra_float_digits": 1,
+    "bytea_output": "hex",
+    "standard_conforming_strings": "on",
+}
 #: What a server says to a client that will never be let in, however often it asks.
 _REFUSALS = (
     *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
@@ -158,11 +168,11 @@ class _Connection:
         }
         self.raw = psycopg.connect(autocommit=True, **settings)  # type: ignore[arg-type]
         self.staged: set[str] = set()
+        settled = {"idle_in_transaction_session_timeout": IDLE_TIMEOUT_MS, "lock_timeout": LOCK_TIMEOUT_MS, **_FORMS}
         self.raw.execute(
-            "SELECT set_config('idle_in_transaction_session_timeout', %s, false), set_config('lock_timeout', %s, false), "
-            "set_config('timezone', 'UTC', false), set_config('synchronous_commit', CASE "
+            f"SELECT {', '.join(['set_config(%s, %s, false)'] * len(settled))}, set_config('synchronous_commit', CASE "
             "current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)",
-            (str(IDLE_TIMEOUT_MS), str(LOCK_TIMEOUT_MS)),
+            [str(each) for setting in settled.items() for each in setting],
         )
         if schema is not None:
             self.raw.execute(f'SET search_path TO "{schema}"')
@@ -340,6 +350,22 @@ class PostgresBackend(SqlBackend):
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
         )
         return [(name, kind) for name, kind in connection.execute(query, (f'"{self._table}"',))]
+
+    def _told_apart(self, connection: Any) -> str:
+        table = f'"{self._table}"'
+        query = (
+            "SELECT 1 FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indimmediate "
+            'AND indpred IS NULL AND indexprs IS NULL AND (SELECT array_agg(attname::text ORDER BY attname::text COLLATE "C") '
+            "FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey[0:indnkeyatts - 1])) = %s::text[]"
+        )
+        if connection.execute(query, (table, sorted(self.shape.key))).fetchone() is None:
+            return f"has no primary key of {', '.join(self.shape.key)}"
+        query = (
+            "SELECT attname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation "
+            "WHERE attrelid = to_regclass(%s) AND NOT attisdropped AND NOT collisdeterministic"
+        )
+        found = connection.execute(query, (table,)).fetchone()
+        return f"has a collation for {found[0]!r} that takes different texts for one" if found is not None else ""
 
     def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
         names = ", ".join(f'"{name}"' for name in self.shape.key)

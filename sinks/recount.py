@@ -84,7 +84,7 @@ class _Total(Column):
     def value(self, tally: Any) -> Any:
         if tally is None or self.scale is None:
             return tally
-        digits = tally * 10**self.scale
+        digits = tally * Fraction(10) ** self.scale
         return Decimal((int(digits < 0), tuple(map(int, str(abs(digits.numerator)))), -self.scale))
 
 

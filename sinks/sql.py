@@ -85,6 +85,10 @@ class SqlBackend(MapBackend):
     def _probe(self, connection: Any, *, exists: bool) -> None:
         """Raise ``ConfigError`` when this user may not do what will be needed."""
 
+    @abstractmethod
+    def _told_apart(self, connection: Any) -> str:
+        """What is wrong with how a table that exists tells its rows apart, or keeps numbers; empty when nothing is."""
+
     def _create_headers(self, connection: Any) -> None:
         connection.execute(self.dialect.headers_ddl())
 
@@ -140,6 +144,11 @@ class SqlBackend(MapBackend):
                 problem = self.shape.check_columns(columns)
                 if problem:
                     raise ConfigError(f"{self.location} {problem}")
+                problem = self._told_apart(connection)
+                if problem:
+                    raise ConfigError(
+                        f"{self.location} {problem}: use another table, or drop it and create it with: {self.shape.ddl()}"
+                    )
             else:
                 if header is not None:
                     raise CorruptStateError(
@@ -411,9 +420,4 @@ def _upsert(
     named = dict(aggregates)
     if not shape.mergeable(named):
         return None
-    return shape.upsert(
-        named,
-        keep_previous=value_type is not ValueType.NON_TRANSACTIONAL,
-        skip_same_txid=value_type is ValueType.TRANSACTIONAL,
-        staged=staged,
-    )
+    return shape.upsert(named, value_type, staged=staged)

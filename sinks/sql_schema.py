@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.topology import Fields, Header, OpenCommit
+from framework.topology import Fields, Header, OpenCommit, ValueType
 from framework.topology.fencing import check_format
 from sinks.aggregates import Aggregate
 
@@ -249,23 +249,24 @@ class TableShape:
         columns = ", ".join(f'"{name}"' for name, _ in self.columns)
         return f'SELECT {columns} FROM "{self.table}"'
 
-    def upsert(
-        self, aggregates: Mapping[str, Aggregate], *, keep_previous: bool, skip_same_txid: bool, staged: bool
-    ) -> str:
+    def upsert(self, aggregates: Mapping[str, Aggregate], value_type: ValueType, *, staged: bool) -> str:
         """The statement that merges deltas: all that are ``staged``, or one at a time. Parameters: the delta, unless it is
         staged; then txid, epoch, attempt, writer.
 
-        ``skip_same_txid`` is the transactional rule; otherwise, with ``keep_previous``, a row of the same txid starts
-        again from its previous value (opaque), and without it every delta is applied. Rows whose stamp is above, or the
-        same from another writer, are left alone: the caller compares the number of rows changed.
+        A row of the same txid is left alone by the transactional rule, starts again from its previous value by the opaque one,
+        and takes every delta otherwise. Rows whose stamp is above, or the same from another writer, are left alone: the
+        caller compares the number of rows changed.
         """
         t = "_held"  # an alias, since a table may be called "excluded"
         same = f"{t}._txid = excluded._txid"
-        old = {name: f"{t}.{_q(name)}" for name in self.value}
-        if keep_previous and not skip_same_txid:
-            old = {
-                name: f"CASE WHEN {same} THEN {t}.{_q(_previous(name))} ELSE {each} END" for name, each in old.items()
+        skip_same_txid = value_type is ValueType.TRANSACTIONAL
+        held = {name: f"{t}.{_q(name)}" for name in self.value}
+        before = held
+        if not skip_same_txid:
+            before = {
+                name: f"CASE WHEN {same} THEN {t}.{_q(_previous(name))} ELSE {each} END" for name, each in held.items()
             }
+        old = held if value_type is ValueType.NON_TRANSACTIONAL else before
         merged: dict[str, str] = {}
         for name, each in aggregates.items():
             if not each.derived_from:
@@ -275,12 +276,11 @@ class TableShape:
                 total, count = (f"({merged[part]})" for part in each.derived_from)
                 merged[name] = f"CAST({total} AS {self._column_type(name, self.value)}) / NULLIF({count}, 0)"
         assignments = [f"{_q(name)} = {merged[name]}" for name in self.value]
-        if keep_previous:
-            assignments += [f"{_q(_previous(name))} = {old[name]}" for name in self.value]
-            exists = f"1 - {t}._deleted"
-            if not skip_same_txid:
-                exists = f"CASE WHEN {same} THEN {t}._prev_exists ELSE 1 - {t}._deleted END"
-            assignments.append(f"_prev_exists = {exists}")
+        assignments += [f"{_q(_previous(name))} = {before[name]}" for name in self.value]
+        exists = f"1 - {t}._deleted"
+        if not skip_same_txid:
+            exists = f"CASE WHEN {same} THEN {t}._prev_exists ELSE {exists} END"
+        assignments.append(f"_prev_exists = {exists}")
         assignments += [f"{name} = excluded.{name}" for name in ("_txid", "_epoch", "_attempt", "_writer", "_deleted")]
         stamps = f"({t}._txid, {t}._epoch, {t}._attempt)"
         newer = "(excluded._txid, excluded._epoch, excluded._attempt)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ SQLITE_MIN = (3, 37, 0)
 BUSY_TIMEOUT_MS = 10_000
 #: Keys per SELECT: SQLite takes 32,766 parameters.
 _KEYS_PER_SELECT = 500
+#: In the statement that made a table.
+_COLLATED = re.compile(r"\bCOLLATE\s+(?![\"'\[`]?BINARY\b)", re.IGNORECASE)
 #: What passes by itself, or when there is room again.
 _PASSING = frozenset(
     {
@@ -185,6 +188,22 @@ class SqliteBackend(SqlBackend):
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
         found = connection.execute(f'PRAGMA table_info("{self._table}")')
         return [(name, kind) for _, name, kind, *_ in found]
+
+    def _told_apart(self, connection: sqlite3.Connection) -> str:
+        found = connection.execute(f'PRAGMA table_info("{self._table}")')
+        if {name for _, name, *_, place in found if place} != set(self.shape.key):
+            return f"has another primary key than {', '.join(self.shape.key)}"
+        query = (
+            "SELECT strict, sql FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name) WHERE name = ?"
+        )
+        strict, made = connection.execute(
+            f"{query} AND list.schema = 'main' AND made.type = 'table'", (self._table,)
+        ).fetchone()
+        if not strict:
+            return "is not STRICT, so that a sum beyond 64 bits would become a float in silence"
+        if _COLLATED.search(made):
+            return "has a collation, which would take different texts for one"
+        return ""
 
     def _probe(self, connection: sqlite3.Connection, *, exists: bool) -> None:
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"

@@ -235,7 +235,7 @@ class MapState(FencedState):
     def read_as_of(self, keys: Sequence[Any], txid: int) -> list[Any]:
         """The values as transaction ``txid`` left them, None where there was nothing. A row that the transaction after it has
         changed answers by its previous value. Raises ``MovedOnError`` naming a key that has changed since, and
-        ``ConfigError`` for a state that keeps no previous values."""
+        ``ConfigError`` for an at-least-once state."""
         wanted = [self._key(key) for key in keys]
         values = []
         for key, row in zip(wanted, self.backend.multi_get(wanted), strict=True):
@@ -250,7 +250,7 @@ class MapState(FencedState):
     def _as_of(self, row: Row | None, txid: int) -> tuple[bool, Value | None]:
         """Whether the row says what ``txid`` left there, and that."""
         if self.value_type is ValueType.NON_TRANSACTIONAL:
-            raise ConfigError(f"{self.location} keeps no previous values, so nobody can say what it held after {txid}")
+            raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
         if row is None or row.stamp.txid <= txid:
             return True, row.value if row is not None else None
         return row.stamp.txid == txid + 1, row.prev
@@ -480,7 +480,8 @@ class MapState(FencedState):
 
 
 class NonTransactionalMapState(MapState):
-    """Applies every update, also a replayed one: at-least-once."""
+    """Applies every update, also a replayed one: at-least-once. It keeps previous values for a state of another kind that
+    takes its place while a transaction is open."""
 
     value_type = ValueType.NON_TRANSACTIONAL
 
@@ -488,7 +489,7 @@ class NonTransactionalMapState(MapState):
         return row.value
 
     def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
-        return Row(value, commit.stamp, None, commit.writer)
+        return _after(row, commit, value)
 
 
 class TransactionalMapState(MapState):
@@ -527,10 +528,15 @@ class OpaqueMapState(MapState):
         return value
 
     def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
-        if row is None:
-            return Row(value, commit.stamp, None, commit.writer)
-        updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
-        return Row(updated.value, commit.stamp, updated.prev, commit.writer)
+        return _after(row, commit, value)
+
+
+def _after(row: Row | None, commit: _Commit, value: Value | None) -> Row:
+    """The row with that value, and the one of before the commit's transaction as its previous one."""
+    if row is None:
+        return Row(value, commit.stamp, None, commit.writer)
+    updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
+    return Row(updated.value, commit.stamp, updated.prev, commit.writer)
 
 
 def _scratch(state: FencedState) -> MapState:

@@ -38,7 +38,7 @@ class JsonCodec(BulkCodec):
             raise TopologyError("JsonCodec needs a type for every field, as in JsonCodec(Fields(word=str, amount=int))")
         self._schema = schema
         self._required = [] if isinstance(fields, Fields) else [each.name for each in fields if not each.nullable]
-        self._floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+        self._floats = [field.name for field in schema if _holds_floats(field.type)]
         self._checked = [field.name for field in schema if not _is_plain(field.type)]
         try:
             self._parse([b"{}"])
@@ -116,9 +116,23 @@ class JsonCodec(BulkCodec):
         for name in self._checked:
             table.column(name).validate(full=True)  # Arrow's reader does not check UTF-8
         for name in self._floats:
-            if not pc.all(pc.is_finite(table.column(name))).as_py() and table.column(name).null_count < len(table):
+            if not all(map(_is_finite, table.column(name).chunks)):
                 raise ValueError(f"{name} is not a finite number")
         return table.to_batches()[0]
+
+
+def _holds_floats(declared: pa.DataType) -> bool:
+    nested = (declared.field(number).type for number in range(declared.num_fields))
+    return pa.types.is_floating(declared) or any(map(_holds_floats, nested))
+
+
+def _is_finite(column: pa.Array) -> bool:
+    """Whether every float in it is, also those inside of other values."""
+    if pa.types.is_floating(column.type):
+        return bool(pc.all(pc.is_finite(column), min_count=0).as_py())
+    if pa.types.is_struct(column.type):
+        return all(map(_is_finite, column.flatten()))
+    return not pa.types.is_nested(column.type) or _is_finite(column.flatten())
 
 
 def _is_plain(declared: pa.DataType) -> bool:

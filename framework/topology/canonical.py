@@ -1,8 +1,8 @@
 """The one form of a value (C29), which it takes before it is grouped, merged, compared or stored.
 
 1. -0.0 is 0.0. Every NaN is ``NAN``, one object, and is above all numbers, as in PostgreSQL and in Spark.
-2. A number is what its column declares, exactly: a decimal has its scale, an integer no fraction. What would have to be
-   rounded is an error.
+2. A value is what its column declares, exactly: a decimal has its scale, an integer no fraction and its size, a moment no more
+   digits than its unit, a text is a text. What would have to be rounded, or taken for something else, is an error.
 3. A moment is in UTC, and one without a zone stands for UTC where its column has one. Python takes the two hours of one name,
    in the night that has them twice, for one as long as they are in their zone.
 
@@ -75,12 +75,22 @@ def form_of(declared: pa.DataType | None) -> Form:
         return (
             _float if types.is_float64(declared) else lambda value: _float(pa.scalar(_float(value), declared).as_py())
         )
+    if types.is_dictionary(declared):
+        return form_of(declared.value_type)
     if types.is_integer(declared):
-        return _integer
+        return _integer_of(declared.bit_width, unsigned=types.is_unsigned_integer(declared))
     if types.is_decimal(declared):
         return _decimal_of(declared.precision, declared.scale)
     if types.is_timestamp(declared):
-        return _moment if declared.tz is not None else _local
+        form = _moment if declared.tz is not None else _local
+        return _in_units(lambda value: form(_of(datetime.datetime, value)), declared.unit)
+    if types.is_duration(declared):
+        return _in_units(lambda value: _of(datetime.timedelta, value), declared.unit)
+    if types.is_time(declared):
+        return _in_units(_time, declared.unit)
+    for kind, form in _FORMS:
+        if kind(declared):
+            return form
     return _same
 
 
@@ -124,13 +134,75 @@ def _float(value: Any) -> Any:
     return value + 0.0 if value == value else NAN
 
 
-def _integer(value: Any) -> Any:
-    if type(value) is int:
-        return value
-    made = int(value)
-    if made != value:
-        raise ValueError(f"{value!r} is not an integer")
-    return made
+def _integer_of(bits: int, *, unsigned: bool) -> Form:
+    least, most = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+    def form(value: Any) -> Any:
+        made = value if type(value) is int else int(value)
+        if made != value:
+            raise ValueError(f"{value!r} is not an integer")
+        if not least <= made <= most:
+            raise ValueError(f"{value!r} is beyond {bits} bits{' without a sign' if unsigned else ''}")
+        return made
+
+    return form
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
+    return value
+
+
+def _text(value: Any) -> Any:
+    return value if type(value) is str else str(_of(str, value))
+
+
+def _bytes(value: Any) -> Any:
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else _of(bytes, value)
+
+
+def _boolean(value: Any) -> Any:
+    if value != 0 and value != 1:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return bool(value)
+
+
+def _date(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        raise TypeError(f"{value!r} is a moment, not a date")
+    return _of(datetime.date, value)
+
+
+def _time(value: Any) -> Any:
+    if _of(datetime.time, value).tzinfo is not None:
+        raise TypeError(f"{value!r} has a zone, and its column has none")
+    return value
+
+
+def _in_units(form: Form, unit: str) -> Form:
+    """What the form gives, if its column keeps all of it. Python's own moments end at microseconds."""
+    whole = {"s": 10**6, "ms": 1_000}.get(unit, 1)
+    if whole == 1:
+        return form
+
+    def in_units(value: Any) -> Any:
+        made = form(value)
+        if (made.microseconds if isinstance(made, datetime.timedelta) else made.microsecond) % whole:
+            raise ValueError(f"{value!r} is finer than {unit}")
+        return made
+
+    return in_units
+
+
+_FORMS = (
+    (pa.types.is_string, _text),
+    (pa.types.is_large_string, _text),
+    (pa.types.is_binary, _bytes),
+    (pa.types.is_large_binary, _bytes),
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_date, _date),
+)
 
 
 def _decimal_of(precision: int, scale: int) -> Form:

@@ -81,20 +81,34 @@ class CommitPhase:
 
     # --- start -----------------------------------------------------------------------------------------------
 
-    def open(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> bool:
+    def open(
+        self,
+        currtx: int,
+        digests: Mapping[int, str],
+        *,
+        accept_new: bool = False,
+        note_joined: Callable[[str, int], None] | None = None,
+    ) -> bool:
         """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
         ``currtx`` was opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at
-        ``currtx``.
+        ``currtx``, and ``note_joined`` is told before.
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
-        return perform(self.opening(currtx, digests, accept_new=accept_new))
+        return perform(self.opening(currtx, digests, accept_new=accept_new, note_joined=note_joined))
 
     def opening(
-        self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False
+        self,
+        currtx: int,
+        digests: Mapping[int, str],
+        *,
+        accept_new: bool = False,
+        note_joined: Callable[[str, int], None] | None = None,
     ) -> Generator[Step, Any, bool]:
         opened = False
         for index, state in enumerate(self._states):
             header: Header = yield partial(self._take_over, state)
             if accept_new and header.open is None and header.done == 0 and currtx > 1:
+                if note_joined is not None:
+                    yield partial(note_joined, state.location, currtx)
                 joined = header.finished(currtx - 1)
                 yield partial(state.raise_header, header, joined)
                 header = joined
@@ -111,6 +125,13 @@ class CommitPhase:
             # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
             another = header.open is not None or (not tried and header.incarnation == self._incarnation)
             if header.epoch > self._epoch or (header.epoch == self._epoch and another):
+                same = [self._states[index].location for index, each in self._headers.items() if each == header]
+                if same:
+                    raise ConfigError(
+                        f"{state.location} has the header that this driver has just given to {same[0]}: they are one place by two "
+                        "addresses, and a state has a place of its own; if they are two, ZooKeeper's state is older than the sink: "
+                        "restore it"
+                    )
                 raise ConfigError(
                     f"{state.location} was written by epoch {header.epoch}, and ZooKeeper is at epoch {self._epoch}: "
                     "ZooKeeper's state is older than the sink; restore it, or give topology and sink new names"

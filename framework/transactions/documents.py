@@ -41,6 +41,8 @@ META = "meta"
 INCARNATION = "incarnation"
 #: Where the source was first read: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
 ORIGIN = "origin"
+#: States that joined a topology that had committed something: location -> their first txid.
+JOINED = "joined"
 HISTORY = "history"
 #: A record with a plan larger than this is kept without it: a thousand of them must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
@@ -218,6 +220,11 @@ class TopologyDocuments:
             self._origin = Origin(known.txid, {**known.positions, **fresh})
             self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": dict(self._origin.positions)})
 
+    def note_joined(self, location: str, txid: int) -> None:
+        """Write down, before it is so, that a state holds nothing from before ``txid``."""
+        with self._state.atomically():
+            self._state.set_data(JOINED, {**_joined_in(self._state, self._topology.id), location: txid})
+
     def forget_positions(self) -> None:
         """Let the next batch start where the source's policy for a first start says. Txids, attempts and the epoch go on
         rising (C17). Call it when nothing is opened: ``reset`` rolls back first."""
@@ -245,7 +252,7 @@ def forget_everything(
     not write again. What comes is another incarnation."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED):
             state.delete(path)
         state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
@@ -277,6 +284,20 @@ def committed_txid(store: CoordinationStore, topology_id: str) -> int:
 def read_origin(store: CoordinationStore, topology_id: str) -> Origin:
     """Where a topology began to read. No leadership is needed. Raises ``CorruptStateError``."""
     return _origin_in(TransactionalState(store, topology_id), topology_id)
+
+
+def read_joined(store: CoordinationStore, topology_id: str) -> Mapping[str, int]:
+    """The first txid of each state that joined later, by its location. No leadership is needed. Raises ``CorruptStateError``."""
+    return _joined_in(TransactionalState(store, topology_id), topology_id)
+
+
+def _joined_in(state: TransactionalState, topology_id: str) -> Mapping[str, int]:
+    document = state.get_data(JOINED)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise CorruptStateError(f"{topology_id}/{JOINED}: not a map of states to txids; restore it from a backup")
+    return document
 
 
 def _origin_in(state: TransactionalState, topology_id: str) -> Origin:

@@ -246,7 +246,10 @@ class Term:
             self._commit = CommitPhase(
                 topology.id, topology.states, self._executor, self._leadership.epoch, incarnation=self._incarnation
             )
-            opened = self._commit.open(recovered.currtx, digests, accept_new=accept) or recovered.opened
+            opened = (
+                self._commit.open(recovered.currtx, digests, accept_new=accept, note_joined=documents.note_joined)
+                or recovered.opened
+            )
             self._check_written(recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError, DataLossError):
             planner.close()

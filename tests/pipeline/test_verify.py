@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import json
 import math
@@ -17,6 +18,7 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RetryableError
+from framework.reset import reset_everything
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
 from framework.transactions.reset import reset_positions
@@ -361,3 +363,81 @@ def _store(servers: EmbeddedServers) -> CoordinationStore:
     from framework.transactions import ZooKeeperStore
 
     return ZooKeeperStore(servers.zookeeper, "/ratchet")
+
+
+NIGHT = datetime.datetime(2024, 10, 27, 0, 30, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.float64(), [1.0, math.nan, math.nan, -0.0, None]),
+        (pa.list_(pa.float64()), [[1.0, math.nan], [], None, [None]]),
+        (
+            pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]),
+            [{"a": 1, "b": ["x"]}, {"a": None, "b": None}, None],
+        ),
+        (pa.map_(pa.string(), pa.float64()), [[("a", 1.0), ("b", math.nan)], [], None]),
+        (pa.timestamp("us", tz="Europe/Berlin"), [NIGHT, NIGHT + datetime.timedelta(hours=1), None]),
+        (pa.list_(pa.timestamp("us", tz="Europe/Berlin")), [[NIGHT], [NIGHT + datetime.timedelta(hours=1)]]),
+    ],
+    ids=lambda each: str(each) if isinstance(each, pa.DataType) else "",
+)
+def test_rows_of_any_type_are_compared_in_a_table_of_files(
+    tmp_path: Path, kind: pa.DataType, values: list[Any]
+) -> None:
+    """NaN is one value, nested values count as values, and the hour that comes twice is two."""
+    store = MemoryStore()
+
+    def over(*values: Any) -> Topology:
+        rows = [[number, value] for number, value in enumerate(values)]
+        spout = OpaqueMemoryTransactionalSpout({0: rows}, Fields.of({"n": pa.int64(), "v": kind}), 2)
+        builder = TransactionalTopologyBuilder("audited", "spout", spout)
+        builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).shuffle_grouping("spout")
+        return builder.build()
+
+    with submit(over(*values), store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    report = verify(over(*values), store)
+    assert report.right, report.lines()
+    assert report.states[0].compared == len(values)
+    assert verify(over(*values[1:], values[0]), store).states[0].difference_count > 0
+
+
+def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
+    """Their scale is negative."""
+    store, fields = MemoryStore(), Fields.of({"word": pa.string(), "n": pa.decimal128(5, -2)})
+    spout = OpaqueMemoryTransactionalSpout({0: [["a", Decimal(100)], ["a", Decimal(300)]]}, fields, 1)
+    builder = TransactionalTopologyBuilder("audited", "spout", spout)
+    sums = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "sums")), ["word"], {"sum": Sum("n")})
+    builder.set_bolt("sums", sums).global_grouping("spout")
+    topology = builder.build()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    assert verify(topology, store).right
+
+
+def test_a_state_that_joined_later_is_left_out_and_the_report_says_since_when(tmp_path: Path) -> None:
+    """It holds nothing from before, and rightly so."""
+    store = MemoryStore()
+
+    def with_states(*names: str, rows: int) -> Topology:
+        data = {0: [[f"w{each % 3}", each] for each in range(rows)]}
+        builder = TransactionalTopologyBuilder("audited", "spout", OpaqueMemoryTransactionalSpout(data, FIELDS, 10))
+        for name in names:
+            state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", name))
+            builder.set_bolt(name, StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+        return builder.build()
+
+    for topology in (with_states("early", rows=30), with_states("early", "late", rows=50)):
+        with submit(topology, store=store, executor="local", accept_changed_topology=True) as run:
+            run.wait_until_caught_up(60)
+    report = verify(topology, store)
+    assert report.right, report.lines()
+    assert [each.compared for each in report.states] == [3]
+    assert report.not_verified == ["bolt 'late': its state joined at transaction 4, and holds nothing from before"]
+    reset_everything(topology, store)
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    report = verify(topology, store)
+    assert report.right and report.not_verified == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import pickle
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,6 +31,7 @@ from sinks import (
     StateCommitter,
     Sum,
 )
+from sinks.aggregates import Aggregate
 from sinks.committer import _Fold
 
 AGGREGATES = {
@@ -283,6 +286,63 @@ def test_a_function_that_returns_what_its_column_cannot_hold_is_refused() -> Non
     assert merged(2, 5) == [{"word": "a", "half": 4}]
     with pytest.raises(BadRecordError, match=r"'half': 4\.5 is not an integer"):
         merged(3, 5)
+
+
+SECOND = datetime.timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.duration("s"), [2 * SECOND, -SECOND, 3 * SECOND]),
+        (pa.duration("us"), [2 * SECOND, -SECOND, 3 * SECOND]),
+        (pa.decimal128(5, 2), [Decimal("2.00"), Decimal("-1.25"), Decimal("3.00")]),
+        (pa.decimal256(60, 2), [Decimal("2.00"), Decimal("-1.25"), Decimal("3.00")]),
+        (pa.float16(), [2.0, -1.25, 3.0]),
+        (pa.float32(), [2.0, -1.25, 3.0]),
+        (pa.time32("s"), [datetime.time(2), datetime.time(1), datetime.time(3)]),
+        (pa.date64(), [datetime.date(2, 1, 1), datetime.date(1, 1, 1), datetime.date(3, 1, 1)]),
+        (pa.binary(), [b"b", b"", b"c"]),
+    ],
+    ids=str,
+)
+def test_every_type_that_an_aggregate_takes_is_folded(kind: pa.DataType, values: list[Any]) -> None:
+    """Arrow groups by some types, and has no least or first of them."""
+    first, least, most = values
+    aggregates: dict[str, Aggregate] = {
+        "first": First("v"),
+        "last": Last("v"),
+        "least": Min("v"),
+        "most": Max("v"),
+        "reduced": Reduce("v", max),
+        "different": ApproxDistinct("v"),
+    }
+    if isinstance(first, (float, Decimal)):
+        aggregates["total"] = Sum("v")
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates=aggregates)
+    committer.bind("count", [Input("spout", "default", Fields(word=str, v=kind), GlobalGrouping())], 1)
+    committer.prepare({}, None, None, TransactionAttempt(1, 1))  # type: ignore[arg-type]
+    for part in ([None, first, least], [None], [most, least]):
+        combiner = committer.combiner()
+        combiner.add(pa.record_batch({"word": ["a"] * len(part), "v": pa.array(part, kind)}))
+        made = combiner.finish()
+        assert made is not None
+        committer.execute_arrow(made)
+    (row,) = (row for each in committer.finish_batch() for row in each.to_pylist())
+    found = [row[name] for name in ("first", "last", "least", "most", "reduced", "different")]
+    assert found == [first, least, least, most, most, 3]
+    assert row.get("total") == (first + least + most + least if "total" in aggregates else None)
+
+
+@pytest.mark.parametrize("values", [["", "a", "\0", "\0" * 8, "", None], [b"", b"a", b"\0", b"\0" * 8, b"", None]])
+def test_an_empty_value_is_one_of_several_that_differ(values: list[Any]) -> None:
+    kind = pa.array(values).type
+    committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"n": ApproxDistinct("v")})
+    committer.bind("count", [Input("spout", "default", Fields(word=str, v=kind), GlobalGrouping())], 1)
+    combiner = committer.combiner()
+    combiner.add(pa.record_batch({"word": ["a"] * len(values), "v": pa.array(values, kind)}))
+    made = combiner.finish()
+    assert made is not None and made.column("n").to_pylist() == [4]
 
 
 def test_a_dictionary_groups_as_its_values() -> None:

@@ -3,6 +3,7 @@ one's own, replays that differ, deletions, purges."""
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 import random
@@ -243,6 +244,40 @@ def test_whatever_is_written_is_there_exactly(
     for txid in range(1, int(os.environ.get("RATCHET_VALUES", 12)) + 1):
         run.transaction(txid)
     run.state.close()
+
+
+MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
+#: Type of a column, and what it does not hold.
+MISFITS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.string(), [5, b"x", True]),
+    (pa.binary(), ["x", 5]),
+    (pa.bool_(), [2, "no"]),
+    (pa.date32(), [MOMENT, "2026-01-02", 5]),
+    (pa.timestamp("us"), [MOMENT.date(), "2026-01-02", 5]),
+    (pa.timestamp("s"), [MOMENT]),
+    (pa.timestamp("ms", tz="UTC"), [MOMENT]),
+    (pa.time64("us"), ["03:04:05", MOMENT.time().replace(tzinfo=datetime.UTC)]),
+    (pa.time32("s"), [MOMENT.time()]),
+    (pa.duration("s"), [5, datetime.timedelta(microseconds=5)]),
+    (pa.int8(), [128, -129]),
+    (pa.uint8(), [-1, 256]),
+    (pa.int64(), [2**63, "5", 1.5]),
+]
+
+
+def test_a_value_of_another_type_or_size_is_refused_and_never_made_to_fit(make: Callable[[], MapBackend]) -> None:
+    """A duration was cut to its unit; a moment in a column of dates could be written, and never read again."""
+    for kind, wrong in MISFITS:
+        for key, value in ((kind, pa.int64()), (pa.int64(), kind)):
+            backend = make()
+            backend.bind(Fields.of({"k": key}), Fields.of({"v": value}))
+            state = OpaqueMapState(backend)
+            state.prepare("topology")
+            state.begin_commit(open_attempt(state, 1, 1))
+            for each in wrong:
+                with pytest.raises(BadRecordError, match="cannot hold"):
+                    state.multi_put([each if key is kind else 1], [each if value is kind else 1])
+            backend.close()
 
 
 @pytest.mark.parametrize("kind", KEYS)

@@ -197,6 +197,49 @@ def test_another_owner_other_columns_and_foreign_files_are_refused(kind: type[Fi
         foreign.prepare("topology")
 
 
+@pytest.mark.parametrize(
+    "wanting",
+    [
+        pa.uint8(),
+        pa.list_(pa.uint8()),
+        pa.struct([("a", pa.uint32())]),
+        pa.map_(pa.string(), pa.uint16()),
+        pa.dictionary(pa.int32(), pa.uint32()),
+        pa.list_(pa.duration("s")),
+        pa.timestamp("ns"),
+        pa.list_(pa.timestamp("ns", tz="UTC")),
+        pa.timestamp("s"),
+        pa.timestamp("us", tz="Europe/Berlin"),
+        pa.float16(),
+        pa.decimal256(70, 2),
+        pa.decimal128(5, -2),
+        pa.month_day_nano_interval(),
+    ],
+    ids=str,
+)
+def test_types_that_readers_of_delta_do_not_have_are_refused_in_one_line(tmp_path: Path, wanting: pa.DataType) -> None:
+    with pytest.raises(ConfigError, match="Delta Lake has no type for 'v'") as refused:
+        DeltaLakeTable(tmp_path / "table").bind(Fields(n=int, v=wanting))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_inside_of_another_one_is_refused_and_spared(kind: type[FileTable], table: FileTable) -> None:
+    """What an earlier version has put there is not removed by the outer table's vacuum."""
+    commit(table, 1, "dog")
+    inner = kind(table.path / "inner")
+    inner.bind(FIELDS)
+    with pytest.raises(ConfigError, match=f"inside of the table {table.path}"):
+        inner.prepare("topology")
+    held = (table.path / "_ratchet").rename(table.path / "away")
+    inner.prepare("topology")
+    held.rename(table.path / "_ratchet")
+    for txid in (1, 2, 3):
+        commit(inner, txid, "cat")
+    table.compact()
+    table.vacuum(older_than_s=0)
+    assert words(inner) == ["cat"] * 3
+
+
 @pytest.mark.fault(28)
 def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table")

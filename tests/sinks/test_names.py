@@ -11,10 +11,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import BaseBatchBolt, Fields, TransactionalTopologyBuilder
+from framework import BaseBatchBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, TopologyError
+from framework.transactions import MemoryStore
 from integration import PostgresServer
-from sinks import Count, MapBackend, Mean, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter, Sum
+from sinks import (
+    AppendCommitter,
+    Count,
+    MapBackend,
+    Mean,
+    OpaqueMapState,
+    ParquetTable,
+    PostgresBackend,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+)
 from sinks.contract_parts import finish, open_attempt
 from spouts import OpaqueMemoryTransactionalSpout
 
@@ -136,6 +148,20 @@ def test_two_states_of_a_bolt_may_not_be_one_place(tmp_path: Path) -> None:
     builder.set_committer_bolt("both", TwoStates(tmp_path / "x.db")).global_grouping("spout")
     with pytest.raises(TopologyError, match=r"bolt 'both' has two states at table 'rows'"):
         builder.build()
+
+
+def test_one_place_by_two_addresses_is_named_as_such(tmp_path: Path) -> None:
+    """A folder that a link leads to, a host by its name and by its number: the addresses say nothing, the header does."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    builder = TransactionalTopologyBuilder("t", "spout", OpaqueMemoryTransactionalSpout({0: []}, KEY, 1))
+    for name in ("real", "link"):
+        committer = AppendCommitter(ParquetTable(tmp_path / name / "rows"))
+        builder.set_bolt(name, committer).shuffle_grouping("spout")
+    with pytest.raises(
+        ConfigError, match="link/rows has the header that .* given to table .*real/rows: they are one place"
+    ):
+        submit(builder.build(), store=MemoryStore(), executor="local").wait_until_caught_up(30)
 
 
 def test_a_table_made_anew_with_other_columns_is_staged_anew(tmp_path: Path) -> None:

@@ -146,6 +146,16 @@ def test_compaction_ends_with_one_file_for_each_partition_and_then_leaves_them_a
     assert len(set(table.files()) & set(files)) == 2
 
 
+@pytest.mark.parametrize("text", ["", "__HIVE_DEFAULT_PARTITION__"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_a_text_that_delta_takes_for_null_is_refused_in_texts_of_any_size(
+    tmp_path: Path, kind: pa.DataType, text: str
+) -> None:
+    table = partitioned(DeltaLakeTable, tmp_path / "table", kind)
+    with pytest.raises(BadRecordError, match="in the partition column 'p' for null"):
+        append(table, 1, batch_of(table, ["a", text]))
+
+
 def test_a_reader_or_writer_that_assumes_another_partitioning_is_refused(kind: type[FileTable], tmp_path: Path) -> None:
     table = partitioned(kind, tmp_path / "table")
     append(table, 1, batch_of(table, ["a"]))

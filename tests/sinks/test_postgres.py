@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import random
 import threading
 import time
@@ -25,7 +26,7 @@ from framework.errors import (
 )
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
-from sinks import Max, Min, OpaqueMapState, PostgresBackend
+from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
 from sinks import postgres as postgres_module
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -85,6 +86,34 @@ def test_another_table_of_that_name_is_refused_with_the_statements_that_mend_it(
     mend = str(refused.value).split("or add them: ")[1]
     admin.execute(mend)
     assert wider.prepare("topology") == backend.read_header()
+
+
+@pytest.mark.rule("C33")
+@pytest.mark.parametrize(
+    ("made", "otherwise", "message"),
+    [
+        (', PRIMARY KEY ("word")', "", "has no primary key of word"),
+        (', PRIMARY KEY ("word")', ', PRIMARY KEY ("word", "n")', "has no primary key of word"),
+        ('"word" text', '"word" text COLLATE any_case', "has a collation for 'word'"),
+        (', PRIMARY KEY ("word")', ', UNIQUE ("word")', None),
+    ],
+)
+def test_a_table_made_by_hand_that_would_mix_up_rows_is_refused(
+    postgres: PostgresServer, admin: Any, table: str, made: str, otherwise: str, message: str | None
+) -> None:
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    ddl = backend.shape.ddl()
+    assert made in ddl
+    if "any_case" in otherwise:
+        admin.execute(
+            "CREATE COLLATION IF NOT EXISTS any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    admin.execute(ddl.replace(made, otherwise))
+    if message is None:
+        backend.prepare("topology")
+        return
+    with pytest.raises(ConfigError, match=f"{message}.*create it with: CREATE TABLE"):
+        backend.prepare("topology")
 
 
 def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: Any, table: str) -> None:
@@ -344,3 +373,67 @@ def test_least_and_greatest_of_text_go_by_bytes(postgres: PostgresServer, admin:
         deltas = pa.table({"word": ["x"], "least": [text], "most": [text]})
         state.apply(TransactionAttempt(txid, 1), deltas, {"least": Min("t"), "most": Max("t")}, want_values=False)
     assert state.get("x") == ("B", "ä")
+
+
+@pytest.fixture
+def elsewhere(admin: Any, postgres: PostgresServer) -> Iterator[str]:
+    """A database that was set up for other clients, in another country: its dsn."""
+    name = f"d_{uuid.uuid4().hex[:10]}"
+    admin.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    for setting in (
+        "extra_float_digits = -3",
+        "\"DateStyle\" = 'German, DMY'",
+        "bytea_output = 'escape'",
+        "standard_conforming_strings = off",
+    ):
+        admin.execute(f"ALTER DATABASE {name} SET {setting}")
+    yield psycopg.conninfo.make_conninfo(postgres.dsn, dbname=name)
+    admin.execute(f"DROP DATABASE {name} (FORCE)")
+
+
+MOMENT = datetime.datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=datetime.UTC)
+
+
+@pytest.mark.rule("C29")
+@pytest.mark.parametrize("rows", [1, 150])
+@pytest.mark.parametrize("key", ["é", MOMENT, MOMENT.replace(tzinfo=None), MOMENT.date(), b"\\x\x00'\xe9", 0.1 + 0.2])
+def test_settings_of_the_database_change_no_value(elsewhere: str, table: str, key: Any, rows: int) -> None:
+    """By parameters when there are few rows, by COPY when there are many: one key either way."""
+    kind = pa.scalar(key).type
+    keys = Fields.of({"k": pa.timestamp("us", tz="UTC") if key is MOMENT else kind})
+    state = OpaqueMapState(PostgresBackend(elsewhere, table, keys, Fields(n=int, x=float)))
+    others = [key] * rows if rows == 1 else [key, *(next(_others(key, each)) for each in range(1, rows))]
+    for txid in (1, 2):
+        deltas = pa.table({"k": pa.array(others, keys.type_of("k")), "n": [1] * rows, "x": [0.1 + 0.2] * rows})
+        state.apply(TransactionAttempt(txid, 1), deltas, {"n": Sum("n"), "x": Max("x")}, want_values=False)
+    attempt = TransactionAttempt(3, 1)
+    state.begin_commit(attempt)
+    state.multi_update([key], [lambda held: (held[0] + 1, held[1])])
+    state.commit(attempt)
+    assert state.get(key) == (3, 0.1 + 0.2)
+    assert len(list(state.backend.scan())) == rows
+    state.close()
+
+
+def _others(key: Any, number: int) -> Iterator[Any]:
+    if isinstance(key, datetime.date):
+        yield key - datetime.timedelta(days=number)
+    elif isinstance(key, float):
+        yield key + number
+    else:
+        yield key + (str(number) if isinstance(key, str) else str(number).encode())
+
+
+@pytest.mark.rule("C29")
+def test_a_database_without_an_encoding_takes_text_as_utf_8(admin: Any, postgres: PostgresServer, table: str) -> None:
+    name = f"d_{uuid.uuid4().hex[:10]}"
+    admin.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    dsn = psycopg.conninfo.make_conninfo(postgres.dsn, dbname=name, client_encoding="SQL_ASCII")
+    try:
+        state = OpaqueMapState(PostgresBackend(dsn, table, KEY, VALUE))
+        put(state, 1, é=2)
+        put(state, 2, é=5)
+        assert [(key, row.value) for key, row in state.backend.scan()] == [(("é",), (5,))]
+        state.close()
+    finally:
+        admin.execute(f"DROP DATABASE {name} (FORCE)")

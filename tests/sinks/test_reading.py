@@ -65,7 +65,7 @@ def test_a_sink_that_is_ahead_is_read_as_of_the_one_that_is_behind() -> None:
 def test_a_state_without_previous_values_says_so() -> None:
     plain = NonTransactionalMapState(MemoryBackend())
     plain.prepare("topology")
-    with pytest.raises(ConfigError, match="keeps no previous values"):
+    with pytest.raises(ConfigError, match="may add a batch twice"):
         read_together([(plain, ["dog"])])
 
 

@@ -107,6 +107,35 @@ def test_a_table_with_other_columns_is_refused_with_the_ddl(path: Path) -> None:
         SqliteBackend(path, "rows", KEY, VALUE).prepare("topology")
 
 
+@pytest.mark.rule("C33")
+@pytest.mark.parametrize(
+    ("made", "otherwise", "message"),
+    [
+        (" STRICT, WITHOUT ROWID", "", "is not STRICT"),
+        (', PRIMARY KEY ("word")) STRICT, WITHOUT ROWID', ") STRICT", "has another primary key than word"),
+        ('"word" TEXT', '"word" TEXT COLLATE NOCASE', "has a collation"),
+        ('"word" TEXT', '"word" TEXT COLLATE "rtrim"', "has a collation"),
+        ('"word" TEXT', '"word" TEXT COLLATE BINARY', None),
+        (" STRICT, WITHOUT ROWID", " STRICT", None),
+    ],
+)
+def test_a_table_made_by_hand_that_would_mix_up_rows_or_numbers_is_refused(
+    path: Path, made: str, otherwise: str, message: str | None
+) -> None:
+    """One that is not STRICT makes floats of large sums; one without the key, or with a collation, takes rows for others."""
+    backend = SqliteBackend(path, "counts", Fields(word=str), Fields(n=int))
+    ddl = backend.shape.ddl()
+    assert made in ddl
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute(ddl.replace(made, otherwise))
+    if message is None:
+        backend.prepare("topology")
+        return
+    with pytest.raises(ConfigError, match=f"{message}.*create it with: CREATE TABLE"):
+        backend.prepare("topology")
+
+
 def test_a_table_that_vanished_is_not_started_afresh(path: Path) -> None:
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     put(OpaqueMapState(backend), 1, dog=1)

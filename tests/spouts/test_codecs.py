@@ -167,3 +167,23 @@ def test_decode_good_gives_good_values_in_order_and_bad_ones_by_index(
         assert error.value.index == found[0].index
     else:
         assert codec.decode(values).equals(batch)
+
+
+@pytest.mark.rule("C29")
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (b'{"p": {"x": NaN}}', "p"),
+        (b'{"p": {"l": [1.5, -Infinity]}}', "p"),
+        (b'{"l": [[1.5], [], [NaN]]}', "l"),
+        (b'{"w": [{"x": 1e39}]}', "w"),
+        (b'{"p": {"x": 1.5, "l": []}, "l": [[1.5], [], null], "w": [{"x": 1e3}, null, {"x": null}]}', None),
+        (b'{"p": null}', None),
+    ],
+)
+def test_a_nested_number_that_is_not_finite_is_an_error_too(value: bytes, name: str | None) -> None:
+    floats = pa.list_(pa.float64())
+    fields = {"p": pa.struct([("x", pa.float64()), ("l", floats)]), "l": pa.list_(floats)}
+    codec = JsonCodec(pa.schema({**fields, "w": pa.list_(pa.struct([("x", pa.float32())]))}))
+    _, bad = codec.decode_good([b"{}", value])
+    assert [each.reason for each in bad] == ([f"{name} is not a finite number"] if name is not None else [])
