@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from framework.acking.living import EDGE, ROOTS, AnchoredTuple, Living
-from framework.acking.rounds import Trouble
+from framework.acking.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -48,11 +48,11 @@ class BoltCollector:
         found = received(tup)
         if not found.settled:
             found.settled = True
-            self._out.counts.failed += 1
-            self._out.ledger.failed(found.roots)
+            self._bolt.counts.failed += 1
+            self._bolt.outcome.ledger.failed(found.roots)
 
     def reset_timeout(self, tup: Tuple) -> None:
-        self._out.ledger.reset(received(tup).roots)
+        self._bolt.outcome.ledger.reset(received(tup).roots)
 
     def report_error(self, error: BaseException) -> None:
         self._bolt.report(error)
@@ -106,9 +106,9 @@ class LivingBolt(Living):
     """A bolt task."""
 
     def __init__(
-        self, topology: PlannedTopology, component: TaskComponent, task: int, trouble: Callable[[Trouble], None]
+        self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
     ) -> None:
-        super().__init__(topology, component, task, trouble)
+        super().__init__(topology, component, task, surroundings)
         self._rich = BoltCollector(self)
         self._basic = BasicCollector(self)
 
@@ -130,8 +130,8 @@ class LivingBolt(Living):
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers."""
-        self.out.counts.acked += 1
-        self.out.ledger.acked(tup.roots, tup.edge)
+        self.counts.acked += 1
+        self.outcome.ledger.acked(tup.roots, tup.edge)
 
     def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
         """Every tuple of a batch. An error ends the instance and fails the tuple; the next one finds a new instance."""
@@ -139,7 +139,7 @@ class LivingBolt(Living):
             bolt = self.instance()
             if bolt is None:
                 return  # it cannot start: what is lost here times out
-            self.out.counts.executed += 1
+            self.counts.executed += 1
             try:
                 if isinstance(bolt, BaseBasicBolt):
                     self._execute_basic(bolt, tup)

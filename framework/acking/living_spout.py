@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from framework.acking.living import TIMEOUT_TICKS, Living
-from framework.acking.roots import SEQUENCES_PER_ROUND, Ledger, root_of
+from framework.acking.outcome import Surroundings
+from framework.acking.roots import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
-from framework.acking.rounds import Counts, Orders, Trouble
+from framework.acking.rounds import Orders
 from framework.errors import RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -25,18 +26,18 @@ class SpoutCollector:
     """The ``SpoutOutputCollector`` of a spout task."""
 
     def __init__(self, spout: LivingSpout) -> None:
-        self._spout = spout
+        self.spout = spout  # another one after a recovery that the user's object stays through
 
     def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
-        self._spout.emitted(values, message_id, stream, None)
+        self.spout.emitted(values, message_id, stream, None)
 
     def emit_direct(
         self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
     ) -> None:
-        self._spout.emitted(values, message_id, stream, task)
+        self.spout.emitted(values, message_id, stream, task)
 
     def report_error(self, error: BaseException) -> None:
-        self._spout.report(error)
+        self.spout.report(error)
 
 
 class LivingSpout(Living):
@@ -49,25 +50,27 @@ class LivingSpout(Living):
         topology: PlannedTopology,
         component: TaskComponent,
         task: int,
-        trouble: Callable[[Trouble], None],
+        surroundings: Surroundings,
         *,
         number: int,
         first_round: int,
         pending_max: int,
         tracked: bool,
     ) -> None:
-        super().__init__(topology, component, task, trouble)
+        super().__init__(topology, component, task, surroundings)
         self._number = number
         self._next = first_round * SEQUENCES_PER_ROUND
         self._pending_max = pending_max
         self._tracked = tracked
         self._pending: RotatingMap[int, tuple[Any, float]] = self._new_pending()
+        self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
 
     def begin(self, made: BaseRichSpout) -> None:
         self._pending = self._new_pending()
-        made.open(self.topology.conf, self.context, SpoutCollector(self))
+        self._collector = SpoutCollector(self)
+        made.open(self.topology.conf, self.context, self._collector)
 
     def end(self, made: BaseRichSpout) -> None:
         made.close()
@@ -78,13 +81,13 @@ class LivingSpout(Living):
         if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)
             if message_id is not None:
-                self.out.counts.completed += 1
+                self.counts.completed += 1
                 self._instance.ack(message_id)
             return
         root = root_of(self._number, self._next)
         self._next += 1
         self.out.emit(values, (root,), stream, task)
-        self.out.ledger.born(root)
+        self.outcome.ledger.born(root)
         self._pending.put(root, (message_id, time.monotonic()))
 
     def tell(self, orders: Orders, ticks: int) -> None:
@@ -124,15 +127,18 @@ class LivingSpout(Living):
             self.died(error)
         return self._emitted > first
 
-    def recover(self, marker: Marker) -> None:
-        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays: what
-        is under way fails, and it emits that again."""
+    def end_for(self, marker: Marker) -> None:
+        """Where state is at-least-once, the user's object stays: who comes next goes on with it."""
+        if marker.exact:
+            self.close()
+
+    def recover(self, marker: Marker, before: Living | None) -> None:
+        """To the positions of a checkpoint. Where state is at-least-once, with the object that was here before: what is under way
+        fails, and it emits that again."""
         self._exact = marker.exact
-        self.out.counts.failed += len(self._pending)
-        if not marker.exact and self._instance is not None:
-            self._fail_pending()
+        if isinstance(before, LivingSpout) and before._instance is not None:
+            self._go_on_from(before)
             return
-        super().recover(marker)
         spout = self.instance()
         positions = marker.positions.get(self.component.id) if marker.positions is not None else None
         if isinstance(spout, ReplayableSpout) and positions is not None:
@@ -157,17 +163,19 @@ class LivingSpout(Living):
             return None
         return Standing(self.component.id, self.task, position=position)
 
-    def take(self) -> tuple[Ledger, Counts]:
-        self.out.counts.pending = len(self._pending)
+    def look(self) -> None:
+        self.counts.pending = len(self._pending)
         try:
-            self.out.counts.behind = int(self._instance is None or not self._instance.caught_up())
+            self.counts.behind = int(self._instance is None or not self._instance.caught_up())
         except Exception as error:  # noqa: BLE001 - user code
-            self.out.counts.behind = 1
+            self.counts.behind = 1
             self.died(error)
-        return super().take()
 
-    def _fail_pending(self) -> None:
-        pending, self._pending = self._pending, self._new_pending()
+    def _go_on_from(self, before: LivingSpout) -> None:
+        self._instance, self._collector, pending = before._instance, before._collector, before._pending
+        self._collector.spout = self
+        self._next = max(self._next, before._next)
+        self.counts.failed += len(pending)
         for root in pending:
             entry = pending.get(root)
             if entry is not None and entry[0] is not None and self._instance is not None:
@@ -182,12 +190,12 @@ class LivingSpout(Living):
             return  # it has timed out, or is of an instance before this one
         message_id, since = entry
         if done:
-            self.out.counts.completed += 1
-            self.out.counts.latency_s += time.monotonic() - since
+            self.counts.completed += 1
+            self.counts.latency_s += time.monotonic() - since
             if message_id is not None:
                 self._instance.ack(message_id)
         else:
-            self.out.counts.failed += 1
+            self.counts.failed += 1
             if message_id is not None:
                 self._instance.fail(message_id)
 
@@ -195,7 +203,7 @@ class LivingSpout(Living):
         return RotatingMap(TIMEOUT_TICKS + 1, self._expire)
 
     def _expire(self, root: int, entry: tuple[Any, float]) -> None:
-        self.out.counts.timed_out += 1
-        self.out.counts.failed += 1
+        self.counts.timed_out += 1
+        self.counts.failed += 1
         if entry[0] is not None:
             self._instance.fail(entry[0])

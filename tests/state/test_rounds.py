@@ -1,0 +1,142 @@
+"""A round of a task is whole or nothing: what it made before a recovery never arrives after it."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from framework import BaseBasicBolt, Fields, TopologyBuilder, Tuple, submit
+from framework.errors import RetryableError
+from framework.state.layers import LayeredState
+from tests.kit.state_parts import Count, Log, Split, journal
+
+WORDS = [f"word{number % 17}" for number in range(200)]
+CONF = {"topology.state.checkpoint.interval.ms": 10, "topology.max.spout.pending": 25}
+
+
+@pytest.fixture
+def key() -> str:
+    return f"r{uuid.uuid4().hex[:8]}"
+
+
+class First(Count):
+    """The first of two stateful bolts in a chain; it tells when it commits."""
+
+    def pre_commit(self, txid: int) -> None:
+        journal(self.key).happens("first commits", txid)
+
+
+class CountAgain(Count):
+    """The second of two stateful bolts in a chain; its results are beside those of the first."""
+
+    def execute(self, tup: Tuple) -> None:
+        again = f"again {tup['word']}"
+        count = (self.counts.get(again) or 0) + 1
+        self.counts.put(again, count)
+        journal(self.key).results[again] = count
+        self.collector.ack(tup)
+
+
+def counts(key: str, prefix: str = "") -> Counter[str]:
+    found = journal(key).results
+    return Counter({word.removeprefix(prefix): n for word, n in found.items() if word.startswith(prefix)})
+
+
+def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
+    """Returns how often everything went back."""
+    with submit(topology, conf, executor="local") as run:
+        run.wait_until_idle(60)
+        status = run.status().checkpoint
+        assert status is not None and status.guarantee == "exactly-once"
+        return status.recoveries
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_a_store_that_is_silent_in_a_commit_round_counts_nothing_twice_further_on(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first bolt has executed words in the round, and then cannot say which checkpoint it has."""
+    silent: list[int] = []
+    real = LayeredState.txid.fget
+    assert real is not None
+
+    def txid(self: LayeredState) -> int:
+        if silent and silent[-1] in (3, 6):  # asked for the first time since the first bolt has committed
+            silent.append(0)
+            raise RetryableError("the store is silent")
+        return real(self)  # type: ignore[no-any-return]
+
+    journal(key).on["first commits"] = silent.append
+    monkeypatch.setattr(LayeredState, "txid", property(txid))
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("first", First(key)).fields_grouping("words", Fields("word"))
+    builder.set_bolt("second", CountAgain(key), 2).fields_grouping("first", Fields("word"))
+    assert run_to_its_end(builder.build()) == 2
+    assert counts(key, "again ") == Counter(WORDS)
+
+
+class Doubled(BaseBasicBolt):
+    """Each word on two streams; once, on the first of them, a value that it does not take."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        journal(self.key).steps.append(("doubled", 0, tup["word"]))
+        wrong = len(journal(self.key).steps) == 30
+        collector.emit([len(tup["word"]) if not wrong else "six"], stream="lengths")
+        collector.emit([tup["word"]], stream="words")
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(length=int), "lengths")
+        declarer.declare(Fields(word=str), "words")
+
+
+class Ignore(BaseBasicBolt):
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_a_value_that_does_not_fit_one_stream_leaves_nothing_of_another_for_after_the_recovery(key: str) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("doubled", Doubled(key)).shuffle_grouping("words")
+    builder.set_bolt("lengths", Ignore(), 2).shuffle_grouping("doubled", "lengths")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("doubled", Fields("word"), "words")
+    assert run_to_its_end(builder.build()) == 1
+    assert counts(key) == Counter(WORDS)
+
+
+class Gathering(Split):
+    """Passes words on, and those of the last few once more when it ends."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+
+    def cleanup(self) -> None:
+        self.collector.emit(["left over"])
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_what_a_bolt_emits_while_it_is_cleaned_up_for_a_recovery_goes_nowhere(key: str) -> None:
+    def once(word: str) -> None:
+        journal(key).steps.append(("split", 0, word))
+        if len(journal(key).steps) == 40:
+            raise RuntimeError("died")
+
+    journal(key).on["execute"] = once
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("split", Gathering(key)).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    assert run_to_its_end(builder.build()) == 1
+    assert counts(key) == Counter(WORDS)
