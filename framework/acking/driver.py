@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import structlog
 
+from framework.acking.budget import Share
 from framework.acking.core_status import CoreStatus
 from framework.acking.home import CorePlan
 from framework.acking.living import TIMEOUT_TICKS
@@ -47,8 +48,8 @@ DRAIN_S = 10.0
 
 
 class _Found(NamedTuple):
-    """What a round says. ``busy``: something happened. ``failed``: a tree, a tuple or a component did. ``silent``: a task that
-    has said nothing, or is new and knows of no checkpoint."""
+    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: a tree, a tuple or a component did. ``silent``:
+    a task that has said nothing, or is new and knows of no checkpoint."""
 
     busy: bool
     failed: bool
@@ -85,6 +86,7 @@ class RoundDriver:
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._trees: dict[int, int] = {}
+        self._share = Share()
         self._ticked_at = clock()
         self._number = 0
         self._lost = 0  # the last round that was
@@ -168,15 +170,18 @@ class RoundDriver:
         now = self._clock()
         ticks = int((now - self._ticked_at) / self._tick_s)
         self._ticked_at += ticks * self._tick_s
+        waiting = self._waiting()
+        if waiting:
+            ticks = min(ticks, 1)  # what waits is given its time again once per round
         step, patience_s = Step(), self._patience_s
         if self._checkpoints is not None:
             due_in_s = self._checkpoints.due_in(now)
             patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
-            step = self._checkpoints.plan(now, quiet=self._quiet())
+            step = self._checkpoints.plan(now, quiet=self._quiet(), waiting=bool(waiting))
             if step.drain and step.marker is None and self._patience_s:
                 self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
-        if step.marker is not None and step.marker.action is CheckpointAction.RECOVER:
-            self._orders.clear()  # they are of trees that nobody tracks any more
+        if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
+            self._orders.clear()  # they are of trees that nobody tracks any more; elsewhere the spouts stay, and hear them
         orders, self._orders = self._orders, {}
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
@@ -186,10 +191,11 @@ class RoundDriver:
             ticks,
             orders,
             0.0 if step.alone else patience_s,
-            drain or step.drain,
+            drain or step.drain or bool(waiting),
             follows,
             self._executor.rounds_max,
             step.marker,
+            self._share.tuples,
         )
         self._under_way.append(round_)
         return round_
@@ -270,6 +276,8 @@ class RoundDriver:
         busy = failed = False
         troubles: list[Trouble] = []
         standings: list[Standing] = []
+        did: list[Counts] = []
+        given = 0
         silent = dict.fromkeys(self._speakers)
         for record in records:
             if isinstance(record, (Decisions, News)) and record.round == round_.number:
@@ -283,6 +291,9 @@ class RoundDriver:
                 failed = failed or bool(record.failed)
             elif isinstance(record, News):
                 busy = self._heard(record) or busy
+                if record.round == round_.number:
+                    did += record.counts.values()
+                    given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
                 failed = failed or any(each.failed or each.died for each in record.counts.values())
                 troubles += record.troubles
                 standings += record.standings if record.round == round_.number else ()
@@ -292,10 +303,11 @@ class RoundDriver:
         if troubles:
             self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
+        if not round_.drain:
+            self._share.heard(given, did)
         first = next(iter(silent), None)
-        return _Found(
-            busy or bool(troubles), failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]"
-        )
+        busy = busy or bool(troubles) or self._waiting() > 0
+        return _Found(busy, failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]")
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
@@ -305,7 +317,9 @@ class RoundDriver:
             return False
         if found.busy and (marker is None or marker.action is not CheckpointAction.RECOVER):
             checkpoints.worked()
-        if marker is not None:
+        if marker is not None and marker.action is CheckpointAction.PREPARE and self._waiting():
+            checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
+        elif marker is not None:
             checkpoints.heard(marker, found.standings)
         if marker is None or marker.action is not CheckpointAction.RECOVER:
             why = next(
@@ -342,7 +356,7 @@ class RoundDriver:
         busy = False
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
-            total.pending = total.behind = 0  # they are as of now
+            total.pending = total.behind = total.waiting = 0  # they are as of now
             total.add(counts)
             did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
             if did and not counts.died:
@@ -370,10 +384,14 @@ class RoundDriver:
     def _pending(self) -> int:
         return sum(each.pending for each in self._totals.values())
 
+    def _waiting(self) -> int:
+        """Tuples that have come to bolts and are not executed, as of the last round: spouts give nothing meanwhile."""
+        return sum(each.waiting for each in self._totals.values())
+
     def _quiet(self) -> bool:
-        """Whether every tree is complete, and no round is under way: the ackers track none, and the spouts have none whose
-        completion they are not about to be told of."""
-        if self._under_way or sum(self._trees.values()):
+        """Whether every tree is complete, no tuple waits, and no round is under way: the ackers track none, and the spouts
+        have none whose completion they are not about to be told of."""
+        if self._under_way or sum(self._trees.values()) or self._waiting():
             return False
         return self._pending() == sum(len(each.completed) for each in self._orders.values())
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.acking.acker import Acker
-from framework.acking.living import TIMEOUT_TICKS, Living
+from framework.acking.budget import ROUND_EXECUTE_S, Budget
+from framework.acking.living import TIMEOUT_TICKS, USER_ERRORS, Living
 from framework.acking.living_bolt import LivingBolt
 from framework.acking.living_spout import LivingSpout
 from framework.acking.outcome import Outcome
@@ -25,6 +25,7 @@ from framework.acking.roots import LedgerPart, Roots, spout_task_of
 from framework.acking.rounds import Addressed, Decisions, News, Orders, Record, Round
 from framework.acking.stateful import LivingStatefulBolt
 from framework.acking.turns import OVERTAKE_S, Turns
+from framework.errors import InvariantViolation
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
 from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
@@ -65,7 +66,15 @@ class CorePlan:
 class Home:
     """Where tasks live. ``encode``: rows leave the process between levels. Several threads may run tasks."""
 
-    def __init__(self, plan: CorePlan, *, encode: bool, overtake_s: float = OVERTAKE_S) -> None:
+    def __init__(
+        self,
+        plan: CorePlan,
+        *,
+        encode: bool,
+        overtake_s: float = OVERTAKE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._plan = plan
         self._overtake_s = overtake_s
         self._topology = PlannedTopology(plan.plan, plan.conf)
@@ -97,7 +106,8 @@ class Home:
                 givers = [task for task, _ in tasks if isinstance(task, SegmentTask) and task.gives]
                 if givers and round_.patience_s and not round_.drain:
                     self._await_a_spout(round_, givers)
-                return [exit_ for task, records in tasks for exit_ in task.run(round_, records)]
+                budget = Budget(self._clock, None if _prepares(round_) else ROUND_EXECUTE_S)
+                return [exit_ for task, records in tasks for exit_ in task.run(round_, records, budget)]
             except BaseException:
                 for task, _ in tasks:
                     task.throw_away()
@@ -214,6 +224,7 @@ class SegmentTask:
                     first_round=first_round,
                     pending_max=plan.pending_max,
                     tracked=plan.ackers > 0,
+                    keeps=bool(plan.stateful),
                 )
             self._living[component_id] = living
 
@@ -247,10 +258,10 @@ class SegmentTask:
         from where on."""
         if self._unrecovered:
             return False
-        gave = [spout.give(round_.at_once) for spout in self._spouts.values()]
+        gave = [spout.give(round_.at_once, round_.share) for spout in self._spouts.values()]
         return any(gave)
 
-    def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run(self, round_: Round, records: Sequence[Record], budget: Budget) -> Sequence[Addressed]:
         """The task's part of a round. Raises only what is a bug, or the end of the process: then the outcome is thrown away."""
         pieces: list[Piece] = []
         for record in records:
@@ -258,15 +269,13 @@ class SegmentTask:
                 pieces.append(record)
             else:
                 self._pass_on(record)
-        by_target: dict[str, list[Piece]] = defaultdict(list)
         for piece in sorted(pieces, key=arrival):
-            by_target[self._plan.plan.edges[piece.edge].target].append(piece)
+            self._receive(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
         if not round_.drain:
             self.give(round_)
-        for component_id, living in self._living.items():  # in topological order: fused rows come before the flush
-            for piece in by_target[component_id]:
-                self._execute(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
-            if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.PREPARE:
+        for living in self._living.values():  # in topological order: fused rows come before the flush
+            living.work(budget)
+            if round_.checkpoint is not None and _prepares(round_):
                 living.prepare(round_.checkpoint)
             self._flush(living)
         for living in self._living.values():
@@ -289,7 +298,7 @@ class SegmentTask:
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
         if edge.fused:
-            self._execute(edge, batch)
+            self._receive(edge, batch)
             return
         payload = encode_batch(batch) if self._encode else batch
         piece = Piece(edge.index, target, self._task, self._sequence, batch.num_rows, payload)
@@ -299,17 +308,22 @@ class SegmentTask:
     def _flush(self, living: Living) -> None:
         try:
             living.out.flush()
-        except Exception as error:  # noqa: BLE001 - what was emitted does not fit what was declared
+        except USER_ERRORS as error:  # what was emitted does not fit what was declared
             living.died(error)
 
-    def _execute(self, edge: Edge, batch: pa.RecordBatch) -> None:
+    def _receive(self, edge: Edge, batch: pa.RecordBatch) -> None:
         living = self._living[edge.target]
         fields = self._plan.plan.components[edge.source].streams[edge.stream]
-        assert isinstance(living, LivingBolt)
-        living.execute(edge, fields, batch)
+        if not isinstance(living, LivingBolt):
+            raise InvariantViolation(f"{edge.target} is no bolt, and an edge leads to it")
+        living.receive(edge, fields, batch)
 
     def _hand_over(self, round_: Round) -> Sequence[Addressed]:
         outcome = self.outcome
+        for component_id, living in self._living.items():
+            outcome.of[component_id].counts.waiting = living.waiting
+            if round_.ticks:
+                outcome.ledger.reset(living.kept())
         for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
         counts = {(component_id, self._task): made.counts for component_id, made in outcome.of.items()}
@@ -334,6 +348,11 @@ class SegmentTask:
         self.outcome.exits.append((partition, record))
 
 
+def _prepares(round_: Round) -> bool:
+    """Whether everything that comes must be done before the round ends: a checkpoint holds nothing that waits."""
+    return round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.PREPARE
+
+
 class AckerTask:
     """An acker, alive: it tells of trees in the round in which it decides about them.
 
@@ -356,7 +375,7 @@ class AckerTask:
     def begin(self, round_: Round) -> None:
         """Nothing to do before the round."""
 
-    def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run(self, round_: Round, records: Sequence[Record], budget: Budget) -> Sequence[Addressed]:
         passing: list[Addressed] = []
         reset: set[int] = set()
         for record in records:

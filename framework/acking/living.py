@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from framework.acking.budget import Budget
 from framework.acking.outcome import Outcome, Rows, Surroundings
 from framework.acking.roots import EdgeIds, Ids
 from framework.acking.rounds import Counts, Trouble, TroubleKind
@@ -34,6 +35,8 @@ from framework.topology import Fields, Tuple
 EDGE, ROOTS = "__edge", "__roots"
 #: Shares of the timeout by which time goes on: a tuple fails between one timeout and one and a half after it was emitted.
 TIMEOUT_TICKS = 2
+#: What user code may end with. ``sys.exit()`` ends the instance, not the home.
+USER_ERRORS = (Exception, SystemExit)
 #: What no new instance would do better at: the topology fails.
 _FATAL = (BadRecordError, ConfigError, CorruptStateError, DataLossError, InvariantViolation)
 
@@ -88,11 +91,11 @@ class Outflow:
     def flush(self) -> None:
         """Bring all rows of all streams on their way. Those of a stream that cannot be fail their trees; the others leave all the
         same. Raises the first error."""
-        failed: Exception | None = None
+        failed: BaseException | None = None
         for stream, task in list(self._surroundings.outcome.of[self._component_id].rows):
             try:
                 self._flush(stream, task)
-            except Exception as error:  # noqa: BLE001 - raised below
+            except USER_ERRORS as error:
                 failed = failed if failed is not None else error
         if failed is not None:
             raise failed
@@ -104,7 +107,7 @@ class Outflow:
             return
         try:
             self._cut(stream, task, rows)
-        except Exception:
+        except USER_ERRORS:
             # Nobody will ever receive these rows, and whoever emitted them may have acked what they were made of.
             outcome.ledger.failed(root for roots in rows.roots for root in roots)
             raise
@@ -160,6 +163,18 @@ class Living:
         """Of this component, in it."""
         return self._surroundings.outcome.of[self.component.id].counts
 
+    def work(self, budget: Budget) -> None:
+        """Do what waits, as far as the budget goes."""
+
+    @property
+    def waiting(self) -> int:
+        """Tuples that have come and are not executed yet."""
+        return 0
+
+    def kept(self) -> Iterable[int]:
+        """Roots of tuples that wait for their turn, or for a checkpoint: that is no time of theirs."""
+        return ()
+
     def look(self) -> None:
         """Count what is counted as of now: at the end of a round."""
 
@@ -169,7 +184,7 @@ class Living:
             try:
                 self._instance = self.topology.instance(self.component)
                 self.begin(self._instance)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self._instance = None
                 self.report(error, TroubleKind.CANNOT_START)
         return self._instance
@@ -204,7 +219,7 @@ class Living:
         if made is not None:
             try:
                 self.end(made)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self.report(error)
 
     def died(self, error: BaseException) -> None:

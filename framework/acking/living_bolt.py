@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from framework.acking.living import EDGE, ROOTS, AnchoredTuple, Living
+from framework.acking.budget import Budget
+from framework.acking.living import EDGE, ROOTS, USER_ERRORS, AnchoredTuple, Living
 from framework.acking.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
 from framework.execution.plan import Edge, TaskComponent
@@ -24,6 +26,37 @@ def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[Anc
     values = rows_of(batch.select(list(fields.names))) if len(fields) else iter([()] * batch.num_rows)
     for row, edge_id, roots in zip(values, ids, trees, strict=True):
         yield AnchoredTuple(fields, row, edge.source, edge.stream, edge_id, roots)
+
+
+class Inbox:
+    """The tuples that a bolt task has been given and has not executed, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._first: deque[AnchoredTuple] = deque()
+        self._batches: deque[tuple[Edge, Fields, pa.RecordBatch]] = deque()
+        self._later = 0
+
+    def put(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        self._batches.append((edge, fields, batch))
+        self._later += batch.num_rows
+
+    def take(self) -> AnchoredTuple:
+        """The one that has waited longest."""
+        while not self._first:  # rows become tuples batch by batch: they take less room
+            edge, fields, batch = self._batches.popleft()
+            self._first.extend(tuples_of(batch, fields, edge))
+            self._later -= batch.num_rows
+        return self._first.popleft()
+
+    def roots(self) -> Iterator[int]:
+        """Of the trees that they are part of."""
+        for tup in self._first:
+            yield from tup.roots
+        for _, _, batch in self._batches:
+            yield from batch.column(ROOTS).flatten().to_pylist()
+
+    def __len__(self) -> int:
+        return len(self._first) + self._later
 
 
 class BoltCollector:
@@ -111,6 +144,7 @@ class LivingBolt(Living):
         super().__init__(topology, component, task, surroundings)
         self._rich = BoltCollector(self)
         self._basic = BasicCollector(self)
+        self._inbox = Inbox()
 
     def begin(self, made: Any) -> None:
         if isinstance(made, BaseRichBolt):
@@ -133,19 +167,32 @@ class LivingBolt(Living):
         self.counts.acked += 1
         self.outcome.ledger.acked(tup.roots, tup.edge)
 
-    def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
-        """Every tuple of a batch. An error ends the instance and fails the tuple; the next one finds a new instance."""
-        for tup in tuples_of(batch, fields, edge):
+    def receive(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        """Tuples to execute, when it is their turn."""
+        self._inbox.put(edge, fields, batch)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._inbox)
+
+    def kept(self) -> Iterable[int]:
+        return self._inbox.roots()
+
+    def work(self, budget: Budget) -> None:
+        """Execute what waits. An error ends the instance and fails the tuple; the next one finds a new instance. While that cannot
+        start, everything waits."""
+        while self._inbox:
             bolt = self.instance()
-            if bolt is None:
-                return  # it cannot start: what is lost here times out
+            if bolt is None or not budget.goes_on():
+                return
+            tup = self._inbox.take()
             self.counts.executed += 1
             try:
                 if isinstance(bolt, BaseBasicBolt):
                     self._execute_basic(bolt, tup)
                 else:
                     bolt.execute(tup)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self._rich.fail(tup)
                 self.died(error)
 

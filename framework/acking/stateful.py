@@ -7,10 +7,10 @@ a process comes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from framework.acking.living import AnchoredTuple, Living
+from framework.acking.living import USER_ERRORS, AnchoredTuple, Living
 from framework.acking.living_bolt import LivingBolt, received
 from framework.acking.outcome import Surroundings
 from framework.errors import CorruptStateError, RetryableError
@@ -107,6 +107,11 @@ class LivingStatefulBolt(LivingBolt):
             self._prepared = []
             self._done = CheckpointAction.COMMIT
 
+    def kept(self) -> Iterable[int]:
+        yield from super().kept()
+        for tup in (*self._acked, *self._prepared):
+            yield from tup.roots
+
     def standing(self, marker: Marker) -> Standing | None:
         done, self._done = self._done, None
         state = self._state
@@ -124,7 +129,7 @@ class LivingStatefulBolt(LivingBolt):
         except RetryableError as error:
             self.report(error)
             self.close()
-        except Exception as error:  # noqa: BLE001 - user code
+        except USER_ERRORS as error:
             self.died(error)
         else:
             return True
