@@ -163,8 +163,8 @@ class Late(Split):
     """Cannot start at first."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
-        journal(self.key).steps.append(("late", 0, "prepare"))
-        if len(journal(self.key).steps) < 3:
+        journal(f"{self.key} late").steps.append(("late", 0, "prepare"))
+        if len(journal(f"{self.key} late").steps) < 3:
             raise ConnectionRefusedError("nobody there yet")
 
 
