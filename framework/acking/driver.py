@@ -49,13 +49,14 @@ DRAIN_S = 10.0
 
 class _Found(NamedTuple):
     """What a round says. ``busy``: something happened, or tuples wait. ``failed``: a tree, a tuple or a component did. ``silent``:
-    a task that has said nothing, or is new and knows of no checkpoint."""
+    a task that has said nothing, or is new and knows of no checkpoint. ``died``: components that have, with their tasks."""
 
     busy: bool
     failed: bool
     troubles: Sequence[Trouble]
     standings: Sequence[Standing]
     silent: str | None
+    died: Sequence[tuple[str, int]]
 
 
 class RoundDriver:
@@ -277,6 +278,7 @@ class RoundDriver:
         troubles: list[Trouble] = []
         standings: list[Standing] = []
         did: list[Counts] = []
+        died: list[tuple[str, int]] = []
         given = 0
         silent = dict.fromkeys(self._speakers)
         for record in records:
@@ -294,7 +296,8 @@ class RoundDriver:
                 if record.round == round_.number:
                     did += record.counts.values()
                     given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
-                failed = failed or any(each.failed or each.died for each in record.counts.values())
+                died += [key for key, each in record.counts.items() if each.died]
+                failed = failed or bool(died) or any(each.failed for each in record.counts.values())
                 troubles += record.troubles
                 standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
@@ -307,11 +310,12 @@ class RoundDriver:
             self._share.heard(given, did)
         first = next(iter(silent), None)
         busy = busy or bool(troubles) or self._waiting() > 0
-        return _Found(busy, failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]")
+        return _Found(busy, failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]", died)
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
         marker = round_.checkpoint
+        died = [each for each in found.troubles if each.kind is TroubleKind.DIED]
         if found.silent is not None:
             checkpoints.lost(f"{found.silent} is gone or began anew")
             return False
@@ -322,21 +326,17 @@ class RoundDriver:
         elif marker is not None:
             checkpoints.heard(marker, found.standings)
         if marker is None or marker.action is not CheckpointAction.RECOVER:
-            why = next(
-                (
-                    str(each)
-                    for each in found.troubles
-                    if each.kind is TroubleKind.DIED and (checkpoints.exact or each.component_id in self._plan.stateful)
-                ),
-                "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None,
-            )
+            dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
+            why = "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None
+            if dead:
+                told = (str(each) for each in died if (each.component_id, each.task) in dead)
+                why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
             if why is not None:
                 checkpoints.failed(why)
                 self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
         elif checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
-            died = [each for each in found.troubles if each.kind is TroubleKind.DIED]
             self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)
             _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
         return checkpoints.settled

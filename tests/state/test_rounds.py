@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, Fields, TopologyBuilder, Tuple, submit
+from framework.acking.outcome import TROUBLES_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
 from framework.transactions import MemoryStore
@@ -216,3 +217,31 @@ def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: P
     assert set(journal(key).failed) == {123}
     assert set(checkpointed(conf, store, key)) == set(words) - {"poison"}
     assert sorted(journal(key).acked) == list(range(500))
+
+
+class Noisy(Count):
+    """Reports more errors than a task tells of, and then dies of one."""
+
+    def execute(self, tup: Tuple) -> None:
+        if tup["word"] == "poison":
+            for number in range(TROUBLES_MAX + 2):
+                self.collector.report_error(ValueError(f"number {number}"))
+        super().execute(tup)
+
+
+@pytest.mark.behaviour("5.4")
+def test_a_stateful_bolt_that_dies_after_many_reported_errors_is_recovered(key: str, tmp_path: Path) -> None:
+    """At-least-once: the last error decides, however many came before it."""
+
+    def poison(word: str) -> None:
+        if word == "poison":
+            raise RuntimeError("cannot do that")
+
+    journal(key).on["execute"] = poison
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Retrying(key, ["one", "poison", "two"], 1))
+    builder.set_bolt("count", Noisy(key)).fields_grouping("words", Fields("word"))
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        run.wait_until_idle(10)
+    assert set(checkpointed(conf, store, key)) == {"one", "two"}
