@@ -1,5 +1,8 @@
 """A topology with state in one process under random trouble, all of it from a seed.
 
+The topology: words (two spout tasks), a bolt without state that passes each on, with its length on a stream of its own, and two
+bolts with state in a chain, which count them.
+
 Beside the troubles of any core topology (``tests.kit.trouble``): the store of the states fails before or after it has done
 what it was asked; the record of the checkpoints fails to be written, before or after; the driver dies, and another takes over
 while rounds of the first are still under way; a driver that has lost its lead goes on until it notices.
@@ -17,15 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from framework import BaseBasicBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
 from framework.errors import RetryableError, StaleWriterError
 from framework.state import MsgpackSerializer
 from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryStore
 from framework.topology import State, StateProvider
-from tests.kit.core_parts import Stepped
-from tests.kit.state_parts import Log, Source, counting
-from tests.kit.trouble import TROUBLES, Chances, TroubledRounds
+from tests.kit.core_parts import Clock, Stepped
+from tests.kit.state_parts import Count, Log, Source
+from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
 STATE_TROUBLES = (
     "store fails before",
@@ -49,6 +53,12 @@ class StateWorld(Chances):
     steps: int = 0
     crash: tuple[int, str] | None = None
     crashed: str | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    def slow(self) -> None:
+        """What a bolt takes for a tuple."""
+        if self.strikes("slow bolt", 0.5):
+            self.clock.now += SLOW_S
 
     def trouble(self, what: str, action: Callable[[], Any], probability: float) -> Any:
         """A step of the store or of the record. ``crash``: which of them goes wrong, and how, beside what chance brings."""
@@ -87,7 +97,7 @@ class FailingStore:
         self._world, self._store = world, store
 
     def txid(self) -> int:
-        return self._store.txid()
+        return self._world.trouble("store", self._store.txid, 0.005)  # type: ignore[no-any-return]
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._world.trouble("store", lambda: self._store.get(keys), 0.0005)  # type: ignore[no-any-return]
@@ -118,6 +128,53 @@ class FailingStore:
     def close(self) -> None: ...
 
 
+class Splits(BaseBasicBolt):
+    """Passes words on; now and then one of its two streams does not take a value, and it says a last word when it ends."""
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any, batch_id: Any) -> None:
+        self.world, self.collector = _worlds[conf["world"]], collector
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        self.world.slow()
+        wrong = self.world.strikes("value does not fit", 0.01)
+        collector.emit(["none" if wrong else len(tup["word"])], stream="lengths")
+        collector.emit([tup["word"]])
+
+    def cleanup(self) -> None:
+        self.collector.emit([ALPHABET[0]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+        declarer.declare(Fields(length=int), "lengths")
+
+
+class Counts(Count):
+    """Counts words."""
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        super().prepare(conf, context, collector)
+        self.world = _worlds[conf["world"]]
+
+    def execute(self, tup: Tuple) -> None:
+        self.world.slow()
+        super().execute(tup)
+
+
+class Lengths(BaseBasicBolt):
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        """Nothing."""
+
+
+def chained(name: str, spout: BaseRichSpout) -> CoreTopology:
+    builder = TopologyBuilder(name)
+    builder.set_spout("words", spout, 2)
+    builder.set_bolt("split", Splits(), 2).shuffle_grouping("words")
+    builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
+    builder.set_bolt("count", Counts(name), 2).fields_grouping("split", Fields("word"))
+    builder.set_bolt("again", Counts(name), 2).fields_grouping("count", Fields("word"))
+    return builder.build()
+
+
 class WorldProvider(StateProvider):
     def new_state(self, namespace: str, conf: Mapping[str, Any], context: Any) -> State:
         world = _worlds[conf["world"]]
@@ -142,9 +199,11 @@ class Drives:
         self.dead = False
         conf = {"world": name, "topology.state.provider": f"{__name__}.WorldProvider"}
         self.stepped = Stepped(topology, ackers=2, pending=8, attempts=10**6, conf=conf)
+        self.stepped.clock.now = world.clock.now
+        world.clock = self.stepped.clock
         self.checkpoints = self.stepped.driver._checkpoints = Checkpoints(
             world.record,
-            {"count": 2},
+            {"count": 2, "again": 2},
             {"words": 2},
             exact=exact,
             durable=True,
@@ -195,7 +254,7 @@ def simulate(
     logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
     expected = Counter(itertools.chain(*logs))
     spout = Log(name, logs) if exact else Source(name, list(itertools.chain(*logs)))
-    topology = counting(name, spout, spouts=2)
+    topology = chained(name, spout)
     drives = Drives(name, world, topology, exact)
     zombies: list[Drives] = []
     try:
@@ -216,16 +275,23 @@ def simulate(
             assert driver.failure is None, driver.failure
             if not drives.rounds._walks and driver._idle and not zombies and not drives.checkpoints.recovering:
                 break
-        found: Counter[str] = Counter()
-        for store in world.stores.values():
+        found: dict[str, Counter[str]] = {"count": Counter(), "again": Counter()}
+        for namespace, store in world.stores.items():
             assert store.txid() == world.record.txid
             counts = dict(LayeredState(store, MsgpackSerializer(), MsgpackSerializer()).items())
-            assert not set(counts) & set(found), "two tasks have the same key"
-            found.update(counts)
-        if exact:
-            assert found == expected, f"seed {seed}: {found} instead of {expected}"
-        else:
-            assert all(found[word] >= count for word, count in expected.items()), f"seed {seed}: words were lost"
+            its = found[namespace.split("/")[1]]
+            assert not set(counts) & set(its), "two tasks have the same key"
+            its.update(counts)
+        for component_id, counted in found.items():
+            if exact:
+                assert counted == expected, f"seed {seed}, {component_id}: {counted} instead of {expected}"
+            else:
+                lost = [word for word, count in expected.items() if counted[word] < count]
+                assert not lost, f"seed {seed}, {component_id}: words were lost"
+        if set(troubles) <= {"slow bolt"} and crash is None:  # nobody fails for being slow
+            status = driver.status()
+            assert status.checkpoint is not None
+            assert (status.components["words"].timed_out, status.checkpoint.recoveries) == (0, 0), f"seed {seed}"
     finally:
         del _worlds[name]
     return world
