@@ -15,45 +15,25 @@ When the range of an opened plan is gone for good (C7):
 3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
    over.
 
-Each of these is a generator of steps: small calls that the caller performs one at a time, handing back what they
-returned or raised. ``perform`` does that here and now; a simulation may stop between any two, or let one fail.
+Each of these is a generator of steps (``steps.py``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
+from framework.transactions.steps import Step, Steps, perform
 
 #: Tombstones are removed once in so many transactions: it may cost a scan.
 PURGE_EVERY = 1_000
 TAKE_OVER_TRIES = 1_000
-
-Step = Callable[[], Any]
-T = TypeVar("T")
-
-
-def perform(steps: Generator[Step, Any, T]) -> T:
-    """Perform every step in order; what a step raises is raised in the generator, where it stands."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = step()
-            except Exception as error:  # noqa: BLE001 - the generator decides what it means
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
 
 
 class CommitPhase:
@@ -88,9 +68,7 @@ class CommitPhase:
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
         return perform(self.opening(currtx, digests, accept_new=accept_new))
 
-    def opening(
-        self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False
-    ) -> Generator[Step, Any, bool]:
+    def opening(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> Steps[bool]:
         opened = False
         for index, state in enumerate(self._states):
             header: Header = yield partial(self._take_over, state)
@@ -172,13 +150,13 @@ class CommitPhase:
         """Undo what was written of the attempt's txid under the attempt's plan (C7). As ``run`` for what goes wrong."""
         return perform(self.rolling_back(attempt))
 
-    def committing(self, attempt: AttemptHeader, *, replay: bool) -> Generator[Step, Any, PhaseResult]:
+    def committing(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
         return self._guarded(self._commit_steps(attempt, replay=replay))
 
-    def rolling_back(self, attempt: AttemptHeader) -> Generator[Step, Any, PhaseResult]:
+    def rolling_back(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
         return self._guarded(self._roll_back_steps(attempt))
 
-    def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Generator[Step, Any, PhaseResult]:
+    def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
         yield from self._raise_all(attempt)
         result: PhaseResult = yield partial(self._executor.commit, attempt)
         if result.failure is not None:
@@ -193,7 +171,7 @@ class CommitPhase:
             yield partial(self._finish, index, attempt)
         return result
 
-    def _roll_back_steps(self, attempt: AttemptHeader) -> Generator[Step, Any, PhaseResult]:
+    def _roll_back_steps(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
         yield from self._raise_all(attempt)
         for index, state in enumerate(self._states):
             if state.can_undo:
@@ -206,7 +184,7 @@ class CommitPhase:
         for index in range(len(self._states)):
             yield partial(self._raise, index, attempt)
 
-    def _guarded(self, steps: Generator[Step, Any, PhaseResult]) -> Generator[Step, Any, PhaseResult]:
+    def _guarded(self, steps: Steps[PhaseResult]) -> Steps[PhaseResult]:
         try:
             return (yield from steps)
         except StaleWriterError as error:
@@ -221,7 +199,7 @@ class CommitPhase:
         will follow. Raises as the states do; then the next raise closes it."""
         perform(self.closing_fence(attempt))
 
-    def closing_fence(self, attempt: AttemptHeader) -> Generator[Step, Any, None]:
+    def closing_fence(self, attempt: AttemptHeader) -> Steps[None]:
         for index in range(len(self._states)):
             yield partial(self._close_fence, index, attempt)
 

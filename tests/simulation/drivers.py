@@ -25,7 +25,7 @@ from framework.errors import (
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
 from framework.topology import Standing, Topology, TopologyContext
-from framework.transactions import term
+from framework.transactions import recovery, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
     AskPlan,
@@ -391,7 +391,7 @@ class SimDriver:
     def _check_written(self, currtx: int, opened: str | None) -> None:
         assert self.leadership is not None
         standing = Standing(self.incarnation, self.leadership.epoch, currtx, opened)
-        for bolt, context in term.committers_elsewhere(self.topology, {}):
+        for bolt, context in recovery.committers_elsewhere(self.topology, {}):
             bolt.check_written({}, context, standing)
 
     # --- the loop ------------------------------------------------------------------------------------------------
