@@ -20,7 +20,7 @@ from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
 from framework.transactions.coordinator import Plan
-from framework.transactions.recovery import recovering
+from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.steps import Steps, Threads, perform
 from framework.transactions.store import CoordinationStore, Leadership
 from framework.transactions.term import Term
@@ -145,14 +145,17 @@ class Driver:
             return
         try:
             recovery = yield from recovering(self._context, leadership)
-            term = self._term = Term(self._context, leadership, recovery)
-            if self._stop_requested.is_set():
-                term.request_stop()
-            self.failure = yield from term.running()
+            self.failure = yield from self._begin_term(leadership, recovery).running()
         finally:
             self._end_term()
             leadership.resign()
             self.journal.forget_open()
+
+    def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
+        term = self._term = Term(self._context, leadership, recovery)
+        if self._stop_requested.is_set():
+            term.request_stop()
+        return term
 
     def _end_term(self) -> None:
         self.partitions()

@@ -101,7 +101,7 @@ class PlanningThread:
                     committed, self._committed = self._committed, None
                     request, closed = self._asked, self._closed
                 if committed is not None:
-                    yield partial(self._tell, committed)
+                    yield from self._telling(committed)
                 if closed:
                     self._calls = [*calls, *self._calls]
                     return
@@ -162,9 +162,9 @@ class PlanningThread:
             self._check(plan)
         return plan
 
-    def _tell(self, committed: Plan) -> None:
+    def _telling(self, committed: Plan) -> Steps[None]:
         try:
-            self._planner.committed(committed)
+            yield partial(self._planner.committed, committed)
         except Exception as error:  # noqa: BLE001 - it informs others; the batch is closed whatever comes of it
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 

@@ -97,8 +97,7 @@ def _source_identity(
     warned = False
     while True:
         try:
-            identity: Mapping[str, Any] = yield planner.source_identity
-            yield partial(_check_partitions, planner, source)
+            identity: Mapping[str, Any] = yield partial(_ask, planner, source)
             return identity
         except RetryableError as error:
             if not warned:
@@ -110,8 +109,10 @@ def _source_identity(
                 raise
 
 
-def _check_partitions(planner: PartitionPlanner, source: ImmutableSource) -> None:
+def _ask(planner: PartitionPlanner, source: ImmutableSource) -> Mapping[str, Any]:
+    identity = planner.source_identity()
     source.check(planner.partitions())
+    return identity
 
 
 def _check_written(context: DriverContext, standing: Standing) -> None:

@@ -450,6 +450,7 @@ class SimLeadership(FencedLeadership):
         self._store = store
         self.identity = identity
         self.noticed = False
+        self._dead = False
         self._life = store.life
 
     @property
@@ -473,9 +474,14 @@ class SimLeadership(FencedLeadership):
     def _read_fence(self) -> bytes | None:
         return self._store.get(FENCE)
 
+    def die(self) -> None:
+        """The process that has it is gone: nothing is said any more, and the session ends by itself."""
+        self.noticed = self._dead = True
+
     def resign(self) -> None:
         self.noticed = True
-        self._store.expire(self)
+        if not self._dead:
+            self._store.expire(self)
 
 
 @dataclass
