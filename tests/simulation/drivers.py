@@ -242,6 +242,7 @@ class SimDriver:
         self.world = world
         self.executor = executor
         self.topology = topology
+        self.next_topology = topology  # what it is started with the next time
         self.name = name
         self.life = 0
         self.frozen_until = 0
@@ -261,6 +262,7 @@ class SimDriver:
         for state in self.topology.states:
             state.backend.forget_process()  # type: ignore[attr-defined]
         self.ended.clear()
+        self.topology = self.next_topology
         self._end_of_life(int(self.world.chance.random() * SESSION_MS))
         self.start_after(int(self.world.chance.random() * 1_000))
 
@@ -298,6 +300,7 @@ class SimDriver:
         """The run is over, as it was asked to be; it is resumed some time."""
         self.world.note(f"{self.name} has stopped")
         self._end_term()
+        self.topology = self.next_topology
         self.start_after(int(self.world.chance.random() * 1_000))
 
     def _end_term(self) -> None:
@@ -337,7 +340,8 @@ class SimDriver:
             return
         try:
             documents = self.documents = yield self._read
-            yield partial(documents.claim, {})
+            accept = not self.world.joined and self._is_whole
+            yield partial(documents.claim, {}, accept_changed=accept)
             self.incarnation = yield documents.incarnation
             recovered, digests = yield documents.recover
             self.commit = CommitPhase(
@@ -348,11 +352,14 @@ class SimDriver:
                 incarnation=self.incarnation,
                 purge_every=2,
             )
-            opened = (yield from self.commit.opening(recovered.currtx, digests)) or recovered.opened
+            opened = (yield from self.commit.opening(recovered.currtx, digests, accept_new=accept)) or recovered.opened
             yield partial(self._check_written, recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError) as error:
             refusal = error
             yield self.leadership.confirm
+            if self.topology is not self.next_topology:  # the state is of another topology now
+                self._stopped()
+                return
             if isinstance(refusal, CorruptStateError) and self.world.corrupted in str(refusal):
                 self.world.finished = True  # refused, and named: what must happen
                 return
@@ -360,6 +367,7 @@ class SimDriver:
                 self.world.stop(str(refusal))
                 return
             raise Violation(f"{self.name} refuses to start: {refusal}") from error
+        self.world.joined = self.world.joined or self._is_whole
         opaque = self.world.shape.opaque
         self.coordinator = Coordinator(
             SpoutKind.OPAQUE if opaque else SpoutKind.TRANSACTIONAL,
@@ -375,6 +383,10 @@ class SimDriver:
         self.asked: AskPlan | None = None
         self.handle(Started())
         self._tick(self.life)
+
+    @property
+    def _is_whole(self) -> bool:
+        return not self.world.shape.joins or self.world.shape.joins in self.topology.parallelisms()
 
     def _stand(self) -> None:
         """Stand for election. The epoch rises before anything is read (C3)."""
@@ -585,7 +597,10 @@ class SimDriver:
             return
         answered = False
         shape = self.world.shape
-        waiting = shape.states * TASKS + shape.topic_tasks
+        parts = self.topology.parallelisms()
+        sinks = [sink for sink in range(shape.states) if SINKS[sink] in parts]
+        topic_tasks = parts.get(TOPIC, 0)
+        waiting = len(sinks) * TASKS + topic_tasks
 
         def ended(failure: TaskFailure | None) -> None:
             nonlocal waiting, answered
@@ -594,13 +609,13 @@ class SimDriver:
                 answered = True
                 self._when_awake(life, lambda: answer(PhaseResult(failure)))
 
-        for sink in range(shape.states):
+        for sink in sinks:
             for task in range(TASKS):
                 mine = self.executor.share(result[sink], task, TASKS)
                 again = partial(self.executor.task, header, sink, task, mine)
                 SimProcess(self.world, "task", again(), None, ended, again).start()
-        for task in range(shape.topic_tasks):
-            mine = self.executor.share(result[-1], task, shape.topic_tasks)
+        for task in range(topic_tasks):
+            mine = self.executor.share(result[-1], task, topic_tasks)
             again = partial(self.executor.topic_task, header, task, mine, self.world.kafka.life)
             SimProcess(self.world, "task", again(), None, ended, again).start()
 
@@ -644,12 +659,12 @@ class ResetTool:
             store.waiting.append(self.run)
             return
         try:
-            documents = TopologyDocuments(store, leadership, driver.topology)
+            documents = TopologyDocuments(store, leadership, driver.next_topology)
             incarnation = documents.incarnation()
             commit = CommitPhase(
-                TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch, incarnation=incarnation
+                TOPOLOGY, driver.next_topology.states, driver.executor, leadership.epoch, incarnation=incarnation
             )
-            irreversible = driver.topology.irreversible()
+            irreversible = driver.next_topology.irreversible()
             steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
             step = next(steps)
             while True:
@@ -660,7 +675,7 @@ class ResetTool:
             opened = store.opened()
             is_open = opened is not None and opened["txid"] == store.currtx()
             named = driver.world.corrupted in str(error) or driver.world.oracle.may_stop(str(error))
-            if not named and not (is_open and "cannot be undone" in str(error)):
+            if not named and driver.world.joined and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")
@@ -671,10 +686,12 @@ class ResetTool:
         leadership.resign()
 
 
-def build_topology(world: World) -> Topology:
+def build_topology(world: World, without: str = "") -> Topology:
     builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
     for sink, name in enumerate(world.shape.names):
+        if name == without:
+            continue
         builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
-    if world.shape.topic_tasks:
+    if world.shape.topic_tasks and without != TOPIC:
         builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
     return builder.build()

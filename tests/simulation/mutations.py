@@ -14,7 +14,8 @@ from typing import Any
 
 from framework.errors import CorruptStateError
 from framework.execution.records import FailureKind
-from framework.topology import OpenCommit
+from framework.topology import Header, OpenCommit
+from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
@@ -203,6 +204,17 @@ def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
     return joined
 
 
+def _joins_as_done(self: Header, txid: int) -> Header:
+    """A state that was never opened is done with the transaction that is next."""
+    return replace(self, done=txid if self.open is not None else txid + 1)
+
+
+def _stays_done(self: CommitPhase, index: int, attempt: Any) -> None:
+    current = self._own(index, attempt)
+    marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
+    self._replace(index, current, current.opened(self._epoch, marked))
+
+
 # --- committers without a header ---------------------------------------------------------------------------------
 
 
@@ -293,6 +305,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C1: writes do not check the header",
              [(MapState, "begin_commit", _begin_without_header), (MemoryBackend, "_check", _nothing)]),
     Mutation("C2: the transaction closes without done", [(CommitPhase, "_finish", _nothing)]),
+    Mutation("C2: a state that joins is done with the transaction that is next", [(Header, "finished", _joins_as_done)],
+             lambda shape: shape.joins in shape.names),
+    Mutation("C2: what is rolled back stays done", [(CommitPhase, "_mark_rolled_back", _stays_done)],
+             lambda shape: shape.back == "sink" and shape.losses > 0),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
     Mutation("C2: what the leader's own epoch has opened was opened by itself",
