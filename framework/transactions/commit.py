@@ -12,8 +12,8 @@ When the range of an opened plan is gone for good (C7):
 
 1. raise the headers, still with the old digest;
 2. roll back everything of that txid;
-3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
-   over.
+3. mark the headers ``ROLLED_BACK``, and ``done`` the txid below. Only then may another plan be written; a crash before
+   finds the old one and starts over.
 
 Each of these is a generator of steps: small calls that the caller performs one at a time, handing back what they
 returned or raised. ``perform`` does that here and now; a simulation may stop between any two, or let one fail.
@@ -288,8 +288,11 @@ class CommitPhase:
 
     def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
-            marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
-            self._replace(index, self._own(index, attempt), self._current(index).opened(self._epoch, marked))
+            current = self._own(index, attempt)
+            marked = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK))
+            self._replace(
+                index, current, marked.finished(attempt.txid - 1)
+            )  # it may have been done, and is not any more
 
     def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

@@ -71,6 +71,20 @@ def test_a_txid_that_was_rolled_back_may_be_opened_with_any_plan(backend: Memory
     assert phase(backend, 2).run(attempt(1, 4, "another", 2), replay=False).failure is None
 
 
+@pytest.mark.rule("C2")
+def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) -> None:
+    """A sink that went back to then lacks the transaction, whatever another plan has made of it since."""
+    committing = phase(backend)
+    committing.run(attempt(1, 1), replay=False)
+    assert backend.read_header().done == 1
+    assert committing.roll_back(attempt(1, 2)).failure is None
+    assert (backend.read_header().done, backend.read_header().open) == (0, OpenCommit(1, 2, ROLLED_BACK))
+    failure = committing.run(attempt(2, 1), replay=False).failure
+    assert failure is not None and "holds transactions up to 0 only" in failure.message
+    with pytest.raises(ConfigError, match="the sink is behind"):
+        phase(backend, 2, currtx=2)
+
+
 def test_what_was_opened_in_the_leaders_own_epoch_stops_it_at_the_start(backend: MemoryBackend) -> None:
     """ZooKeeper went back to before the last election: epochs and attempt ids would be given out again."""
     force(backend, opened=OpenCommit(1, 1, "plan"), epoch=2)
