@@ -93,19 +93,16 @@ class CommitPhase:
     ) -> Generator[Step, Any, bool]:
         opened = False
         for index, state in enumerate(self._states):
-            header: Header = yield partial(self._take_over, state)
-            if accept_new and header.open is None and header.done == 0 and currtx > 1:
-                joined = header.finished(currtx - 1)
-                yield partial(state.raise_header, header, joined)
-                header = joined
+            header: Header = yield partial(self._take_over, state, currtx - 1 if accept_new else 0)
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
             self._check_incarnation(state, header)
         return opened
 
-    def _take_over(self, state: FencedState) -> Header:
+    def _take_over(self, state: FencedState, joins_after: int) -> Header:
         """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
-        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
+        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation, as one that is done
+        with what is over."""
         for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
             # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
@@ -117,7 +114,8 @@ class CommitPhase:
                 )
             unused = header.open is None and header.done == 0
             incarnation = self._incarnation if self._incarnation and unused else header.incarnation
-            taken = replace(header, epoch=self._epoch, incarnation=incarnation)
+            done = joins_after if unused else header.done
+            taken = replace(header, epoch=self._epoch, incarnation=incarnation, done=done)
             if taken == header:
                 return header
             try:

@@ -7,10 +7,13 @@ elsewhere, and may write long after whoever started them is gone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
 from itertools import groupby
 from typing import Any
+
+import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
 from framework.errors import (
@@ -24,7 +27,7 @@ from framework.errors import (
 )
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
-from framework.topology import Standing, Topology, TopologyContext
+from framework.topology import Standing, Topology, TopologyContext, TransactionAttempt
 from framework.transactions import term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
@@ -51,6 +54,7 @@ from framework.transactions.coordinator import (
 )
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.reset import resetting_positions
+from sinks import MapState, Sum, states
 from sinks.kafka_markers import marker_of
 from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
@@ -59,6 +63,7 @@ from tests.simulation.kafka import TopicSink
 from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
 
 TASKS = 2
+TOTAL = {"total": Sum("weight")}
 TIMEOUT_MS = 1_500
 TICK_MS = 150
 POLL_MS = 60
@@ -83,6 +88,9 @@ class SimExecutor:
         state = self.world.state(sink)
         attempt = header.attempt(SINKS[sink], task)
         try:
+            if self.world.shape.merges:
+                yield partial(self.merge, state, attempt, operations)
+                return None
             yield partial(state.begin_commit, attempt)
             for weight, group in groupby(operations, lambda each: each[1] and 1):
                 changes = list(group)
@@ -97,6 +105,20 @@ class SimExecutor:
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, SINKS[sink], task)
         return None
+
+    def merge(self, state: MapState, attempt: TransactionAttempt, operations: list[tuple[str, int | None]]) -> None:
+        """Hand over what was counted, in one of the workers, each of which knows the states that it has written to."""
+        workers = self.world.workers
+        worker = int(self.world.chance.random() * len(workers))
+        if self.world.fault("worker", ("dies",), 0.03):
+            workers[worker] = {}
+        states._incarnations = workers[worker]
+        counts: Counter[str] = Counter()
+        for key, weight in operations:
+            counts[key] += weight or 0
+        deltas = pa.table({"key": pa.array(counts, pa.string()), "total": pa.array(counts.values(), pa.int64())})
+        if counts:
+            state.apply(attempt, deltas, TOTAL, want_values=False)
 
     def topic_task(
         self, header: AttemptHeader, task: int, operations: list[tuple[str, int | None]], life: int

@@ -19,7 +19,7 @@ from typing import Any
 from framework import Fields
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import Header
+from framework.topology import Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
@@ -71,6 +71,7 @@ class Shape:
     states: int
     losses: int  # of ranges whose commit is open
     topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+    merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
     joins: str  # the committer that joins the running topology, between two runs; "": none
 
     @property
@@ -87,6 +88,7 @@ class Shape:
         losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
         moody = opaque_state and chance.random() < 0.3
         committers = [*SINKS[:states], *[TOPIC] * min(topic_tasks, 1)]
+        merges = chance.choice(("", "", "task", "store"))
         joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
         return cls(
             opaque,
@@ -97,7 +99,7 @@ class Shape:
             chance.randint(3, 10),
             chance.choice((1, 2, 3, 5)),
             chance.choice((2, 3, 5)),
-            chance.random() < 0.4,
+            chance.random() < 0.4 and not merges,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
             back,
@@ -105,6 +107,7 @@ class Shape:
             states,
             chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
             topic_tasks,
+            merges if states else "",
             joins,
         )
 
@@ -131,6 +134,7 @@ class World:
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
         self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
         self.kafka = SimKafka(self)
+        self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
         self.oracle = Oracle(self)
         self.finished = False
         self.stopped: str | None = None  # why it ended before everything was committed, as it had to
@@ -307,13 +311,7 @@ class SimBackend(MemoryBackend):
         self._world.oracle.sink_went_back(self._index, header)
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
-        world = self._world
-        fault = world.fault("write rows", ("partial", "answer lost", "refused"))
-        if world.failing_commits:
-            world.failing_commits -= 1
-            fault = "refused"
-        if fault == "refused":
-            raise RetryableError("the sink did not take it")
+        world, fault = self._world, self._fault("write rows", ("partial", "answer lost", "refused"))
         if fault == "partial" and len(keys) > 1:
             part = 1 + int(world.chance.random() * (len(keys) - 1))
             super().multi_put(header, keys[:part], expected_stamps[:part], rows[:part])
@@ -323,6 +321,38 @@ class SimBackend(MemoryBackend):
         world.oracle.rows_written(self._index, keys, rows)
         if fault == "answer lost":
             raise RetryableError("the sink's answer was lost")
+
+    def apply(self, header: Any, writer: str, value_type: ValueType, deltas: Any, *others: Any, **options: Any) -> None:
+        """What a database does in one statement, under the header."""
+        if self._world.shape.merges != "store":
+            raise NotImplementedError
+        fault = self._fault("merge rows", ("answer lost", "refused"))
+        stamp, merged, before = header.stamp, {}, {}
+        for each in deltas.to_pylist():
+            key, delta = (each["key"],), each["total"]
+            row = self.rows().get(key)
+            if row is not None and row.stamp.txid == stamp.txid and value_type is ValueType.TRANSACTIONAL:
+                continue
+            if row is not None and row.stamp > stamp:
+                raise StaleWriterError(f"{key} has stamp {row.stamp}, this writer {stamp}", row.stamp.epoch)
+            base = None if row is None else row.prev if row.stamp.txid == stamp.txid else row.value
+            merged[key] = Row(((base or (0,))[0] + delta,), stamp, base, writer)
+            before[key] = row.stamp if row is not None else None
+        super().multi_put(header, list(merged), list(before.values()), list(merged.values()))
+        self._world.oracle.rows_written(self._index, list(merged), list(merged.values()))
+        if fault == "answer lost":
+            raise RetryableError("the sink's answer was lost")
+
+    def _fault(self, step: str, kinds: Sequence[str]) -> str | None:
+        """What goes wrong with a write, unless it is refused at once."""
+        world = self._world
+        fault = world.fault(step, kinds)
+        if world.failing_commits:
+            world.failing_commits -= 1
+            fault = "refused"
+        if fault == "refused":
+            raise RetryableError("the sink did not take it")
+        return fault
 
     def header(self) -> Header | None:
         return self._rows().header

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from framework import TransactionAttempt
-from framework.errors import ConfigError
+from framework.errors import ConfigError, StaleWriterError
 from framework.execution import FailureKind
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader
@@ -83,6 +83,25 @@ def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) 
     assert failure is not None and "holds transactions up to 0 only" in failure.message
     with pytest.raises(ConfigError, match="the sink is behind"):
         phase(backend, 2, currtx=2)
+
+
+@pytest.mark.rule("C14")
+def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() -> None:
+    """Whoever changes its header meanwhile is no other leader, unless the epoch says so: the driver does not step down."""
+    raised: list[Header] = []
+
+    class Restored(MemoryBackend):
+        def raise_header(self, expected: Header, new: Header) -> None:
+            raised.append(new)
+            if new.done and len(raised) < 3:
+                raise StaleWriterError("the header is as it was before", 0)
+            super().raise_header(expected, new)
+
+    state = OpaqueMapState(Restored())
+    executor: Any = OneTask(state)
+    CommitPhase("topology", [state], executor, 2).open(8, {}, accept_new=True)
+    assert [(each.epoch, each.done) for each in raised] == [(2, 7)] * 3
+    assert state.read_header().done == 7
 
 
 def test_what_was_opened_in_the_leaders_own_epoch_stops_it_at_the_start(backend: MemoryBackend) -> None:
