@@ -12,8 +12,8 @@ When the range of an opened plan is gone for good (C7):
 
 1. raise the headers, still with the old digest;
 2. roll back everything of that txid;
-3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
-   over.
+3. mark the headers ``ROLLED_BACK``, and ``done`` the txid below. Only then may another plan be written; a crash before
+   finds the old one and starts over.
 
 Each of these is a generator of steps (``steps.py``).
 """
@@ -71,19 +71,16 @@ class CommitPhase:
     def opening(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> Steps[bool]:
         opened = False
         for index, state in enumerate(self._states):
-            header: Header = yield partial(self._take_over, state)
-            if accept_new and header.open is None and header.done == 0 and currtx > 1:
-                joined = header.finished(currtx - 1)
-                yield partial(state.raise_header, header, joined)
-                header = joined
+            header: Header = yield partial(self._take_over, state, currtx - 1 if accept_new else 0)
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
             self._check_incarnation(state, header)
         return opened
 
-    def _take_over(self, state: FencedState) -> Header:
+    def _take_over(self, state: FencedState, joins_after: int) -> Header:
         """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
-        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
+        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation, as one that is done
+        with what is over."""
         for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
             # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
@@ -95,7 +92,8 @@ class CommitPhase:
                 )
             unused = header.open is None and header.done == 0
             incarnation = self._incarnation if self._incarnation and unused else header.incarnation
-            taken = replace(header, epoch=self._epoch, incarnation=incarnation)
+            done = joins_after if unused else header.done
+            taken = replace(header, epoch=self._epoch, incarnation=incarnation, done=done)
             if taken == header:
                 return header
             try:
@@ -266,8 +264,11 @@ class CommitPhase:
 
     def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
-            marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
-            self._replace(index, self._own(index, attempt), self._current(index).opened(self._epoch, marked))
+            current = self._own(index, attempt)
+            marked = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK))
+            self._replace(
+                index, current, marked.finished(attempt.txid - 1)
+            )  # it may have been done, and is not any more
 
     def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, cast
+
+import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
 from framework.errors import (
@@ -28,7 +31,7 @@ from framework.errors import (
 from framework.execution.plan import Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
-from framework.topology import Topology, TopologyContext
+from framework.topology import Topology, TopologyContext, TransactionAttempt
 from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverSettings
@@ -49,6 +52,7 @@ from framework.transactions.reset import resetting_positions
 from framework.transactions.steps import Step, Steps, Threads
 from framework.transactions.store import Change, Leadership
 from framework.transactions.term import Term
+from sinks import MapState, Sum, states
 from sinks.kafka_markers import marker_of
 from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
@@ -57,6 +61,7 @@ from tests.simulation.kafka import TopicSink
 from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
 
 TASKS = 2
+TOTAL = {"total": Sum("weight")}
 TIMEOUT_MS = 1_500
 IDLE_POLL_MAX_S = 0.06
 #: Of threads of a driver, in labels of steps.
@@ -102,10 +107,11 @@ class Later:
 
 
 class SimExecutor:
-    """The ``BatchExecutor``: kept results, and tasks, which outlive drivers."""
+    """The ``BatchExecutor`` of one run: kept results. Its tasks outlive it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, topology: Topology) -> None:
         self.world = world
+        self.topology = topology
         self.kept: dict[AttemptHeader, list[Operations]] = {}
         self.dead = DeadAttempts()
         self.committing: dict[AttemptHeader, Later] = {}
@@ -148,8 +154,10 @@ class SimExecutor:
         result = self.kept.get(header)
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
-        shape = self.world.shape
-        waiting = shape.states * TASKS + shape.topic_tasks
+        parts = self.topology.parallelisms()
+        sinks = [sink for sink, name in enumerate(SINKS) if name in parts]
+        topic_tasks = parts.get(TOPIC, 0)
+        waiting = len(sinks) * TASKS + topic_tasks
         later = self.committing[header] = Later()
 
         def ended(failure: TaskFailure | None) -> None:
@@ -158,12 +166,12 @@ class SimExecutor:
             if failure is not None or waiting == 0:
                 later.answer(PhaseResult(failure))
 
-        for sink in range(shape.states):
+        for sink in sinks:
             for task in range(TASKS):
                 mine = self.share(result[sink], task, TASKS)
                 self._start(partial(self._task, header, sink, task, mine), ended)
-        for task in range(shape.topic_tasks):
-            mine = self.share(result[-1], task, shape.topic_tasks)
+        for task in range(topic_tasks):
+            mine = self.share(result[-1], task, topic_tasks)
             self._start(partial(self._topic_task, header, task, mine, self.world.kafka.life), ended)
         return later
 
@@ -188,6 +196,9 @@ class SimExecutor:
         state = self.world.state(sink)
         attempt = header.attempt(SINKS[sink], task)
         try:
+            if self.world.shape.merges:
+                yield partial(self.merge, state, attempt, operations)
+                return None
             yield partial(state.begin_commit, attempt)
             for weight, group in groupby(operations, lambda each: each[1] and 1):
                 changes = list(group)
@@ -202,6 +213,20 @@ class SimExecutor:
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, SINKS[sink], task)
         return None
+
+    def merge(self, state: MapState, attempt: TransactionAttempt, operations: Operations) -> None:
+        """Hand over what was counted, in one of the workers, each of which knows the states that it has written to."""
+        workers = self.world.workers
+        worker = int(self.world.chance.random() * len(workers))
+        if self.world.fault("worker", ("dies",), 0.03):
+            workers[worker] = {}
+        states._incarnations = workers[worker]
+        counts: Counter[str] = Counter()
+        for key, weight in operations:
+            counts[key] += weight or 0
+        deltas = pa.table({"key": pa.array(counts, pa.string()), "total": pa.array(counts.values(), pa.int64())})
+        if counts:
+            state.apply(attempt, deltas, TOTAL, want_values=False)
 
     def _topic_task(
         self, header: AttemptHeader, task: int, operations: Operations, life: int
@@ -551,7 +576,8 @@ class WatchedDriver(Driver):
             idle_poll_max_s=IDLE_POLL_MAX_S,
             purge_every=2,
         )
-        super().__init__(owner.topology, owner.executor, SimClient(owner), settings, SimThreads(owner))
+        executor = SimExecutor(owner.world, owner.topology)
+        super().__init__(owner.topology, executor, SimClient(owner), settings, SimThreads(owner))
         self._owner = owner
         emitted = self.journal.emitted
 
@@ -568,8 +594,15 @@ class WatchedDriver(Driver):
             raise Violation(f"C14: {owner.name} stepped down without having met an epoch above its own: {error}")
         return super()._stepped_down(error)
 
+    def _elected(self) -> Steps[Leadership | None]:
+        leadership = yield from super()._elected()
+        settings = replace(self._context.settings, accept_changed_topology=self._owner.accepts_change)
+        self._context = replace(self._context, settings=settings)
+        return leadership
+
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
         term = super()._begin_term(leadership, recovery)
+        self._owner.world.joined |= self._owner.is_whole
         coordinator = term._coordinator
         handle = coordinator.handle
 
@@ -599,10 +632,10 @@ def _is_late(event: Event, coordinator: Coordinator) -> bool:
 class SimDriver:
     """The process of a driver, which dies, freezes, is stopped, and comes back."""
 
-    def __init__(self, world: World, executor: SimExecutor, topology: Topology, name: str) -> None:
+    def __init__(self, world: World, topology: Topology, name: str) -> None:
         self.world = world
-        self.executor = executor
         self.topology = topology
+        self.next_topology = topology  # what it is started with the next time
         self.name = name
         self.life = 0
         self.frozen_until = 0
@@ -612,6 +645,7 @@ class SimDriver:
         self._threads: list[SimProcess] = []
 
     def start(self) -> None:
+        self.topology = self.next_topology
         driver = self._driver = WatchedDriver(self)
         self.thread("start", driver.running(), lambda value: self._ended(driver)).start()
 
@@ -635,6 +669,21 @@ class SimDriver:
     def leadership(self, leadership: SimLeadership) -> None:
         self._leadership = leadership
         self.epoch = leadership.epoch
+
+    @property
+    def leads(self) -> bool:
+        """Whether a term is under way."""
+        return self._driver is not None and self._driver._term is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the topology has the committer that joins."""
+        return not self.world.shape.joins or self.world.shape.joins in self.topology.parallelisms()
+
+    @property
+    def accepts_change(self) -> bool:
+        """What the user says: a committer may join, once."""
+        return not self.world.joined and self.is_whole
 
     # --- trouble -------------------------------------------------------------------------------------------------
 
@@ -685,14 +734,20 @@ class SimDriver:
         elif driver.failure is not None:
             self._stopped_by(driver.failure)
         else:
-            self.world.note(f"{self.name} has stopped")  # as it was asked to; it is resumed some time
-            self.start_after(int(self.world.chance.random() * 1_000))
+            self._resume_some_time()  # it has stopped, as it was asked to
+
+    def _resume_some_time(self) -> None:
+        self.world.note(f"{self.name} has stopped")
+        self.start_after(int(self.world.chance.random() * 1_000))
 
     def _failed(self, error: Exception) -> None:
         world = self.world
-        if isinstance(error, CorruptStateError) and world.corrupted in str(error):
+        refused = isinstance(error, (ConfigError, CorruptStateError))
+        if refused and self.topology is not self.next_topology:
+            self._resume_some_time()  # the state is of another topology now
+        elif isinstance(error, CorruptStateError) and world.corrupted in str(error):
             world.finished = True  # refused, and named: what must happen
-        elif isinstance(error, (ConfigError, CorruptStateError)) and world.oracle.may_stop(str(error)):
+        elif refused and world.oracle.may_stop(str(error)):
             world.stop(str(error))
         elif isinstance(error, Violation):
             raise error
@@ -725,12 +780,12 @@ class ResetTool:
             store.waiting.append(self.run)
             return
         try:
-            documents = TopologyDocuments(store, leadership, driver.topology)
+            topology = driver.next_topology
+            documents = TopologyDocuments(store, leadership, topology)
             incarnation = documents.incarnation()
-            commit = CommitPhase(
-                TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch, incarnation=incarnation
-            )
-            irreversible = driver.topology.irreversible()
+            executor = SimExecutor(driver.world, topology)
+            commit = CommitPhase(TOPOLOGY, topology.states, executor, leadership.epoch, incarnation=incarnation)
+            irreversible = topology.irreversible()
             steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
             step = next(steps)
             while True:
@@ -741,7 +796,7 @@ class ResetTool:
             opened = store.opened()
             is_open = opened is not None and opened["txid"] == store.currtx()
             named = driver.world.corrupted in str(error) or driver.world.oracle.may_stop(str(error))
-            if not named and not (is_open and "cannot be undone" in str(error)):
+            if not named and driver.world.joined and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")
@@ -752,10 +807,12 @@ class ResetTool:
         leadership.resign()
 
 
-def build_topology(world: World) -> Topology:
+def build_topology(world: World, without: str = "") -> Topology:
     builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
     for sink, name in enumerate(world.shape.names):
+        if name == without:
+            continue
         builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
-    if world.shape.topic_tasks:
+    if world.shape.topic_tasks and without != TOPIC:
         builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
     return builder.build()

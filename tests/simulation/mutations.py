@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from framework.errors import CorruptStateError
+from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.records import FailureKind
 from framework.topology import OpenCommit
+from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
@@ -170,6 +171,23 @@ def _begin_without_header(self: MapState, attempt: Any) -> None:
     self._commit = _Commit(attempt, opened, fence)
 
 
+def _put_under_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: Any, rows: Any) -> None:
+    shared = self._rows()
+    found = [shared.rows[key].stamp if key in shared.rows else None for key in keys]
+    if found != list(stamps):
+        raise StaleWriterError("another row", shared.header.epoch if shared.header is not None else None)
+    shared.rows.update(zip(keys, rows, strict=True))
+
+
+def _apply_guess(self: MapState, attempt: Any, deltas: Any, aggregates: Any, *, want_values: bool) -> Any:
+    guess = self._guessed_header(attempt)
+    if guess is None:
+        self.begin_commit(attempt)
+    else:
+        self._commit = _Commit(attempt, guess, attempt.fence)
+    return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
+
+
 def _sweep_births_only(self: MemoryBackend, header: Any) -> int:
     """A sweep that deletes what it should put back."""
     shared = self._rows()
@@ -195,12 +213,22 @@ def _purge_too_much(self: CommitPhase, index: int, attempt: Any) -> None:
     self._states[index].purge(self._own(index, attempt), attempt.txid + 1)
 
 
-def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
+def _take_nothing_over(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
     found = header_state.prepare(self._topology_id)
     joined = replace(found, incarnation=self._incarnation)
     if joined != found:
         header_state.raise_header(found, joined)
     return joined
+
+
+def _joins_as_done(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
+    return _real_take_over(self, header_state, joins_after + 1 if joins_after else 0)
+
+
+def _stays_done(self: CommitPhase, index: int, attempt: Any) -> None:
+    current = self._own(index, attempt)
+    marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
+    self._replace(index, current, current.opened(self._epoch, marked))
 
 
 # --- committers without a header ---------------------------------------------------------------------------------
@@ -238,9 +266,9 @@ def _holds_or_reset(self: Marker, wanted: Marker) -> bool:
     return _real_holds(self, wanted) if wanted.epoch <= self.epoch or wanted.txid >= self.txid else False
 
 
-def _take_own_epoch(self: CommitPhase, header_state: Any) -> Any:
+def _take_own_epoch(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
     found = header_state.prepare(self._topology_id)
-    return found if found.epoch == self._epoch else _real_take_over(self, header_state)
+    return found if found.epoch == self._epoch else _real_take_over(self, header_state, joins_after)
 
 
 _real_take_over = CommitPhase._take_over
@@ -292,7 +320,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     # rules of CORRECTNESS.md
     Mutation("C1: writes do not check the header",
              [(MapState, "begin_commit", _begin_without_header), (MemoryBackend, "_check", _nothing)]),
+    Mutation("C1: a header that was guessed is not compared", [(MemoryBackend, "multi_put", _put_under_any_header)],
+             lambda shape: bool(shape.merges)),
+    Mutation("a header that was guessed wrong is never asked for", [(MapState, "apply", _apply_guess)],
+             lambda shape: bool(shape.merges)),
+    Mutation("a transactional state makes an update again", [(TransactionalMapState, "_skips", lambda *row: False)],
+             lambda shape: not shape.opaque_state and shape.states > 0),
     Mutation("C2: the transaction closes without done", [(CommitPhase, "_finish", _nothing)]),
+    Mutation("C2: a state that joins is done with the transaction that is next", [(CommitPhase, "_take_over", _joins_as_done)],
+             lambda shape: shape.joins in shape.names),
+    Mutation("C2: what is rolled back stays done", [(CommitPhase, "_mark_rolled_back", _stays_done)],
+             lambda shape: shape.back == "sink" and shape.losses > 0),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
     Mutation("C2: what the leader's own epoch has opened was opened by itself",

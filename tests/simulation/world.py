@@ -19,7 +19,7 @@ from typing import Any
 from framework import Fields
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import Header
+from framework.topology import Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
@@ -71,6 +71,8 @@ class Shape:
     states: int
     losses: int  # of ranges whose commit is open
     topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+    merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
+    joins: str  # the committer that joins the running topology, between two runs; "": none
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,6 +87,9 @@ class Shape:
         back = chance.choice(("",) * 7 + ("sink", "sink", "zookeeper", "zookeeper", "another life", "another life"))
         losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
         moody = opaque_state and chance.random() < 0.3
+        committers = [*SINKS[:states], *[TOPIC] * min(topic_tasks, 1)]
+        merges = chance.choice(("", "", "task", "store"))
+        joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
         return cls(
             opaque,
             opaque_state,
@@ -94,7 +99,7 @@ class Shape:
             chance.randint(3, 10),
             chance.choice((1, 2, 3, 5)),
             chance.choice((2, 3, 5)),
-            chance.random() < 0.4,
+            chance.random() < 0.4 and not merges,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
             back,
@@ -102,6 +107,8 @@ class Shape:
             states,
             chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
             topic_tasks,
+            merges if states else "",
+            joins,
         )
 
 
@@ -127,6 +134,7 @@ class World:
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
         self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
         self.kafka = SimKafka(self)
+        self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
         self.oracle = Oracle(self)
         self.finished = False
         self.stopped: str | None = None  # why it ended before everything was committed, as it had to
@@ -134,6 +142,7 @@ class World:
         self.failing_commits = 0
         self.restored: dict[int, int] = {}  # sink -> how often it went back in time
         self.zookeeper_restored = False
+        self.joined = not self.shape.joins  # whether a driver of the topology with all its committers has led
         self.restores: list[Any] = []
         self._depth = 0
 
@@ -215,15 +224,22 @@ class World:
         return kind(copy(self.backends[sink]))  # each process has its own, and they share the rows
 
     def is_open(self, txid: int) -> bool:
-        """Whether some header says that the commit of a txid was opened, and none that it is done."""
-        opened = self.store.opened()
-        if opened is not None and opened["txid"] == txid and opened["plan_digest"] != ROLLED_BACK:
-            return True
+        """Whether some header says that the commit of a txid was opened."""
+        return any(each == txid and digest != ROLLED_BACK for each, digest in self._opened())
+
+    def is_rolled_back(self, txid: int) -> bool:
+        """Whether some header says that a txid was rolled back."""
+        return (txid, ROLLED_BACK) in self._opened()
+
+    def _opened(self) -> list[tuple[int, str]]:
+        written = self.store.opened()
         headers = [each.header() for each in self.backends]
-        return any(
-            each is not None and each.open is not None and each.open.txid == txid and each.done < txid
-            for each in headers
-        )
+        opened = [
+            (each.open.txid, each.open.plan_digest) for each in headers if each is not None and each.open is not None
+        ]
+        if written is not None:
+            opened.append((written["txid"], written["plan_digest"]))
+        return opened
 
     def opened_range_is_lost(self) -> bool:
         """Whether the commit of the next transaction was opened, and what it was planned from is gone from the source."""
@@ -295,13 +311,7 @@ class SimBackend(MemoryBackend):
         self._world.oracle.sink_went_back(self._index, header)
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
-        world = self._world
-        fault = world.fault("write rows", ("partial", "answer lost", "refused"))
-        if world.failing_commits:
-            world.failing_commits -= 1
-            fault = "refused"
-        if fault == "refused":
-            raise RetryableError("the sink did not take it")
+        world, fault = self._world, self._fault("write rows", ("partial", "answer lost", "refused"))
         if fault == "partial" and len(keys) > 1:
             part = 1 + int(world.chance.random() * (len(keys) - 1))
             super().multi_put(header, keys[:part], expected_stamps[:part], rows[:part])
@@ -311,6 +321,38 @@ class SimBackend(MemoryBackend):
         world.oracle.rows_written(self._index, keys, rows)
         if fault == "answer lost":
             raise RetryableError("the sink's answer was lost")
+
+    def apply(self, header: Any, writer: str, value_type: ValueType, deltas: Any, *others: Any, **options: Any) -> None:
+        """What a database does in one statement, under the header."""
+        if self._world.shape.merges != "store":
+            raise NotImplementedError
+        fault = self._fault("merge rows", ("answer lost", "refused"))
+        stamp, merged, before = header.stamp, {}, {}
+        for each in deltas.to_pylist():
+            key, delta = (each["key"],), each["total"]
+            row = self.rows().get(key)
+            if row is not None and row.stamp.txid == stamp.txid and value_type is ValueType.TRANSACTIONAL:
+                continue
+            if row is not None and row.stamp > stamp:
+                raise StaleWriterError(f"{key} has stamp {row.stamp}, this writer {stamp}", row.stamp.epoch)
+            base = None if row is None else row.prev if row.stamp.txid == stamp.txid else row.value
+            merged[key] = Row(((base or (0,))[0] + delta,), stamp, base, writer)
+            before[key] = row.stamp if row is not None else None
+        super().multi_put(header, list(merged), list(before.values()), list(merged.values()))
+        self._world.oracle.rows_written(self._index, list(merged), list(merged.values()))
+        if fault == "answer lost":
+            raise RetryableError("the sink's answer was lost")
+
+    def _fault(self, step: str, kinds: Sequence[str]) -> str | None:
+        """What goes wrong with a write, unless it is refused at once."""
+        world = self._world
+        fault = world.fault(step, kinds)
+        if world.failing_commits:
+            world.failing_commits -= 1
+            fault = "refused"
+        if fault == "refused":
+            raise RetryableError("the sink did not take it")
+        return fault
 
     def header(self) -> Header | None:
         return self._rows().header
@@ -365,13 +407,14 @@ class SimStore(CoordinationStore):
 
     def snapshot(self) -> Any:
         known = self._world.oracle
-        return dict(self.nodes), dict(self.written), self.version, self.epoch, dict(known.model), dict(known.positions)
+        nodes, written = dict(self.nodes), dict(self.written)
+        return nodes, written, self.version, self.epoch, self._world.joined, dict(known.model), dict(known.positions)
 
     def restore(self, snapshot: Any) -> None:
         """Be as it was then. Sessions are over; whoever had one hears of it with its next request."""
         if snapshot[0] == self.nodes:
             return
-        nodes, written, self.version, self.epoch, model, positions = snapshot
+        nodes, written, self.version, self.epoch, self._world.joined, model, positions = snapshot
         self.nodes, self.written = dict(nodes), dict(written)
         self.life += 1
         self._world.zookeeper_restored = True
@@ -395,7 +438,8 @@ class SimStore(CoordinationStore):
         self.epoch += 10
         fence = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
         nodes = {FENCE: fence, **{path: encode_document(each, path) for path, each in documents.items()}}
-        self.restore((nodes, nodes, 0, self.epoch, self._world.oracle.model, self._world.oracle.positions))
+        known = self._world.oracle
+        self.restore((nodes, nodes, 0, self.epoch, self._world.joined, known.model, known.positions))
         self._world.oracle.must_stop = "ZooKeeper is that of another life"
 
     def close(self) -> None:
@@ -543,6 +587,7 @@ class Oracle:
     def zookeeper_went_back(self, model: dict[tuple[int, str], int | None], positions: dict[str, int]) -> None:
         """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
         lost = self.committed + 1 - self.world.store.currtx()
+        self.reset_epoch = 0  # epochs begin again below it, and whoever did not know of the reset has lost its session
         if lost in (0, 1):
             self.model, self.positions = dict(model), dict(positions)
             self.committed -= lost
@@ -552,14 +597,17 @@ class Oracle:
     def _closed(self, txid: int, epoch: int) -> None:
         """A transaction is over: apply its last attempt to the model, and compare."""
         world = self.world
-        headers = [backend.read_header() for backend in world.backends]
-        for sink, (header, name) in enumerate(zip(headers, world.shape.names, strict=True)):
+        headers = {
+            sink: backend.read_header() for sink, backend in enumerate(world.backends) if self.takes_part(SINKS[sink])
+        }
+        for sink, header in headers.items():
+            name = SINKS[sink]
             if header.done == txid:
                 continue
             if sink not in world.restored or sink in self.behind:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
             self.behind.add(sink)  # it went back after it was done, and the next raise finds out
-        attempts = {each.open.attempt_id for each in headers if each.open is not None and each.done == txid}
+        attempts = {each.open.attempt_id for each in headers.values() if each.open is not None and each.done == txid}
         opened = world.store.opened()
         if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
@@ -575,18 +623,26 @@ class Oracle:
         assert plan is not None
         self._tile(txid, plan)
         (attempt_id,) = attempts
-        for sink, operations in enumerate(self.results[(epoch, txid, attempt_id)][: world.shape.states]):
-            for key, weight in operations:
+        for sink in headers:
+            for key, weight in self.results[(epoch, txid, attempt_id)][sink]:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
-        if world.shape.topic_tasks and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan)):
+        if (
+            world.shape.topic_tasks
+            and self.takes_part(TOPIC)
+            and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan))
+        ):
             raise Violation(
                 f"1: {txid} is closed, and the topic holds {sorted(self.topic.get(txid, []))} of it, not "
                 f"{sorted(world.rows(plan))}"
             )
         if world.done():
             world.finished = True
+
+    def takes_part(self, committer: str) -> bool:
+        """Whether a committer is one of those that every transaction waits for now."""
+        return self.world.joined or committer != self.world.shape.joins
 
     def _tile(self, txid: int, plan: dict[str, Any]) -> None:
         for partition, meta in plan.items():
@@ -608,13 +664,16 @@ class Oracle:
     # --- what the sinks see --------------------------------------------------------------------------------------
 
     def header_changed(self, sink: int, before: Header, after: Header) -> None:
-        if after.done < before.done or after.epoch < before.epoch:
+        undone = after.open is not None and (after.open.plan_digest, after.open.txid) == (ROLLED_BACK, after.done + 1)
+        if after.done < before.done - undone or after.epoch < before.epoch:
             raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
         currtx = self.world.store.currtx()
         taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
         if after.done > currtx and self.world.zookeeper_restored:
             self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
-        elif after.done not in (currtx - 1, currtx) and not (taken_over and sink in self.world.restored):
+        elif after.done not in (currtx - 1, currtx) and not (
+            taken_over and (sink in self.world.restored or not self.takes_part(SINKS[sink]))
+        ):
             raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:
             return
@@ -632,7 +691,14 @@ class Oracle:
         """Whether a stop names a store that went back, and has lost something."""
         world = self.world
         if world.zookeeper_restored:
-            return any(each in reason for each in ("ZooKeeper", "went back", "cannot be undone", "incarnation"))
+            known = (
+                "ZooKeeper",
+                "went back",
+                "cannot be undone",
+                "incarnation",
+                "is not the one its state was written by",
+            )
+            return any(each in reason for each in known)
         plan = world.store.plan(world.store.currtx())
         for sink in world.restored:
             header = world.backends[sink].header()
