@@ -79,8 +79,8 @@ class CommitPhase:
 
     def _take_over(self, state: FencedState, joins_after: int) -> Header:
         """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
-        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation, as one that is done
-        with what is over."""
+        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation, and is
+        done with all up to ``joins_after``."""
         for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
             # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
