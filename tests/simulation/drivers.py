@@ -64,6 +64,8 @@ TASKS = 2
 TOTAL = {"total": Sum("weight")}
 TIMEOUT_MS = 1_500
 IDLE_POLL_MAX_S = 0.06
+#: A pause of this length lasts as long as the schedule wants, and not longer: steps are faster here than in a run.
+PAUSE_S = 0.2
 #: Of threads of a driver, in labels of steps.
 NAMES = {"rollback": "roll back", "fence": "close fence"}
 
@@ -461,7 +463,10 @@ class SimEvent:
             return True
         later = self._later = Later()
         if timeout_s is not None:
-            self._world.at(max(int(timeout_s * 1000), 1), lambda: later.answer(self._set))
+            world = self._world
+            if timeout_s >= PAUSE_S:
+                timeout_s *= world.chance.random() ** 3
+            world.at(max(int(timeout_s * 1000), 1), lambda: later.answer(self._set))
         return later
 
 
