@@ -59,7 +59,7 @@ from sinks.kafka_markers import marker_of
 from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
-from tests.simulation.kafka import TopicSink
+from tests.simulation.kafka import LETTERS, TopicSink
 from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
 
 TASKS = 2
@@ -132,6 +132,15 @@ class SimExecutor:
                 yield partial(self.world.kafka.write, records, marker, life)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, TOPIC, task)
+        return None
+
+    def letters_task(self, header: AttemptHeader, bad: list[tuple[str, int | None]], life: int) -> Steps:
+        """The commit task of the dead letters. Returns its failure, or None."""
+        try:
+            records = [record or 0 for _, record in bad]
+            yield partial(self.world.kafka.write_letters, header.attempt(LETTERS, 0), records, life)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            return TaskFailure.of(error, LETTERS, 0)
         return None
 
     def share(self, operations: list[tuple[str, int | None]], task: int, tasks: int) -> list[tuple[str, int | None]]:
@@ -602,9 +611,12 @@ class SimDriver:
     def _compute(self, header: AttemptHeader, records: list[int]) -> None:
         world = self.world
         attempt_id, shape = header.attempt_id, world.shape
+        bad = [("", record) for record in records if world.is_bad(record)]
+        records = [record for record in records if not world.is_bad(record)]
         result = [[world.operations(sink, record, attempt_id) for record in records] for sink in range(shape.states)]
         if shape.topic_tasks:
             result.append([(world.operations(len(SINKS), record, attempt_id)[0], record) for record in records])
+        result.append(bad)
         world.oracle.processed(header, result)
         if (header.txid, header.attempt_id) in self.headers:
             self.executor.kept[header] = result
@@ -622,7 +634,7 @@ class SimDriver:
         parts = self.topology.parallelisms()
         sinks = [sink for sink in range(shape.states) if SINKS[sink] in parts]
         topic_tasks = parts.get(TOPIC, 0)
-        waiting = len(sinks) * TASKS + topic_tasks
+        waiting = len(sinks) * TASKS + topic_tasks + shape.letters
 
         def ended(failure: TaskFailure | None) -> None:
             nonlocal waiting, answered
@@ -637,8 +649,12 @@ class SimDriver:
                 again = partial(self.executor.task, header, sink, task, mine)
                 SimProcess(self.world, "task", again(), None, ended, again).start()
         for task in range(topic_tasks):
-            mine = self.executor.share(result[-1], task, topic_tasks)
+            mine = self.executor.share(result[shape.states], task, topic_tasks)
             again = partial(self.executor.topic_task, header, task, mine, self.world.kafka.life)
+            SimProcess(self.world, "task", again(), None, ended, again).start()
+
+        if shape.letters:
+            again = partial(self.executor.letters_task, header, result[-1], self.world.kafka.life)
             SimProcess(self.world, "task", again(), None, ended, again).start()
 
     def _when_awake(self, life: int, action: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.records import FailureKind
 from framework.topology import OpenCommit
+from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
@@ -29,6 +30,7 @@ from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commi
 from spouts import memory
 from tests.simulation import drivers
 from tests.simulation.drivers import SimExecutor
+from tests.simulation.kafka import LETTERS
 from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
 
 
@@ -238,6 +240,13 @@ def _every_plan_is_opened(self: TopologyDocuments, currtx: int, digests: Any) ->
     return bool(self._topology.headerless()) and currtx in digests
 
 
+def _but_dead_letters(self: Topology) -> Any:
+    return tuple(each for each in _real_headerless(self) if each.id != LETTERS)
+
+
+_real_headerless = Topology.headerless
+
+
 def _drops_stay(real: Callable[..., Any]) -> Callable[..., Any]:
     def persist(self: Coordinator, *arguments: Any, **options: Any) -> Any:
         return replace(real(self, *arguments, **options), dropped=frozenset())
@@ -355,6 +364,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(memory._MemoryPlanner, "plan_smaller", _plan_of_the_available)]),
     Mutation("C17: forgetting positions forgets txids too",
              [(TopologyDocuments, "forget_positions", _forget_all)]),
+    Mutation("C20: dead letters can be planned anew, and nobody notes that they were opened",
+             [(Topology, "headerless", _but_dead_letters)], lambda shape: shape.letters and shape.opaque),
     Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
     Mutation("C24: a stored plan counts as opened", [(TopologyDocuments, "_opened", _every_plan_is_opened)]),
     Mutation("C24: a stored plan counts as opened, and dropped plans stay",

@@ -134,7 +134,7 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
 def _stop_all(world: World, drivers: list[SimDriver]) -> None:
     """Nothing tells tasks that write to Kafka that ZooKeeper went back: whoever restores it must have stopped everything.
     What writes under headers may go on, and is refused."""
-    if world.shape.topic_tasks:
+    if world.shape.headerless:
         world.kafka.restart_workers()
         for driver in drivers:
             driver.crash()

@@ -16,10 +16,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from framework import Fields
+from framework import Fields, OutputFieldsDeclarer
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import Header, ValueType
+from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, Spout, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
@@ -28,7 +28,7 @@ from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka_markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.simulation.kafka import SimKafka
+from tests.simulation.kafka import LETTERS, SimKafka, SimLetters
 
 TOPOLOGY = "sim"
 FENCE = f"{TOPOLOGY}/epoch"
@@ -71,6 +71,7 @@ class Shape:
     states: int
     losses: int  # of ranges whose commit is open
     topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+    letters: bool  # some records are bad, and there is a committer for them, which has no header either
     merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
     joins: str  # the committer that joins the running topology, between two runs; "": none
 
@@ -78,6 +79,11 @@ class Shape:
     def names(self) -> tuple[str, ...]:
         """The states."""
         return SINKS[: self.states]
+
+    @property
+    def headerless(self) -> tuple[str, ...]:
+        """The committers without a header."""
+        return (*[TOPIC] * min(self.topic_tasks, 1), *[LETTERS] * self.letters)
 
     @classmethod
     def of(cls, chance: random.Random) -> Shape:
@@ -88,6 +94,7 @@ class Shape:
         losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
         moody = opaque_state and chance.random() < 0.3
         committers = [*SINKS[:states], *[TOPIC] * min(topic_tasks, 1)]
+        letters = chance.random() < 0.25
         merges = chance.choice(("", "", "task", "store"))
         joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
         return cls(
@@ -105,8 +112,9 @@ class Shape:
             back,
             chance.random() < 0.5,
             states,
-            chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
+            chance.choice((0, 0, 0, 1) if topic_tasks or letters else losses) if opaque else 0,
             topic_tasks,
+            letters,
             merges if states else "",
             joins,
         )
@@ -127,13 +135,14 @@ class World:
         self._tie = 0
         self.faults_left = self.shape.faults
         self.store = SimStore(self)
-        kind = OpaqueMemoryTransactionalSpout if self.shape.opaque else MemoryTransactionalSpout
+        kind = OpaqueSimSpout if self.shape.opaque else SimSpout
         options: dict[str, Any] = {"on_data_loss": "skip"} if self.shape.opaque else {}
         self.next_id = 0
         rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
         self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
         self.kafka = SimKafka(self)
+        self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
         self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
         self.oracle = Oracle(self)
         self.finished = False
@@ -211,6 +220,9 @@ class World:
         self.next_id += 1
         return [self.next_id]
 
+    def is_bad(self, record: int) -> bool:
+        return self.shape.letters and record * 2654435761 >> 7 & 3 == 0
+
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
         """(key, weight) that a record means for a sink; weight None deletes the key, 0 sets it to 0."""
         mixed = (record * 2654435761 + sink * 40503) & 0xFFFFFFFF
@@ -252,17 +264,42 @@ class World:
             meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
         )
 
-    def rows(self, plan: dict[str, Any]) -> list[int]:
-        """The records of a plan, also those that the source has forgotten."""
+    def rows(self, plan: dict[str, Any], committer: str) -> list[int]:
+        """The records of a plan that are for a committer to Kafka, also those that the source has forgotten."""
         source = self.spout._source
         assert source is not None
-        return [row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]]
+        records = [
+            row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]
+        ]
+        return [each for each in records if self.is_bad(each) is (committer == LETTERS)]
 
     def done(self) -> bool:
         """Whether every record that the source holds is committed, or lost."""
         source = self.spout._source
         assert source is not None
         return all(self.oracle.positions.get(each, 0) >= len(rows) for each, rows in source.partitions.items())
+
+
+class _Letters(Spout):
+    """A spout that gives the records which it cannot decode to a committer of their own."""
+
+    letters: SimLetters | None = None
+
+    def dead_letters(self) -> SimLetters | None:
+        return self.letters
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        super().declare_output_fields(declarer)
+        if self.letters is not None:
+            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+
+
+class SimSpout(_Letters, MemoryTransactionalSpout):
+    pass
+
+
+class OpaqueSimSpout(_Letters, OpaqueMemoryTransactionalSpout):
+    pass
 
 
 class SimBackend(MemoryBackend):
@@ -535,7 +572,7 @@ class Oracle:
     committed: int = 0
     reset_epoch: int = 0
     dead: set[tuple[int, int, int]] = field(default_factory=set)
-    topic: dict[int, list[int]] = field(default_factory=dict)
+    topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     must_stop: str = ""
 
@@ -602,7 +639,7 @@ class Oracle:
             self.behind.add(sink)  # it went back after it was done, and the next raise finds out
         attempts = {each.open.attempt_id for each in headers.values() if each.open is not None and each.done == txid}
         opened = world.store.opened()
-        if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
+        if world.shape.headerless and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
             self.must_stop = "no sink holds the transaction before"  # nobody is left to tell which attempt it was
@@ -621,15 +658,10 @@ class Oracle:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
-        if (
-            world.shape.topic_tasks
-            and self.takes_part(TOPIC)
-            and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan))
-        ):
-            raise Violation(
-                f"1: {txid} is closed, and the topic holds {sorted(self.topic.get(txid, []))} of it, not "
-                f"{sorted(world.rows(plan))}"
-            )
+        for committer in filter(self.takes_part, world.shape.headerless):
+            held, wanted = sorted(self.topics.get((committer, txid), [])), sorted(world.rows(plan, committer))
+            if held != wanted:
+                raise Violation(f"1: {txid} is closed, and the topic of {committer} holds {held} of it, not {wanted}")
         if world.done():
             world.finished = True
 
@@ -722,13 +754,15 @@ class Oracle:
 
     # --- what Kafka sees -----------------------------------------------------------------------------------------
 
-    def sent(self, marker: Marker, records: Sequence[int]) -> None:
+    def sent(self, committer: str, marker: Marker, records: Sequence[int]) -> None:
         """A kafka_txn is committed: nobody can undo it."""
         if marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
-        held = self.topic.setdefault(marker.txid, [])
+        held = self.topics.setdefault((committer, marker.txid), [])
         if twice := sorted({*held}.intersection(records)):
-            raise Violation(f"1: records {twice} of txid {marker.txid} are in the topic twice, now by {marker}")
+            raise Violation(
+                f"1: records {twice} of txid {marker.txid} are in the topic twice ({committer}), now by {marker}"
+            )
         held += records
 
     def probe_values(self) -> None:
