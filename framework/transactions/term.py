@@ -236,7 +236,7 @@ class Term:
         immutable = ImmutableSource(planner, topology.skips_replays())
         try:
             documents = self._documents = TopologyDocuments(self._store, self._leadership, topology)
-            documents.claim(
+            joining = documents.claim(
                 self._source_identity(planner, immutable),
                 accept_changed=accept,
                 accept_lost_data=planner.skips_lost_data,
@@ -246,7 +246,7 @@ class Term:
             self._commit = CommitPhase(
                 topology.id, topology.states, self._executor, self._leadership.epoch, incarnation=self._incarnation
             )
-            opened = self._commit.open(recovered.currtx, digests, accept_new=accept) or recovered.opened
+            opened = self._commit.open(recovered.currtx, digests, joining=joining) or recovered.opened
             self._check_written(recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError, DataLossError):
             planner.close()

@@ -60,7 +60,18 @@ from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.kafka import LETTERS, TopicSink
-from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
+from tests.simulation.world import (
+    SESSION_MS,
+    SINKS,
+    SPOUTS,
+    TOPIC,
+    TOPOLOGY,
+    Crashed,
+    SimLeadership,
+    Violation,
+    World,
+    applied,
+)
 
 TASKS = 2
 TOTAL = {"total": Sum("weight")}
@@ -372,7 +383,7 @@ class SimDriver:
         try:
             documents = self.documents = yield self._read
             accept = not self.world.joined and self._is_whole
-            yield partial(documents.claim, {}, accept_changed=accept)
+            joining = yield partial(documents.claim, {}, accept_changed=accept)
             self.incarnation = yield documents.incarnation
             recovered, digests = yield documents.recover
             self.commit = CommitPhase(
@@ -383,7 +394,7 @@ class SimDriver:
                 incarnation=self.incarnation,
                 purge_every=2,
             )
-            opened = (yield from self.commit.opening(recovered.currtx, digests, accept_new=accept)) or recovered.opened
+            opened = (yield from self.commit.opening(recovered.currtx, digests, joining=joining)) or recovered.opened
             yield partial(self._check_written, recovered.currtx, digests[recovered.currtx] if opened else None)
         except (ConfigError, CorruptStateError) as error:
             refusal = error
@@ -417,7 +428,8 @@ class SimDriver:
 
     @property
     def _is_whole(self) -> bool:
-        return not self.world.shape.joins or self.world.shape.joins in self.topology.parallelisms()
+        shape, parts = self.world.shape, self.topology.parallelisms()
+        return SPOUTS[shape.renames] in parts and (not shape.joins or shape.joins in parts)
 
     def _stand(self) -> None:
         """Stand for election. The epoch rises before anything is read (C3)."""
@@ -692,6 +704,8 @@ class ResetTool:
     def run(self) -> None:
         driver = self.driver
         store = driver.world.store
+        if not driver.world.joined:
+            return  # nobody does both at once
         leadership = store.lead(TOPOLOGY, "reset")
         if leadership is None:
             store.waiting.append(self.run)
@@ -713,7 +727,7 @@ class ResetTool:
             opened = store.opened()
             is_open = opened is not None and opened["txid"] == store.currtx()
             named = driver.world.corrupted in str(error) or driver.world.oracle.may_stop(str(error))
-            if not named and driver.world.joined and not (is_open and "cannot be undone" in str(error)):
+            if not named and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")
@@ -724,12 +738,14 @@ class ResetTool:
         leadership.resign()
 
 
-def build_topology(world: World, without: str = "") -> Topology:
-    builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
-    for sink, name in enumerate(world.shape.names):
-        if name == without:
-            continue
-        builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
-    if world.shape.topic_tasks and without != TOPIC:
-        builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
+def build_topology(world: World, *, whole: bool) -> Topology:
+    """The topology as it becomes, or as it is at first."""
+    shape = world.shape
+    spout, without = SPOUTS[whole and shape.renames], "" if whole else shape.joins
+    builder = TransactionalTopologyBuilder(TOPOLOGY, spout, world.spout, 1)
+    for sink, name in enumerate(shape.names):
+        if name != without:
+            builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping(spout)
+    if shape.topic_tasks and without != TOPIC:
+        builder.set_bolt(TOPIC, TopicSink(world.kafka), shape.topic_tasks).shuffle_grouping(spout)
     return builder.build()

@@ -19,7 +19,7 @@ from typing import Any
 from framework import Fields, OutputFieldsDeclarer
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, Spout, ValueType
+from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
@@ -28,6 +28,7 @@ from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka_markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts.memory import _MemoryPlanner, _MemorySpout
 from tests.simulation.kafka import LETTERS, SimKafka, SimLetters
 
 TOPOLOGY = "sim"
@@ -35,6 +36,11 @@ FENCE = f"{TOPOLOGY}/epoch"
 INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
 TOPIC = "topic"
+#: The ids of the spout, before and after the topology is changed.
+SPOUTS = ("spout", "renamed")
+#: What large plans hold beside ranges, and what ZooKeeper takes in one request then: one of them, and little else.
+PADDING = "." * 2_000
+REQUEST_BYTES_MAX = 3_600
 SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
@@ -74,6 +80,8 @@ class Shape:
     letters: bool  # some records are bad, and there is a committer for them, which has no header either
     merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
     joins: str  # the committer that joins the running topology, between two runs; "": none
+    renames: bool  # whether the spout has another id then, and the plans must move
+    large: bool  # whether plans are so large that ZooKeeper takes one at a time
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,6 +105,8 @@ class Shape:
         letters = chance.random() < 0.25
         merges = chance.choice(("", "", "task", "store"))
         joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
+        changes_topology = bool(joins) or chance.random() < 0.1
+        renames = changes_topology and not letters and (not joins or chance.random() < 0.5)
         return cls(
             opaque,
             opaque_state,
@@ -117,6 +127,8 @@ class Shape:
             letters,
             merges if states else "",
             joins,
+            renames,
+            chance.random() < (0.7 if renames else 0.1),
         )
 
 
@@ -142,6 +154,7 @@ class World:
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
         self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
         self.kafka = SimKafka(self)
+        self.spout.large = self.shape.large
         self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
         self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
         self.oracle = Oracle(self)
@@ -151,7 +164,9 @@ class World:
         self.failing_commits = 0
         self.restored: dict[int, int] = {}  # sink -> how often it went back in time
         self.zookeeper_restored = False
-        self.joined = not self.shape.joins  # whether a driver of the topology with all its committers has led
+        self.joined = not (
+            self.shape.joins or self.shape.renames
+        )  # whether a driver of the topology with all its committers has led
         self.restores: list[Any] = []
         self._depth = 0
 
@@ -280,10 +295,28 @@ class World:
         return all(self.oracle.positions.get(each, 0) >= len(rows) for each, rows in source.partitions.items())
 
 
-class _Letters(Spout):
-    """A spout that gives the records which it cannot decode to a committer of their own."""
+class _LargePlanner(_MemoryPlanner):
+    """Plans, one entry of which says more than where it begins and ends."""
+
+    def plan_smaller(self, previous: Any, divisor: int) -> Any:
+        plan = super().plan_smaller(previous, divisor)
+        if plan is None:
+            return None
+        first = min(plan)
+        return {**plan, first: {**plan[first], "padding": PADDING}}
+
+
+class _SimSpout(_MemorySpout):
+    """A spout that gives the records which it cannot decode to a committer of their own, and whose plans may be large."""
 
     letters: SimLetters | None = None
+    large = False
+
+    def planner(self, conf: Any, context: Any) -> Any:
+        made = super().planner(conf, context)
+        if self.large:
+            made.__class__ = _LargePlanner
+        return made
 
     def dead_letters(self) -> SimLetters | None:
         return self.letters
@@ -294,11 +327,11 @@ class _Letters(Spout):
             declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
 
 
-class SimSpout(_Letters, MemoryTransactionalSpout):
+class SimSpout(_SimSpout, MemoryTransactionalSpout):
     pass
 
 
-class OpaqueSimSpout(_Letters, OpaqueMemoryTransactionalSpout):
+class OpaqueSimSpout(_SimSpout, OpaqueMemoryTransactionalSpout):
     pass
 
 
@@ -462,6 +495,7 @@ class SimStore(CoordinationStore):
     def become_another(self) -> None:
         """Be that of another topology of the same name, which has made as many transactions, of other records."""
         currtx = self.currtx()
+        held = [each for each in SPOUTS if f"{TOPOLOGY}/user/{each}/{currtx - 1}" in self.written]
         before = self.plan(currtx - 1)
         if before is None or not any(meta["next"] for meta in before.values()):
             return
@@ -470,7 +504,7 @@ class SimStore(CoordinationStore):
             INCARNATION: "another one",
             f"{TOPOLOGY}/meta": decode_document(self.written[f"{TOPOLOGY}/meta"], "meta"),
             f"{TOPOLOGY}/coordinator/currtx": currtx,
-            f"{TOPOLOGY}/user/spout/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
+            f"{TOPOLOGY}/user/{held[-1]}/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
         }
         self.epoch += 10
         fence = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
@@ -486,6 +520,9 @@ class SimStore(CoordinationStore):
         """The one way in: a multi that checks the fence."""
         if not self.fence_holds(version):
             raise FenceMoved
+        size = sum(len(each.path) + len(each.data) for each in changes if isinstance(each, Put))
+        if self._world.shape.large and size > REQUEST_BYTES_MAX:
+            raise Violation(f"a multi of {size} bytes, and ZooKeeper takes {REQUEST_BYTES_MAX}: {changes}"[:400])
         writer, _ = fence_of(fence, FENCE)
         before = self.currtx()
         for change in changes:
@@ -518,8 +555,11 @@ class SimStore(CoordinationStore):
         return None if raw is None else decode_document(raw, "open")
 
     def plan(self, txid: int) -> dict[str, Any] | None:
-        raw = self.written.get(f"{TOPOLOGY}/user/spout/{txid}")
-        return None if raw is None else decode_document(raw, "plan")["plan"]
+        for spout in reversed(SPOUTS):
+            raw = self.written.get(f"{TOPOLOGY}/user/{spout}/{txid}")
+            if raw is not None:
+                return decode_document(raw, "plan")["plan"]
+        return None
 
 
 class SimLeadership(FencedLeadership):
