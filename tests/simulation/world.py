@@ -45,8 +45,18 @@ SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
 TRACE_MAX = 2_000
-#: Of a fault at each step of a roll-back: they are rare, and all of them must be met.
-ROLL_BACK_PROBABILITY = 0.25
+#: Of a fault at steps that come seldom: every fault must meet them.
+PROBABILITIES = {
+    "roll back: raise": 0.2,
+    "roll back: undo": 0.3,
+    "roll back: mark_rolled_back": 0.3,
+    "answer: roll back": 0.4,
+    "command: RollBack": 0.15,
+    "commit: sweep": 0.6,
+    "commit: purge": 0.25,
+    "start: confirm": 0.4,
+    "task: delete": 0.12,
+}
 
 
 class Violation(AssertionError):
@@ -168,6 +178,7 @@ class World:
             self.shape.joins or self.shape.renames
         )  # whether a driver of the topology with all its committers has led
         self.restores: list[Any] = []
+        self._met: set[str] = set()
         self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -215,9 +226,13 @@ class World:
 
     def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
         """Whether, and how, this step goes wrong."""
+        if step not in self._met:  # a pair that never comes shows as such
+            self._met.add(step)
+            for kind in kinds:
+                self.coverage[(kind, step)] += 0
         if not self.faults_left:
             return None
-        if self.chance.random() > (ROLL_BACK_PROBABILITY if "roll back" in step else probability):
+        if self.chance.random() > PROBABILITIES.get(step, probability):
             return None
         self.faults_left -= 1
         kind = kinds[int(self.chance.random() * len(kinds))]
