@@ -21,7 +21,7 @@ Each of these is a generator of steps (``steps.py``).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -61,17 +61,17 @@ class CommitPhase:
 
     # --- start -----------------------------------------------------------------------------------------------
 
-    def open(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> bool:
+    def open(self, currtx: int, digests: Mapping[int, str], *, joining: Collection[str] = ()) -> bool:
         """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
-        ``currtx`` was opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at
-        ``currtx``.
+        ``currtx`` was opened before: then its plan is binding. ``joining``: locations of states that join at ``currtx`` if
+        they hold nothing yet.
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
-        return perform(self.opening(currtx, digests, accept_new=accept_new))
+        return perform(self.opening(currtx, digests, joining=joining))
 
-    def opening(self, currtx: int, digests: Mapping[int, str], *, accept_new: bool = False) -> Steps[bool]:
+    def opening(self, currtx: int, digests: Mapping[int, str], *, joining: Collection[str] = ()) -> Steps[bool]:
         opened = False
         for index, state in enumerate(self._states):
-            header: Header = yield partial(self._take_over, state, currtx - 1 if accept_new else 0)
+            header: Header = yield partial(self._take_over, state, currtx - 1 if state.location in joining else 0)
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
             self._check_incarnation(state, header)

@@ -52,7 +52,9 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         source = ImmutableSource(planner, topology.skips_replays())
         documents = TopologyDocuments(context.store, leadership, topology)
         identity = yield from _source_identity(context, leadership, planner, source)
-        yield partial(documents.claim, identity, accept_changed=accept, accept_lost_data=planner.skips_lost_data)
+        joining = yield partial(
+            documents.claim, identity, accept_changed=accept, accept_lost_data=planner.skips_lost_data
+        )
         incarnation = yield documents.incarnation
         recovered, digests = yield documents.recover
         commit = CommitPhase(
@@ -63,7 +65,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
             incarnation=incarnation,
             purge_every=settings.purge_every,
         )
-        opened = (yield from commit.opening(recovered.currtx, digests, accept_new=accept)) or recovered.opened
+        opened = (yield from commit.opening(recovered.currtx, digests, joining=joining)) or recovered.opened
         standing = Standing(
             incarnation, leadership.epoch, recovered.currtx, digests[recovered.currtx] if opened else None
         )

@@ -57,8 +57,19 @@ from sinks.kafka_markers import marker_of
 from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
-from tests.simulation.kafka import TopicSink
-from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
+from tests.simulation.kafka import LETTERS, TopicSink
+from tests.simulation.world import (
+    SESSION_MS,
+    SINKS,
+    SPOUTS,
+    TOPIC,
+    TOPOLOGY,
+    Crashed,
+    SimLeadership,
+    Violation,
+    World,
+    applied,
+)
 
 TASKS = 2
 TOTAL = {"total": Sum("weight")}
@@ -133,9 +144,12 @@ class SimExecutor:
         except RetryableError as error:
             return PhaseResult(TaskFailure.of(error, "spout", 0))
         attempt_id = header.attempt_id
+        bad = [("", each) for each in records if world.is_bad(each)]
+        records = [each for each in records if not world.is_bad(each)]
         result = [[world.operations(sink, each, attempt_id) for each in records] for sink in range(shape.states)]
         if shape.topic_tasks:
             result.append([(world.operations(len(SINKS), each, attempt_id)[0], each) for each in records])
+        result.append(bad)
         world.oracle.processed(header, result)
         self.kept[header] = result
         return PhaseResult()
@@ -156,10 +170,10 @@ class SimExecutor:
         result = self.kept.get(header)
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
-        parts = self.topology.parallelisms()
+        shape, parts, life = self.world.shape, self.topology.parallelisms(), self.world.kafka.life
         sinks = [sink for sink, name in enumerate(SINKS) if name in parts]
         topic_tasks = parts.get(TOPIC, 0)
-        waiting = len(sinks) * TASKS + topic_tasks
+        waiting = len(sinks) * TASKS + topic_tasks + shape.letters
         later = self.committing[header] = Later()
 
         def ended(failure: TaskFailure | None) -> None:
@@ -173,8 +187,10 @@ class SimExecutor:
                 mine = self.share(result[sink], task, TASKS)
                 self._start(partial(self._task, header, sink, task, mine), ended)
         for task in range(topic_tasks):
-            mine = self.share(result[-1], task, topic_tasks)
-            self._start(partial(self._topic_task, header, task, mine, self.world.kafka.life), ended)
+            mine = self.share(result[shape.states], task, topic_tasks)
+            self._start(partial(self._topic_task, header, task, mine, life), ended)
+        if shape.letters:
+            self._start(partial(self._letters_task, header, result[-1], life), ended)
         return later
 
     def cancel(self, header: AttemptHeader) -> None:
@@ -242,6 +258,15 @@ class SimExecutor:
                 yield partial(self.world.kafka.write, records, marker, life)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, TOPIC, task)
+        return None
+
+    def _letters_task(self, header: AttemptHeader, bad: Operations, life: int) -> Steps[TaskFailure | None]:
+        """The commit task of the dead letters. Returns its failure, or None."""
+        try:
+            records = [record or 0 for _, record in bad]
+            yield partial(self.world.kafka.write_letters, header.attempt(LETTERS, 0), records, life)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            return TaskFailure.of(error, LETTERS, 0)
         return None
 
     def share(self, operations: Operations, task: int, tasks: int) -> Operations:
@@ -682,12 +707,13 @@ class SimDriver:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the topology has the committer that joins."""
-        return not self.world.shape.joins or self.world.shape.joins in self.topology.parallelisms()
+        """Whether the topology is what it becomes."""
+        shape, parts = self.world.shape, self.topology.parallelisms()
+        return SPOUTS[shape.renames] in parts and (not shape.joins or shape.joins in parts)
 
     @property
     def accepts_change(self) -> bool:
-        """What the user says: a committer may join, once."""
+        """What the user says: the topology may become another, once."""
         return not self.world.joined and self.is_whole
 
     # --- trouble -------------------------------------------------------------------------------------------------
@@ -780,6 +806,8 @@ class ResetTool:
     def run(self) -> None:
         driver = self.driver
         store = driver.world.store
+        if not driver.world.joined:
+            return  # nobody does both at once
         leadership = store.lead(TOPOLOGY, "reset")
         if leadership is None:
             store.waiting.append(self.run)
@@ -801,7 +829,7 @@ class ResetTool:
             opened = store.opened()
             is_open = opened is not None and opened["txid"] == store.currtx()
             named = driver.world.corrupted in str(error) or driver.world.oracle.may_stop(str(error))
-            if not named and driver.world.joined and not (is_open and "cannot be undone" in str(error)):
+            if not named and not (is_open and "cannot be undone" in str(error)):
                 raise Violation(f"reset refuses: {error}") from error
         except RetryableError as error:
             driver.world.note(f"reset: {error}")
@@ -812,12 +840,14 @@ class ResetTool:
         leadership.resign()
 
 
-def build_topology(world: World, without: str = "") -> Topology:
-    builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
-    for sink, name in enumerate(world.shape.names):
-        if name == without:
-            continue
-        builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
-    if world.shape.topic_tasks and without != TOPIC:
-        builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
+def build_topology(world: World, *, whole: bool) -> Topology:
+    """The topology as it becomes, or as it is at first."""
+    shape = world.shape
+    spout, without = SPOUTS[whole and shape.renames], "" if whole else shape.joins
+    builder = TransactionalTopologyBuilder(TOPOLOGY, spout, world.spout, 1)
+    for sink, name in enumerate(shape.names):
+        if name != without:
+            builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping(spout)
+    if shape.topic_tasks and without != TOPIC:
+        builder.set_bolt(TOPIC, TopicSink(world.kafka), shape.topic_tasks).shuffle_grouping(spout)
     return builder.build()

@@ -15,12 +15,14 @@ from typing import Any
 from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.records import FailureKind
 from framework.topology import OpenCommit
+from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
+from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase, plan_digest
 from framework.transactions.documents import TopologyDocuments, forget_everything
 from framework.transactions.fenced import FencedLeadership
+from framework.transactions.state import RotatingTransactionalState
 from sinks import MemoryBackend, Row, values
 from sinks.backend import MapBackend
 from sinks.kafka_markers import Marker
@@ -29,6 +31,7 @@ from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commi
 from spouts import memory
 from tests.simulation import drivers
 from tests.simulation.drivers import SimExecutor
+from tests.simulation.kafka import LETTERS
 from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
 
 
@@ -116,6 +119,26 @@ def _save_by_partition(self: TopologyDocuments, change: Any, record: Any = None)
         half = {each: plan[each] for each in sorted(plan)[: (len(plan) + 1) // 2]}
         _real_save(self, replace(change, plans={txid: (attempt_id, half)}), None)
     _real_save(self, change, record)
+
+
+def _save_plan_again(self: TopologyDocuments, txid: int, plan: Any) -> None:
+    self._plans.override_state(txid, {"digest": plan_digest(plan), "plan": plan})
+
+
+def _move_at_once(self: TopologyDocuments, before: Any, now: Any, *, accept_changed: bool) -> None:
+    former = RotatingTransactionalState(self._state, f"user/{before['spout']}")
+    with self._state.atomically():
+        for txid in former.txids() if before["spout"] != now["spout"] else ():
+            self._plans.override_state(txid, former.get_state(txid, _nothing))
+            former.remove_state(txid)
+
+
+def _note_then_move(self: TopologyDocuments, before: Any, now: Any, *, accept_changed: bool) -> None:
+    self._state.set_data("meta", {"digest": self._topology.digest(), "outline": now, "source": {}})
+    _real_accept_change(self, before, now, accept_changed=accept_changed)
+
+
+_real_accept_change = TopologyDocuments._accept_change
 
 
 def _forget_all(self: TopologyDocuments) -> None:
@@ -225,6 +248,14 @@ def _joins_as_done(self: CommitPhase, header_state: Any, joins_after: int) -> An
     return _real_take_over(self, header_state, joins_after + 1 if joins_after else 0)
 
 
+def _every_state_may_join(self: TopologyDocuments, *arguments: Any, **options: Any) -> Any:
+    _real_claim(self, *arguments, **options)
+    return [each.location for each in self._topology.states] if options["accept_changed"] else []
+
+
+_real_claim = TopologyDocuments.claim
+
+
 def _stays_done(self: CommitPhase, index: int, attempt: Any) -> None:
     current = self._own(index, attempt)
     marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
@@ -236,6 +267,13 @@ def _stays_done(self: CommitPhase, index: int, attempt: Any) -> None:
 
 def _every_plan_is_opened(self: TopologyDocuments, currtx: int, digests: Any) -> bool:
     return bool(self._topology.headerless()) and currtx in digests
+
+
+def _but_dead_letters(self: Topology) -> Any:
+    return tuple(each for each in _real_headerless(self) if each.id != LETTERS)
+
+
+_real_headerless = Topology.headerless
 
 
 def _drops_stay(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,8 +367,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C2: the transaction closes without done", [(CommitPhase, "_finish", _nothing)]),
     Mutation("C2: a state that joins is done with the transaction that is next", [(CommitPhase, "_take_over", _joins_as_done)],
              lambda shape: shape.joins in shape.names),
+    Mutation("C2: a state that was emptied joins like a new one", [(TopologyDocuments, "claim", _every_state_may_join)],
+             lambda shape: shape.back == "sink" and bool(shape.joins or shape.renames)),
     Mutation("C2: what is rolled back stays done", [(CommitPhase, "_mark_rolled_back", _stays_done)],
-             lambda shape: shape.back == "sink" and shape.losses > 0),
+             lambda shape: shape.back == "sink" and shape.losses > 0 and shape.states > 1 and not shape.headerless),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
     Mutation("C2: what the leader's own epoch has opened was opened by itself",
@@ -340,6 +380,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C3: a lost reply is taken for success", [(FencedLeadership, "_was_applied", lambda self: True)]),
     Mutation("C5: no sweep", [(CommitPhase, "_sweep", _nothing)]),
     Mutation("C5: a sweep deletes what it should put back", [(MemoryBackend, "sweep", _sweep_births_only)]),
+    Mutation("a plan is written again with each attempt, with all others of that moment",
+             [(TopologyDocuments, "_save_plan", _save_plan_again)],
+             lambda shape: shape.large and shape.pending > 1 and not shape.opaque),
+    Mutation("plans move to the spout's new id in one request", [(TopologyDocuments, "_accept_change", _move_at_once)],
+             lambda shape: shape.large and shape.renames),
+    Mutation("a changed topology is noted before its plans have moved",
+             [(TopologyDocuments, "_accept_change", _note_then_move)], lambda shape: shape.renames),
     Mutation("C7: a new plan is pinned before the states are marked", [(CommitPhase, "_mark_rolled_back", _nothing)]),
     Mutation("C7: a new leader forgets that a plan was opened",
              [(Coordinator, "__init__", _forgets_opened(Coordinator.__init__))]),
@@ -355,6 +402,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(memory._MemoryPlanner, "plan_smaller", _plan_of_the_available)]),
     Mutation("C17: forgetting positions forgets txids too",
              [(TopologyDocuments, "forget_positions", _forget_all)]),
+    Mutation("C20: dead letters can be planned anew, and nobody notes that they were opened",
+             [(Topology, "headerless", _but_dead_letters)], lambda shape: shape.letters and shape.opaque),
     Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
     Mutation("C24: a stored plan counts as opened", [(TopologyDocuments, "_opened", _every_plan_is_opened)]),
     Mutation("C24: a stored plan counts as opened, and dropped plans stay",

@@ -31,13 +31,13 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
     world = World(seed, Counter() if coverage is None else coverage)
     try:
         names = ("A", "B") if world.shape.second_driver else ("A",)
-        drivers = [SimDriver(world, build_topology(world, world.shape.joins), each) for each in names]
+        drivers = [SimDriver(world, build_topology(world, whole=not _changes(world)), each) for each in names]
         for driver in drivers:
             driver.start_after(1 + int(world.chance.random() * 12))
         _plan_changes(world, drivers)
         _plan_losses(world, drivers)
         _plan_restores(world, drivers)
-        _plan_join(world, drivers)
+        _plan_change_of_topology(world, drivers)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
@@ -84,25 +84,33 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
             world.at(when, lambda: (drivers[0].expire(), world.at(1, ResetTool(drivers[0]).run)))
 
 
-def _plan_join(world: World, drivers: list[SimDriver]) -> None:
-    """A committer joins: one driver at least is started again with the topology that has it, at any time, or while a commit
-    is open. Another may lead again with the one before, as long as nobody has led with the new one."""
+def _changes(world: World) -> bool:
+    return bool(world.shape.joins or world.shape.renames)
+
+
+def _plan_change_of_topology(world: World, drivers: list[SimDriver]) -> None:
+    """A committer joins, or the spout gets another id, at any time, or while a commit is open. One driver at least is started
+    again with the new topology. Another may lead again with the one before, as long as nobody has led with the new one."""
     chance = world.chance
     if world.shape.joins:
         world.coverage[("joins", world.shape.joins if world.shape.joins == TOPIC else "state")] += 1
-        world.at(int(chance.random() * 1_000), partial(_join, world, drivers, chance.random() < 0.5))
+    if world.shape.renames:
+        world.coverage[("is renamed", "spout")] += 1
+    if _changes(world):
+        world.at(int(chance.random() * 1_000), partial(_change_topology, world, drivers, chance.random() < 0.5))
 
 
-def _join(world: World, drivers: list[SimDriver], while_open: bool, tries: int = 300) -> None:
+def _change_topology(world: World, drivers: list[SimDriver], while_open: bool, tries: int = 300) -> None:
     if while_open and tries and not world.is_open(world.store.currtx()):
-        world.at(3, lambda: _join(world, drivers, while_open, tries - 1))
+        world.at(3, lambda: _change_topology(world, drivers, while_open, tries - 1))
         return
-    world.note(f"{world.shape.joins} joins")
+    world.note("the topology is changed")
     first = int(world.chance.random() * len(drivers))
     for number, driver in enumerate(drivers):
-        driver.next_topology = build_topology(world)
-        if number == first or world.chance.random() < 0.5:
-            driver.crash() if world.chance.random() < 0.5 or not driver.leads else driver.request_stop()
+        driver.next_topology = build_topology(world, whole=True)
+        if world.shape.renames or number == first or world.chance.random() < 0.5:
+            stops = driver.leads and not world.shape.renames and world.chance.random() < 0.5
+            driver.request_stop() if stops else driver.crash()
 
 
 def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
@@ -133,7 +141,7 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
 def _stop_all(world: World, drivers: list[SimDriver]) -> None:
     """Nothing tells tasks that write to Kafka that ZooKeeper went back: whoever restores it must have stopped everything.
     What writes under headers may go on, and is refused."""
-    if world.shape.topic_tasks:
+    if world.shape.headerless:
         world.kafka.restart_workers()
         for driver in drivers:
             driver.crash()

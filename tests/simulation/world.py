@@ -16,10 +16,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from framework import Fields
+from framework import Fields, OutputFieldsDeclarer
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import Header, ValueType
+from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
@@ -28,19 +28,37 @@ from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka_markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.simulation.kafka import SimKafka
+from spouts.memory import _MemoryPlanner, _MemorySpout
+from tests.simulation.kafka import LETTERS, SimKafka, SimLetters
 
 TOPOLOGY = "sim"
 FENCE = f"{TOPOLOGY}/epoch"
 INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
 TOPIC = "topic"
+#: The ids of the spout, before and after the topology is changed.
+SPOUTS = ("spout", "renamed")
+#: What large plans hold beside ranges, and what ZooKeeper takes in one request then: one of them, and little else.
+PADDING = "." * 2_000
+REQUEST_BYTES_MAX = 3_600
+#: What a close holds of its plan beside: a record, which has a bound of its own, and where partitions were first read.
+UNMEASURED = (f"{TOPOLOGY}/history/", f"{TOPOLOGY}/origin")
 SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
 TRACE_MAX = 2_000
-#: Of a fault at each step of a roll-back: they are rare, and all of them must be met.
-ROLL_BACK_PROBABILITY = 0.25
+#: Of a fault at steps that come seldom: every fault must meet them.
+PROBABILITIES = {
+    "roll back: raise": 0.2,
+    "roll back: undo": 0.3,
+    "roll back: mark_rolled_back": 0.3,
+    "answer: roll back": 0.4,
+    "command: RollBack": 0.15,
+    "commit: sweep": 0.6,
+    "commit: purge": 0.25,
+    "start: confirm": 0.4,
+    "task: delete": 0.12,
+}
 
 
 class Violation(AssertionError):
@@ -71,13 +89,21 @@ class Shape:
     states: int
     losses: int  # of ranges whose commit is open
     topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+    letters: bool  # some records are bad, and there is a committer for them, which has no header either
     merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
     joins: str  # the committer that joins the running topology, between two runs; "": none
+    renames: bool  # whether the spout has another id then, and the plans must move
+    large: bool  # whether plans are so large that ZooKeeper takes one at a time
 
     @property
     def names(self) -> tuple[str, ...]:
         """The states."""
         return SINKS[: self.states]
+
+    @property
+    def headerless(self) -> tuple[str, ...]:
+        """The committers without a header."""
+        return (*[TOPIC] * min(self.topic_tasks, 1), *[LETTERS] * self.letters)
 
     @classmethod
     def of(cls, chance: random.Random) -> Shape:
@@ -88,8 +114,11 @@ class Shape:
         losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
         moody = opaque_state and chance.random() < 0.3
         committers = [*SINKS[:states], *[TOPIC] * min(topic_tasks, 1)]
+        letters = chance.random() < 0.25
         merges = chance.choice(("", "", "task", "store"))
         joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
+        changes_topology = bool(joins) or chance.random() < 0.1
+        renames = changes_topology and not letters and (not joins or chance.random() < 0.5)
         return cls(
             opaque,
             opaque_state,
@@ -105,10 +134,13 @@ class Shape:
             back,
             chance.random() < 0.5,
             states,
-            chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
+            chance.choice((0, 0, 0, 1) if topic_tasks or letters else losses) if opaque else 0,
             topic_tasks,
+            letters,
             merges if states else "",
             joins,
+            renames,
+            chance.random() < (0.7 if renames else 0.1),
         )
 
 
@@ -127,13 +159,15 @@ class World:
         self._tie = 0
         self.faults_left = self.shape.faults
         self.store = SimStore(self)
-        kind = OpaqueMemoryTransactionalSpout if self.shape.opaque else MemoryTransactionalSpout
+        kind = OpaqueSimSpout if self.shape.opaque else SimSpout
         options: dict[str, Any] = {"on_data_loss": "skip"} if self.shape.opaque else {}
         self.next_id = 0
         rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
         self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
         self.kafka = SimKafka(self)
+        self.spout.large = self.shape.large
+        self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
         self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
         self.oracle = Oracle(self)
         self.finished = False
@@ -142,8 +176,11 @@ class World:
         self.failing_commits = 0
         self.restored: dict[int, int] = {}  # sink -> how often it went back in time
         self.zookeeper_restored = False
-        self.joined = not self.shape.joins  # whether a driver of the topology with all its committers has led
+        self.joined = not (
+            self.shape.joins or self.shape.renames
+        )  # whether a driver of the topology with all its committers has led
         self.restores: list[Any] = []
+        self._met: set[str] = set()
         self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -191,9 +228,13 @@ class World:
 
     def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
         """Whether, and how, this step goes wrong."""
+        if step not in self._met:  # a pair that never comes shows as such
+            self._met.add(step)
+            for kind in kinds:
+                self.coverage[(kind, step)] += 0
         if not self.faults_left:
             return None
-        if self.chance.random() > (ROLL_BACK_PROBABILITY if "roll back" in step else probability):
+        if self.chance.random() > PROBABILITIES.get(step, probability):
             return None
         self.faults_left -= 1
         kind = kinds[int(self.chance.random() * len(kinds))]
@@ -210,6 +251,9 @@ class World:
     def record(self) -> list[int]:
         self.next_id += 1
         return [self.next_id]
+
+    def is_bad(self, record: int) -> bool:
+        return self.shape.letters and record * 2654435761 >> 7 & 3 == 0
 
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
         """(key, weight) that a record means for a sink; weight None deletes the key, 0 sets it to 0."""
@@ -252,17 +296,60 @@ class World:
             meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
         )
 
-    def rows(self, plan: dict[str, Any]) -> list[int]:
-        """The records of a plan, also those that the source has forgotten."""
+    def rows(self, plan: dict[str, Any], committer: str) -> list[int]:
+        """The records of a plan that are for a committer to Kafka, also those that the source has forgotten."""
         source = self.spout._source
         assert source is not None
-        return [row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]]
+        records = [
+            row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]
+        ]
+        return [each for each in records if self.is_bad(each) is (committer == LETTERS)]
 
     def done(self) -> bool:
         """Whether every record that the source holds is committed, or lost."""
         source = self.spout._source
         assert source is not None
         return all(self.oracle.positions.get(each, 0) >= len(rows) for each, rows in source.partitions.items())
+
+
+class _LargePlanner(_MemoryPlanner):
+    """Plans, one entry of which says more than where it begins and ends."""
+
+    def plan_smaller(self, previous: Any, divisor: int) -> Any:
+        plan = super().plan_smaller(previous, divisor)
+        if plan is None:
+            return None
+        first = min(plan)
+        return {**plan, first: {**plan[first], "padding": PADDING}}
+
+
+class _SimSpout(_MemorySpout):
+    """A spout that gives the records which it cannot decode to a committer of their own, and whose plans may be large."""
+
+    letters: SimLetters | None = None
+    large = False
+
+    def planner(self, conf: Any, context: Any) -> Any:
+        made = super().planner(conf, context)
+        if self.large:
+            made.__class__ = _LargePlanner
+        return made
+
+    def dead_letters(self) -> SimLetters | None:
+        return self.letters
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        super().declare_output_fields(declarer)
+        if self.letters is not None:
+            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+
+
+class SimSpout(_SimSpout, MemoryTransactionalSpout):
+    pass
+
+
+class OpaqueSimSpout(_SimSpout, OpaqueMemoryTransactionalSpout):
+    pass
 
 
 class SimBackend(MemoryBackend):
@@ -425,6 +512,7 @@ class SimStore(CoordinationStore):
     def become_another(self) -> None:
         """Be that of another topology of the same name, which has made as many transactions, of other records."""
         currtx = self.currtx()
+        held = [each for each in SPOUTS if f"{TOPOLOGY}/user/{each}/{currtx - 1}" in self.written]
         before = self.plan(currtx - 1)
         if before is None or not any(meta["next"] for meta in before.values()):
             return
@@ -435,7 +523,7 @@ class SimStore(CoordinationStore):
             INCARNATION: "another one",
             f"{TOPOLOGY}/meta": decode_document(self.written[f"{TOPOLOGY}/meta"], "meta"),
             f"{TOPOLOGY}/coordinator/currtx": currtx,
-            f"{TOPOLOGY}/user/spout/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
+            f"{TOPOLOGY}/user/{held[-1]}/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
         }
         self.epoch += 10
         fence = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
@@ -451,6 +539,10 @@ class SimStore(CoordinationStore):
         """The one way in: a multi that checks the fence."""
         if not self.fence_holds(version):
             raise FenceMoved
+        puts = [each for each in changes if isinstance(each, Put) and not each.path.startswith(UNMEASURED)]
+        size = sum(len(each.path) + len(each.data) for each in puts)
+        if self._world.shape.large and size > REQUEST_BYTES_MAX:
+            raise Violation(f"a multi of {size} bytes, and ZooKeeper takes {REQUEST_BYTES_MAX}: {changes}"[:400])
         writer, _ = fence_of(fence, FENCE)
         before = self.currtx()
         for change in changes:
@@ -483,8 +575,11 @@ class SimStore(CoordinationStore):
         return None if raw is None else decode_document(raw, "open")
 
     def plan(self, txid: int) -> dict[str, Any] | None:
-        raw = self.written.get(f"{TOPOLOGY}/user/spout/{txid}")
-        return None if raw is None else decode_document(raw, "plan")["plan"]
+        for spout in reversed(SPOUTS):
+            raw = self.written.get(f"{TOPOLOGY}/user/{spout}/{txid}")
+            if raw is not None:
+                return decode_document(raw, "plan")["plan"]
+        return None
 
 
 class SimLeadership(FencedLeadership):
@@ -543,7 +638,7 @@ class Oracle:
     committed: int = 0
     reset_epoch: int = 0
     dead: set[tuple[int, int, int]] = field(default_factory=set)
-    topic: dict[int, list[int]] = field(default_factory=dict)
+    topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     must_stop: str = ""
 
@@ -611,7 +706,7 @@ class Oracle:
             self.behind.add(sink)  # it went back after it was done, and the next raise finds out
         attempts = {each.open.attempt_id for each in headers.values() if each.open is not None and each.done == txid}
         opened = world.store.opened()
-        if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
+        if world.shape.headerless and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
             self.must_stop = "no sink holds the transaction before"  # nobody is left to tell which attempt it was
@@ -630,15 +725,10 @@ class Oracle:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
-        if (
-            world.shape.topic_tasks
-            and self.takes_part(TOPIC)
-            and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan))
-        ):
-            raise Violation(
-                f"1: {txid} is closed, and the topic holds {sorted(self.topic.get(txid, []))} of it, not "
-                f"{sorted(world.rows(plan))}"
-            )
+        for committer in filter(self.takes_part, world.shape.headerless):
+            held, wanted = sorted(self.topics.get((committer, txid), [])), sorted(world.rows(plan, committer))
+            if held != wanted:
+                raise Violation(f"1: {txid} is closed, and the topic of {committer} holds {held} of it, not {wanted}")
         if world.done():
             world.finished = True
 
@@ -731,13 +821,15 @@ class Oracle:
 
     # --- what Kafka sees -----------------------------------------------------------------------------------------
 
-    def sent(self, marker: Marker, records: Sequence[int]) -> None:
+    def sent(self, committer: str, marker: Marker, records: Sequence[int]) -> None:
         """A kafka_txn is committed: nobody can undo it."""
         if marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
-        held = self.topic.setdefault(marker.txid, [])
+        held = self.topics.setdefault((committer, marker.txid), [])
         if twice := sorted({*held}.intersection(records)):
-            raise Violation(f"1: records {twice} of txid {marker.txid} are in the topic twice, now by {marker}")
+            raise Violation(
+                f"1: records {twice} of txid {marker.txid} are in the topic twice ({committer}), now by {marker}"
+            )
         held += records
 
     def probe_values(self) -> None:

@@ -99,7 +99,7 @@ def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() ->
 
     state = OpaqueMapState(Restored())
     executor: Any = OneTask(state)
-    CommitPhase("topology", [state], executor, 2).open(8, {}, accept_new=True)
+    CommitPhase("topology", [state], executor, 2).open(8, {}, joining=[state.location])
     assert [(each.epoch, each.done) for each in raised] == [(2, 7)] * 3
     assert state.read_header().done == 7
 
