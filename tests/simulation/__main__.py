@@ -39,6 +39,7 @@ def _quiet() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the seeds
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.freeze()
+    gc.set_threshold(50_000)  # a world is full of cycles, and forgotten as a whole
 
 
 def _chunk(name: str, first: int, count: int) -> tuple[str, int, Coverage, list[Verdict]]:
