@@ -672,6 +672,7 @@ class Oracle:
 
     def zookeeper_went_back(self, model: dict[tuple[int, str], int | None], positions: dict[str, int]) -> None:
         """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
+        self.dead.clear()  # epochs and attempt ids may be given out again, to sinks that nobody has written to yet
         lost = self.committed + 1 - self.world.store.currtx()
         if lost in (0, 1):
             self.model, self.positions = dict(model), dict(positions)
