@@ -690,7 +690,7 @@ class SimDriver:
     def _close_fence(self, header: AttemptHeader) -> Steps:
         try:
             yield from self.commit.closing_fence(header)
-            self.world.oracle.dead.add((header.epoch, header.txid, header.attempt_id))
+            self.world.oracle.dead.add((header.incarnation, header.epoch, header.txid, header.attempt_id))
         except RatchetError as error:
             self.world.note(f"the fence of {header} stays: {error}")
 
