@@ -461,7 +461,7 @@ class SimThread:
         process = self._process
         if process.name == "close fence" and not process.disturbed and isinstance(process.step, partial):
             header = process.step.args[1]
-            self._driver.world.oracle.dead.add((header.epoch, header.txid, header.attempt_id))
+            self._driver.world.oracle.dead.add((header.incarnation, header.epoch, header.txid, header.attempt_id))
 
 
 class SimEvent:

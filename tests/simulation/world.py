@@ -637,7 +637,7 @@ class Oracle:
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     committed: int = 0
     reset_epoch: int = 0
-    dead: set[tuple[int, int, int]] = field(default_factory=set)
+    dead: set[tuple[str, int, int, int]] = field(default_factory=set)
     topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     must_stop: str = ""
@@ -806,7 +806,7 @@ class Oracle:
         header = self.world.backends[sink].read_header()
         if header.open is None:
             raise Violation(f"C1: rows reached {SINKS[sink]} before its header was raised")
-        if (header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
+        if (header.incarnation, header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
             raise Violation(f"fence: {header.open} wrote to {SINKS[sink]} after it was closed")
         for key, row in zip(keys, rows, strict=True):
             stamp = (row.stamp.txid, row.stamp.epoch, row.stamp.attempt_id)
