@@ -20,8 +20,8 @@ from framework.submission import store_of
 from framework.topology import Standing, Topology
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
+from framework.transactions.recovery import committers_elsewhere
 from framework.transactions.reset import ELECTION_TIMEOUT_S, leadership_of, reset_positions
-from framework.transactions.term import committers_elsewhere
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

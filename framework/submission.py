@@ -20,8 +20,8 @@ from framework.running import RunningThread
 from framework.stateful_run import stateful_components
 from framework.topology import Bolt, CoreTopology, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
+from framework.transactions.context import DriverSettings
 from framework.transactions.reset import reset_positions
-from framework.transactions.term import DriverSettings
 from framework.transactions.zookeeper_security import ZooKeeperSecurity
 
 _log = structlog.get_logger()

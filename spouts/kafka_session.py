@@ -174,14 +174,17 @@ class KafkaSession:
         self, heard: list[Message], open_ranges: Mapping[Where, Range], position: dict[Where, int]
     ) -> list[Message]:
         """The records of open ranges; events are acted on, what belongs to later ranges is kept."""
-        if any(map(Message.error, heard)):  # an error is true; this is a third faster than asking each message here
+        eventful = any(map(Message.error, heard))  # an error is true; a third faster than asking each message here
+        if eventful:
             for message in heard:
                 if message.error() is not None:
                     self._event(message, position)
             heard = [message for message in heard if message.error() is None]
         if not heard:
             return heard
-        if len(self._assigned) == 1:
+        if (
+            len(self._assigned) == 1 and not eventful
+        ):  # an event may have taken the partition away that others here are of
             # One partition and never more records asked for than its range can hold: only the ends need a look.
             where, only = next(iter(open_ranges.items()))
             if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:

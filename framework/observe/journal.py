@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: Events kept. A transaction without failures makes four.
@@ -68,8 +68,9 @@ class TransactionRecord:
     attempts_total: int = 0
 
     def document(self) -> dict[str, Any]:
-        """JSON-able, for ``from_document``."""
-        return asdict(self)
+        """JSON-able, for ``from_document``. What it holds is not copied: a plan may have thousands of partitions."""
+        attempts = [{name: getattr(each, name) for name in AttemptRecord.__slots__} for each in self.attempts]
+        return {**{name: getattr(self, name) for name in self.__slots__}, "attempts": attempts}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> TransactionRecord:

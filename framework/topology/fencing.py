@@ -4,7 +4,8 @@ Invariants (rules C1 to C4 of the protocol):
 
 1. A state's header is raised, by compare-and-set, before any commit task of an attempt starts.
 2. Every write checks, in the same atomic step, that the header is the one of its own attempt.
-3. Stamps compare as (txid, epoch, attempt); neither txid nor epoch of a header ever goes back.
+3. Stamps compare as (txid, epoch, attempt); neither txid nor epoch of a header ever goes back. ``done`` goes back by one
+   with a roll-back, and only then.
 4. ``done`` is set only after every write of that txid, and before ZooKeeper says that the transaction is over.
 """
 

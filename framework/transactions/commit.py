@@ -12,48 +12,32 @@ When the range of an opened plan is gone for good (C7):
 
 1. raise the headers, still with the old digest;
 2. roll back everything of that txid;
-3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
-   over.
+3. mark the headers ``ROLLED_BACK``, and ``done`` the txid below. Only then may another plan be written; a crash before
+   finds the old one and starts over.
 
-Each of these is a generator of steps: small calls that the caller performs one at a time, handing back what they
-returned or raised. ``perform`` does that here and now; a simulation may stop between any two, or let one fail.
+Each of these is a generator of steps (``steps.py``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
+from framework.transactions.steps import Step, Steps, perform
 
 #: Tombstones are removed once in so many transactions: it may cost a scan.
 PURGE_EVERY = 1_000
 TAKE_OVER_TRIES = 1_000
 
-Step = Callable[[], Any]
-T = TypeVar("T")
 
-
-def perform(steps: Generator[Step, Any, T]) -> T:
-    """Perform every step in order; what a step raises is raised in the generator, where it stands."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = step()
-            except Exception as error:  # noqa: BLE001 - the generator decides what it means
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+def _noted_nowhere(location: str, txid: int) -> None:
+    """Where nobody asks which states joined."""
 
 
 class CommitPhase:
@@ -86,40 +70,36 @@ class CommitPhase:
         currtx: int,
         digests: Mapping[int, str],
         *,
-        accept_new: bool = False,
-        note_joined: Callable[[str, int], None] | None = None,
+        joining: Collection[str] = (),
+        note_joined: Callable[[str, int], None] = _noted_nowhere,
     ) -> bool:
         """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
-        ``currtx`` was opened before: then its plan is binding. ``accept_new``: a state that holds nothing yet joins at
-        ``currtx``, and ``note_joined`` is told before.
+        ``currtx`` was opened before: then its plan is binding. ``joining``: locations of states that join at ``currtx`` if
+        they hold nothing yet; ``note_joined`` is told before.
         Raises ``ConfigError`` saying which of the two is ahead (C2)."""
-        return perform(self.opening(currtx, digests, accept_new=accept_new, note_joined=note_joined))
+        return perform(self.opening(currtx, digests, joining=joining, note_joined=note_joined))
 
     def opening(
         self,
         currtx: int,
         digests: Mapping[int, str],
         *,
-        accept_new: bool = False,
-        note_joined: Callable[[str, int], None] | None = None,
-    ) -> Generator[Step, Any, bool]:
+        joining: Collection[str] = (),
+        note_joined: Callable[[str, int], None] = _noted_nowhere,
+    ) -> Steps[bool]:
         opened = False
         for index, state in enumerate(self._states):
-            header: Header = yield partial(self._take_over, state)
-            if accept_new and header.open is None and header.done == 0 and currtx > 1:
-                if note_joined is not None:
-                    yield partial(note_joined, state.location, currtx)
-                joined = header.finished(currtx - 1)
-                yield partial(state.raise_header, header, joined)
-                header = joined
+            after = currtx - 1 if state.location in joining else 0
+            header: Header = yield partial(self._take_over, state, after, note_joined)
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
             self._check_incarnation(state, header)
         return opened
 
-    def _take_over(self, state: FencedState) -> Header:
+    def _take_over(self, state: FencedState, joins_after: int, note_joined: Callable[[str, int], None]) -> Header:
         """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
-        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation."""
+        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation, and is
+        done with all up to ``joins_after``."""
         for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
             # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
@@ -138,9 +118,12 @@ class CommitPhase:
                 )
             unused = header.open is None and header.done == 0
             incarnation = self._incarnation if self._incarnation and unused else header.incarnation
-            taken = replace(header, epoch=self._epoch, incarnation=incarnation)
+            done = joins_after if unused else header.done
+            taken = replace(header, epoch=self._epoch, incarnation=incarnation, done=done)
             if taken == header:
                 return header
+            if done != header.done:
+                note_joined(state.location, done + 1)
             try:
                 state.raise_header(header, taken)
             except StaleWriterError:
@@ -193,13 +176,13 @@ class CommitPhase:
         """Undo what was written of the attempt's txid under the attempt's plan (C7). As ``run`` for what goes wrong."""
         return perform(self.rolling_back(attempt))
 
-    def committing(self, attempt: AttemptHeader, *, replay: bool) -> Generator[Step, Any, PhaseResult]:
+    def committing(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
         return self._guarded(self._commit_steps(attempt, replay=replay))
 
-    def rolling_back(self, attempt: AttemptHeader) -> Generator[Step, Any, PhaseResult]:
+    def rolling_back(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
         return self._guarded(self._roll_back_steps(attempt))
 
-    def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Generator[Step, Any, PhaseResult]:
+    def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
         yield from self._raise_all(attempt)
         result: PhaseResult = yield partial(self._executor.commit, attempt)
         if result.failure is not None:
@@ -214,7 +197,7 @@ class CommitPhase:
             yield partial(self._finish, index, attempt)
         return result
 
-    def _roll_back_steps(self, attempt: AttemptHeader) -> Generator[Step, Any, PhaseResult]:
+    def _roll_back_steps(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
         yield from self._raise_all(attempt)
         for index, state in enumerate(self._states):
             if state.can_undo:
@@ -227,7 +210,7 @@ class CommitPhase:
         for index in range(len(self._states)):
             yield partial(self._raise, index, attempt)
 
-    def _guarded(self, steps: Generator[Step, Any, PhaseResult]) -> Generator[Step, Any, PhaseResult]:
+    def _guarded(self, steps: Steps[PhaseResult]) -> Steps[PhaseResult]:
         try:
             return (yield from steps)
         except StaleWriterError as error:
@@ -242,7 +225,7 @@ class CommitPhase:
         will follow. Raises as the states do; then the next raise closes it."""
         perform(self.closing_fence(attempt))
 
-    def closing_fence(self, attempt: AttemptHeader) -> Generator[Step, Any, None]:
+    def closing_fence(self, attempt: AttemptHeader) -> Steps[None]:
         for index in range(len(self._states)):
             yield partial(self._close_fence, index, attempt)
 
@@ -309,8 +292,11 @@ class CommitPhase:
 
     def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
-            marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
-            self._replace(index, self._own(index, attempt), self._current(index).opened(self._epoch, marked))
+            current = self._own(index, attempt)
+            marked = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK))
+            self._replace(
+                index, current, marked.finished(attempt.txid - 1)
+            )  # it may have been done, and is not any more
 
     def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 ::
 
     <topology id>/incarnation              drawn when the state was created, and by ``reset --everything``
-    <topology id>/meta                     outline and digest of the topology, identity of the source
+    <topology id>/meta                     outline and digest of the topology, identity of the source, states that may join
     <topology id>/origin                   where each partition was first read
     <topology id>/coordinator/currtx       next txid to commit
     <topology id>/coordinator/attempts     txid -> last attempt id used
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -67,12 +67,17 @@ class TopologyDocuments:
         self._plans = RotatingTransactionalState(self._state, f"user/{topology.spout.id}")
         self._origin: Origin | None = None
 
-    def claim(self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False) -> None:
+    def claim(
+        self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False
+    ) -> Sequence[str]:
         """Write ``meta`` on the first start; later, check that topology and source are the ones of the state.
 
         Raises ``ConfigError`` naming the difference. ``accept_changed``: go on with the changed topology instead; a spout
         with another id takes over the plans of the former one. Raises ``DataLossError`` for another source, unless
         ``accept_lost_data`` says that the planner will go on after what is lost.
+
+        Returns the locations of the states that a change has brought and that may join, as long as ``accept_changed`` says
+        so: a crash may come before they have joined. Those of before may not, though they may hold nothing any more.
         """
         outline = self._topology.outline()
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
@@ -82,7 +87,7 @@ class TopologyDocuments:
                 if not self.incarnation():
                     self._state.set_data(INCARNATION, new_incarnation())
                 self._state.set_data(META, meta)
-            return
+            return ()
         if not isinstance(found, dict) or "outline" not in found or "source" not in found:
             raise CorruptStateError(f"{self._topology.id}/{META}: not a meta document; restore the node from a backup")
         held = found["source"] or {}
@@ -92,12 +97,17 @@ class TopologyDocuments:
         if other:
             _log.warning("source.changed", topology=self._topology.id, difference=other)
             held = {}
+        joining = found.get("joining", [])
         if found.get("digest") != meta["digest"]:
             self._accept_change(found["outline"], outline, accept_changed=accept_changed)
+            joining = sorted(_locations(outline) - (_locations(found["outline"]) - set(joining)))
         known = held.get("topics", {})
         meta["source"] = {**source, "topics": {**known, **source["topics"]}} if "topics" in source else dict(source)
+        if joining:
+            meta["joining"] = joining
         if found != meta:
             self._state.set_data(META, meta)
+        return joining if accept_changed else ()
 
     def _accept_change(self, before: Mapping[str, Any], now: Mapping[str, Any], *, accept_changed: bool) -> None:
         differences = "; ".join(_differences(before, now)) or "its outline differs"
@@ -379,6 +389,11 @@ def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[st
                 f"{topics[topic]}, so it was deleted and created again; give the topology another id to read it anew"
             )
     return ""
+
+
+def _locations(outline: Mapping[str, Any]) -> set[str]:
+    """Of the states of a topology."""
+    return {each for component in outline.get("components", {}).values() for each in component.get("states", ())}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

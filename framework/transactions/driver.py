@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,9 +18,12 @@ from framework.execution.records import TaskFailure
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
+from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
 from framework.transactions.coordinator import Plan
+from framework.transactions.recovery import Recovery, recovering
+from framework.transactions.steps import Steps, Threads, perform
 from framework.transactions.store import CoordinationStore, Leadership
-from framework.transactions.term import DriverSettings, DriverStatus, Term
+from framework.transactions.term import Term
 
 _log = structlog.get_logger()
 
@@ -34,13 +38,18 @@ class Driver:
     """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from other threads."""
 
     def __init__(
-        self, topology: Topology, executor: BatchExecutor, store: CoordinationStore, settings: DriverSettings
+        self,
+        topology: Topology,
+        executor: BatchExecutor,
+        store: CoordinationStore,
+        settings: DriverSettings,
+        threads: Threads | None = None,
     ) -> None:
+        threads = threads or Threads()
         self._topology = topology
-        self._executor = executor
         self._store = store
         self._settings = settings
-        self._stop_requested = threading.Event()
+        self._stop_requested = threads.event()
         self._stood_by = False
         self._changed = threading.Condition()
         self._status = DriverStatus()
@@ -49,6 +58,9 @@ class Driver:
         self.journal = Journal()
         self.failure: TaskFailure | None = None
         self.error: Exception | None = None
+        self._context = DriverContext(
+            topology, executor, store, settings, self.journal, threads, self._stop_requested, self._update
+        )
 
     # --- for other threads -----------------------------------------------------------------------------------
 
@@ -95,18 +107,20 @@ class Driver:
     def run(self) -> None:
         """Lead, run, and when leadership is lost stand for election again. Returns when stopped; sets ``failure`` or
         ``error`` when the topology failed."""
+        perform(self.running())
+
+    def running(self) -> Steps[None]:
+        """The steps of ``run``."""
         pause_s, committed = _PAUSE_S, 0
         try:
             while not self._stop_requested.is_set() and self.failure is None:
                 try:
-                    self._lead_once()
+                    yield from self._leading()
                 except (StaleWriterError, LeadershipLostError, RetryableError) as error:
-                    _log.warning("driver.stepped_down", topology=self._topology.id, reason=str(error))
-                    repeating = str(error) if isinstance(error, RetryableError) else None
-                    self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
+                    repeating = self._stepped_down(error)
                     got_on, committed = self._status.committed_txid > committed, self._status.committed_txid
                     pause_s = min(2 * pause_s, _PAUSE_MAX_S) if repeating and not got_on else _PAUSE_S
-                    self._stop_requested.wait(pause_s)
+                    yield partial(self._stop_requested.wait, pause_s)
         except Exception as error:  # noqa: BLE001 - kept for whoever waits on the run
             self.error = error
             if not isinstance(error, RatchetError):
@@ -117,40 +131,63 @@ class Driver:
             else:
                 self._update(phase="stopped", in_flight={})
 
-    def _lead_once(self) -> None:
+    def _stepped_down(self, error: RatchetError) -> bool:
+        """Say so. Returns whether the same will be tried again."""
+        _log.warning("driver.stepped_down", topology=self._topology.id, reason=str(error))
+        repeating = str(error) if isinstance(error, RetryableError) else None
+        self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
+        return repeating is not None
+
+    def _leading(self) -> Steps[None]:
+        """One leadership, from its election to its end."""
+        leadership = yield from self._elected()
+        if leadership is None:
+            return
+        try:
+            recovery = yield from recovering(self._context, leadership)
+            self.failure = yield from self._begin_term(leadership, recovery).running()
+        finally:
+            self._end_term()
+            leadership.resign()
+            self.journal.forget_open()
+
+    def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
+        term = self._term = Term(self._context, leadership, recovery)
+        if self._stop_requested.is_set():
+            term.request_stop()
+        return term
+
+    def _end_term(self) -> None:
+        self.partitions()
+        term, self._term = self._term, None
+        if term is not None:
+            term.close()
+
+    def _elected(self) -> Steps[Leadership | None]:
+        """Stand for election until it is won; None when a stop was requested."""
         identity = f"{socket.gethostname()}:{os.getpid()}"
         leadership: Leadership | None = None
         announced = False
         if self._settings.standby and not self._stood_by:
-            self._await_leader()
+            yield from self._awaiting_leader()
         while leadership is None:
             if self._stop_requested.is_set():
-                return
-            leadership = self._store.lead(self._topology.id, identity, timeout_s=0.5)
+                return None
+            leadership = yield partial(self._store.lead, self._topology.id, identity, timeout_s=0.5)
             if leadership is None and not announced:
                 announced = True
                 self._update(phase="standby")
                 _log.info(
                     "driver.standby", topology=self._topology.id, reason="another driver leads, or its session lasts"
                 )
-        term = Term(self._topology, self._executor, self._store, leadership, self._settings, self.journal, self._update)
-        self._term = term
-        if self._stop_requested.is_set():
-            term.request_stop()
-        try:
-            self.failure = term.run()
-        finally:
-            self.partitions()
-            self._term = None
-            term.close()
-            self.journal.forget_open()
+        return leadership
 
-    def _await_leader(self) -> None:
+    def _awaiting_leader(self) -> Steps[None]:
         """A standby driver lets another one lead first."""
         self._update(phase="standby")
         _log.info("driver.standby", topology=self._topology.id, reason="waits for another driver to lead")
-        while not self._store.is_led(self._topology.id):
-            if self._stop_requested.wait(_POLL_S):
+        while not (yield partial(self._store.is_led, self._topology.id)):
+            if (yield partial(self._stop_requested.wait, _POLL_S)):
                 return
         self._stood_by = True
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ from framework.execution.records import FailureKind, TaskFailure
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.sources import CoordinatorPlanner
+from framework.transactions.steps import Steps, Threads
 
 _log = structlog.get_logger()
 
@@ -31,6 +32,7 @@ class PlanningThread:
     def __init__(
         self,
         planner: PartitionPlanner,
+        threads: Threads,
         *,
         check: Callable[[Plan], None] = lambda plan: None,
         on_plan: Callable[[AskPlan, Plan], None],
@@ -44,84 +46,80 @@ class PlanningThread:
         self._on_failure = on_failure
         self._idle_poll_max_s = idle_poll_max_s
         self._empty_batch_every_s = empty_batch_every_s
-        self._last_plan_at = time.monotonic()
+        self._threads = threads
+        self._last_plan_at_ms = threads.now_ms()
+        self._lock = threading.Lock()  # of the four below, which others set
         self._asked: AskPlan | None = None
         self._committed: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
         self._closed = False
-        self._wake = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="ratchet-planner", daemon=True)
+        self._wake = threads.event()
+        self._thread: threading.Thread | None = None
         self.waiting_for: str | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        self._thread = self._threads.spawn("planner", self._running())
 
     def ask(self, request: AskPlan) -> None:
         """Plan this batch now; forget any other."""
-        with self._wake:
+        with self._lock:
             self._asked = request
-            self._wake.notify_all()
+        self._wake.set()
 
     def committed(self, plan: Plan) -> None:
         """Tell the planner that this batch is closed; of several that it has not heard of, only the last."""
-        with self._wake:
+        with self._lock:
             self._committed = plan
-            self._wake.notify_all()
+        self._wake.set()
 
     def call(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
         """Run a function of the planner in its thread."""
         future: Future[Any] = Future()
-        with self._wake:
+        with self._lock:
             if self._closed:
                 future.cancel()
             else:
                 self._calls.append((function, future))
-                self._wake.notify_all()
+        self._wake.set()
         return future
 
     def close(self, timeout_s: float = 10.0) -> None:
-        with self._wake:
+        with self._lock:
             self._closed = True
-            self._wake.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        self._wake.set()
+        if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _running(self) -> Steps[None]:
         pause_s = 0.0
         try:
             while True:
-                with self._wake:
-                    nothing_to_do = not self._calls and not self._closed and self._committed is None
-                    if nothing_to_do and (self._asked is None or pause_s):
-                        self._wake.wait(pause_s if self._asked is not None else None)
+                yield partial(self._wake.wait, None if self._asked is None else pause_s)
+                self._wake.clear()
+                with self._lock:
                     calls, self._calls = self._calls, []
                     committed, self._committed = self._committed, None
                     request, closed = self._asked, self._closed
                 if committed is not None:
-                    self._tell(committed)
+                    yield from self._telling(committed)
                 if closed:
                     self._calls = [*calls, *self._calls]
                     return
                 for function, future in calls:
-                    self._answer(function, future)
+                    yield partial(self._answer, function, future)
                 if request is not None:
-                    pause_s = self._plan(request, pause_s)
+                    pause_s = yield from self._planning(request, pause_s)
         finally:
-            with self._wake:
+            with self._lock:
                 self._closed = True
             for _, future in self._calls:
                 future.cancel()
             self._planner.close()
 
-    def _plan(self, request: AskPlan, pause_s: float) -> float:
+    def _planning(self, request: AskPlan, pause_s: float) -> Steps[float]:
         """Plan once; returns how long to wait before asking again."""
-        previous: Mapping[str, Any] = request.previous or {}
         try:
-            if isinstance(self._planner, CoordinatorPlanner):
-                self._planner.next_txid = request.txid
-            plan = self._next_plan(previous, request.divisor) if self._planner.is_ready() else None
-            if plan is not None:
-                self._check(plan)
+            plan: Plan | None = yield partial(self._plan, request)
         except RetryableError as error:
             if self.waiting_for is None:
                 _log.warning("source.waiting", reason=str(error))
@@ -133,7 +131,7 @@ class PlanningThread:
             trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
             message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
             self._on_failure(TaskFailure(kind, "planner", 0, message, trace, error=type(error).__name__))
-            with self._wake:
+            with self._lock:
                 self._asked = None
             return 0.0
         if self.waiting_for is not None:
@@ -141,27 +139,32 @@ class PlanningThread:
             self.waiting_for = None
         if plan is None:
             return min(max(pause_s * 2, IDLE_POLL_S), self._idle_poll_max_s)
-        with self._wake:
-            if self._asked is request:
-                self._asked = None
-            else:
+        with self._lock:
+            if self._asked is not request:
                 return 0.0  # asked for another one meanwhile
-        self._last_plan_at = time.monotonic()
+            self._asked = None
+        self._last_plan_at_ms = self._threads.now_ms()
         self._on_plan(request, plan)
         return 0.0
 
-    def _next_plan(self, previous: Mapping[str, Any], divisor: int) -> Plan | None:
+    def _plan(self, request: AskPlan) -> Plan | None:
         """What the source has; when that is nothing, an empty batch now and then, for topologies that want one."""
-        planner = self._planner
-        plan = planner.plan(previous) if divisor == 1 else planner.plan_smaller(previous, divisor)
-        every = self._empty_batch_every_s
-        if plan is None and every is not None and time.monotonic() - self._last_plan_at >= every:
-            return planner.empty_plan(previous)
+        planner, previous, every_s = self._planner, request.previous or {}, self._empty_batch_every_s
+        if isinstance(planner, CoordinatorPlanner):
+            planner.next_txid = request.txid
+        if not planner.is_ready():
+            return None
+        plan = planner.plan(previous) if request.divisor == 1 else planner.plan_smaller(previous, request.divisor)
+        idle_ms = self._threads.now_ms() - self._last_plan_at_ms
+        if plan is None and every_s is not None and idle_ms >= every_s * 1000:
+            plan = planner.empty_plan(previous)
+        if plan is not None:
+            self._check(plan)
         return plan
 
-    def _tell(self, committed: Plan) -> None:
+    def _telling(self, committed: Plan) -> Steps[None]:
         try:
-            self._planner.committed(committed)
+            yield partial(self._planner.committed, committed)
         except Exception as error:  # noqa: BLE001 - it informs others; the batch is closed whatever comes of it
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 

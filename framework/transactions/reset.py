@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from framework.errors import ConfigError, RetryableError
 from framework.execution import LocalExecutor, plan_execution
 from framework.execution.records import AttemptHeader
 from framework.topology.builder import Topology
 from framework.topology.graph import Graph
-from framework.transactions.commit import CommitPhase, Step, perform
+from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Persist
 from framework.transactions.documents import TopologyDocuments
+from framework.transactions.steps import Steps, perform
 from framework.transactions.store import CoordinationStore, Leadership
 
 #: How long a command waits for the leadership: longer than the session of a leader that has just died lasts.
@@ -28,7 +28,7 @@ ELECTION_TIMEOUT_S = 15.0
 
 def resetting_positions(
     documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, irreversible: Sequence[str] = ()
-) -> Generator[Step, Any, int]:
+) -> Steps[int]:
     """Steps that let the next batch start where the source's policy for a first start says (C17). Txids, attempts and the
     epoch go on rising, because rows are stamped with them; what is in the sinks stays, so records that are read again
     count again. A commit that was opened is rolled back first. Returns the txid that will be next. Raises ``ConfigError`` when

@@ -60,6 +60,16 @@ def test_a_changed_topology_goes_on_when_the_user_says_so(setup: Setup) -> None:
     assert more(setup) == {"w0": 1, "w1": 1, "w2": 1}
 
 
+@pytest.mark.rule("C2")
+def test_a_state_that_was_emptied_does_not_join_a_changed_topology_as_a_new_one(setup: Setup) -> None:
+    """The user's word is for what has changed. What the state held is not in what comes."""
+    setup.run_all()
+    for each in setup.path.parent.glob(f"{setup.path.name}*"):
+        each.unlink()
+    with pytest.raises(ConfigError, match="holds transactions up to 0.*the sink is behind"):
+        setup.start(changed(setup), accept_changed_topology=True).wait_until_caught_up(20)
+
+
 def test_a_renamed_spout_takes_over_the_positions(setup: Setup) -> None:
     setup.run_all()
     renamed = changed(setup, "source")

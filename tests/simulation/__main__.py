@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from tests.simulation.caught import write_table
 from tests.simulation.schedule import Coverage
 from tests.simulation.simulators import SIMULATORS, Verdict, shares
 
+#: Pairs of a fault and a step that are met less often than this are named.
+RARE = 1 / 1_000
 PROGRAM = "python -m tests.simulation"
 
 
@@ -36,6 +39,7 @@ def _quiet() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the seeds
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.freeze()
+    gc.set_threshold(50_000)  # a world is full of cycles, and forgotten as a whole
 
 
 def _chunk(name: str, first: int, count: int) -> tuple[str, int, Coverage, list[Verdict]]:
@@ -66,11 +70,16 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int, help="run this schedule alone, and print what happens in it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--mutations", type=int, metavar="RUNS", help="how soon each is noticed, into docs/simulation.md"
+    )
     arguments = parser.parse_args()
     if arguments.schedules < 1 or arguments.processes < 1:
         parser.error("--schedules and --processes must be 1 or more")
     names = [arguments.only] if arguments.only else list(SIMULATORS)
     _quiet()
+    if arguments.mutations:
+        return 1 if write_table(arguments.mutations, arguments.first_seed) else 0
     if arguments.seed is not None:
         return max(_replay(name, arguments.seed) for name in names)
     tallies = {name: Tally(wanted) for name, wanted in shares(arguments.schedules, names).items()}
@@ -115,7 +124,7 @@ def _report(name: str, tally: Tally, elapsed: float, first_seed: int, stopped: b
     print(
         f"{name}: {tally.done:,} schedules, seeds {first_seed} to {last}, in {elapsed:.0f} s, {len(tally.bad)} with a violation"
     )
-    _show(tally.coverage)
+    _show(tally.coverage, tally.done)
     for each in tally.bad[:3]:
         print(f"seed {each.seed}: {each.violation}\n  again: {PROGRAM} --only {name} --seed {each.seed}")
     left = tally.wanted - tally.done
@@ -129,18 +138,26 @@ def _replay(name: str, seed: int) -> int:
     verdict = SIMULATORS[name].run(seed, coverage, True)
     print("\n".join(verdict.trace))
     if name != "protocol":
-        _show(coverage)
+        _show(coverage, 1)
     print(f"{name}, seed {seed}: {verdict.shape}\n{verdict.violation or 'every invariant held'}")
     return 1 if verdict.violation else 0
 
 
-def _show(coverage: Coverage) -> None:
-    """How often each fault met each step."""
-    faults = sorted({fault for fault, _ in coverage})
-    print(f"{'step':38s} fault: times")
+def _show(coverage: Coverage, schedules: int) -> None:
+    """How often each fault met each step: steps that the same faults may meet are a table."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for step in sorted({step for _, step in coverage}):
-        counts = ", ".join(f"{fault}: {coverage[(fault, step)]:,}" for fault in faults if coverage[(fault, step)])
-        print(f"{step:38s} {counts}")
+        alike.setdefault(tuple(sorted(fault for fault, other in coverage if other == step)), []).append(step)
+    for faults, steps in alike.items():
+        if len(steps) > 1:
+            print(f"{'':30s}" + "".join(f"{fault:>14s}" for fault in faults))
+            for step in steps:
+                print(f"{step:30s}" + "".join(f"{coverage[fault, step]:14,}" for fault in faults))
+    for faults, (step, *others) in alike.items():
+        if not others:
+            print(f"{step:30s} " + ", ".join(f"{fault}: {coverage[fault, step]:,}" for fault in faults))
+    rare = [f"{fault} at {step}" for (fault, step), times in sorted(coverage.items()) if times < schedules * RARE]
+    print(f"less than once in {1 / RARE:,.0f} schedules: {', '.join(rare) or 'none'}")
 
 
 if __name__ == "__main__":

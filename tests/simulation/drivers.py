@@ -1,88 +1,222 @@
-"""Simulated drivers and tasks: the real parts, wired as ``framework.transactions.term`` wires them, one step at a time.
+"""Simulated processes: drivers, which are the real ``Driver`` and ``Term``, and commit tasks, one step at a time.
 
-A *process* is a generator of steps. Each step is an event of the schedule: it may succeed, fail before or after it did
-its work, come late, come twice, or meet a crash. Processes of a driver die with it; commit tasks do not: they run
-elsewhere, and may write long after whoever started them is gone.
+A *process* performs a generator of steps, as ``framework.transactions.steps.perform`` does in a run. Each step is an event
+of the schedule: it may succeed, fail before or after it did its work, come late, come twice, or meet a crash. Threads of a
+driver die with it; commit tasks do not: they run elsewhere, and may write long after whoever started them is gone.
+
+What a driver waits for (messages, the end of a pause, an election, commit tasks) is a step that answers ``Later``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
 from framework.errors import (
     ConfigError,
     CorruptStateError,
-    DataLossError,
-    LeadershipLostError,
     RatchetError,
     RetryableError,
     StaleWriterError,
 )
-from framework.execution.ports import PhaseResult
+from framework.execution.plan import Phase
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
-from framework.topology import Standing, Topology, TopologyContext
-from framework.transactions import term
+from framework.topology import Topology, TopologyContext, TransactionAttempt
+from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase
+from framework.transactions.context import DriverSettings
 from framework.transactions.coordinator import (
-    AskPlan,
-    Cancel,
-    Commit,
+    Command,
     Committed,
     Coordinator,
     Event,
-    Persist,
     Plan,
-    Planned,
-    Process,
     Processed,
-    Release,
-    RollBack,
     RolledBack,
-    SpoutKind,
-    Started,
-    Stop,
     StopRequested,
     Tick,
-    plan_digest,
 )
 from framework.transactions.documents import TopologyDocuments
+from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
+from framework.transactions.steps import Step, Steps, Threads
+from framework.transactions.store import Change, Leadership
+from framework.transactions.term import Term
+from sinks import MapState, Sum, states
 from sinks.kafka_markers import marker_of
 from sinks.kafka_writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
-from tests.simulation.kafka import TopicSink
-from tests.simulation.world import SESSION_MS, SINKS, TOPIC, TOPOLOGY, Crashed, SimLeadership, Violation, World, applied
+from tests.simulation.kafka import LETTERS, TopicSink
+from tests.simulation.world import (
+    SESSION_MS,
+    SINKS,
+    SPOUTS,
+    TOPIC,
+    TOPOLOGY,
+    Crashed,
+    SimLeadership,
+    Violation,
+    World,
+    applied,
+)
 
 TASKS = 2
+TOTAL = {"total": Sum("weight")}
 TIMEOUT_MS = 1_500
-TICK_MS = 150
-POLL_MS = 60
-#: What runs in threads of its own in a driver.
-ABANDONED = ("process", "commit", "roll back", "close fence")
+IDLE_POLL_MAX_S = 0.06
+#: A pause of this length lasts as long as the schedule wants, and not longer: steps are faster here than in a run.
+PAUSE_S = 0.2
+#: Of threads of a driver, in labels of steps.
+NAMES = {"rollback": "roll back", "fence": "close fence"}
 
-Steps = Generator[Callable[[], Any], Any, Any]
+Operations = list[tuple[str, int | None]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def waits(function: F) -> F:
+    """Mark a step that is nothing but waiting: it has no faults of its own."""
+    function.waits = True  # type: ignore[attr-defined]
+    return function
+
+
+Move = Callable[[Steps[Any]], Step]
+
+
+class Later:
+    """What a step returns whose answer is not there yet. The first answer counts."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._move: Move = next
+        self._resume: Callable[[Move], None] | None = None
+
+    def then(self, resume: Callable[[Move], None]) -> None:
+        if self.over:
+            resume(self._move)
+        self._resume = resume
+
+    def answer(self, value: Any) -> None:
+        self._end(lambda steps: steps.send(value))
+
+    def fail(self, error: Exception) -> None:
+        self._end(lambda steps: steps.throw(error))
+
+    def _end(self, move: Move) -> None:
+        if not self.over:
+            self.over, self._move = True, move
+            if self._resume is not None:
+                self._resume(move)
 
 
 class SimExecutor:
-    """What survives drivers: kept results, and tasks."""
+    """The ``BatchExecutor`` of one run: kept results. Its tasks outlive it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, topology: Topology) -> None:
         self.world = world
-        self.kept: dict[AttemptHeader, list[list[tuple[str, int | None]]]] = {}
+        self.topology = topology
+        self.kept: dict[AttemptHeader, list[Operations]] = {}
+        self.dead = DeadAttempts()
+        self.committing: dict[AttemptHeader, Later] = {}
 
-    def commit(self, header: AttemptHeader) -> PhaseResult:
-        raise AssertionError("a driver starts the tasks and waits for them")
+    def start(self) -> None:
+        pass
 
-    def task(self, header: AttemptHeader, sink: int, task: int, operations: list[tuple[str, int | None]]) -> Steps:
+    def close(self) -> None:
+        pass
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        world, shape, header = self.world, self.world.shape, job.header
+        if header in self.dead:
+            return PhaseResult(DeadAttempts.failure(header, Phase.PROCESSING))
+        try:
+            records = self._read(job)
+        except RetryableError as error:
+            return PhaseResult(TaskFailure.of(error, "spout", 0))
+        attempt_id = header.attempt_id
+        bad = [("", each) for each in records if world.is_bad(each)]
+        records = [each for each in records if not world.is_bad(each)]
+        result = [[world.operations(sink, each, attempt_id) for each in records] for sink in range(shape.states)]
+        if shape.topic_tasks:
+            result.append([(world.operations(len(SINKS), each, attempt_id)[0], each) for each in records])
+        result.append(bad)
+        world.oracle.processed(header, result)
+        self.kept[header] = result
+        return PhaseResult()
+
+    def _read(self, job: ProcessingJob) -> list[int]:
+        """What the tasks read: every range whole, or an error."""
+        found: list[int] = []
+        for partition in sorted(job.ranges):
+            meta = job.ranges[partition]
+            if meta["rows"] and self.world.fault("read", ("short read",), 0.03):
+                meta = {**meta, "rows": meta["rows"][:-1]}
+            found += [row[0] for row in complete(partition, meta)]
+        return found
+
+    @waits
+    def commit(self, header: AttemptHeader) -> Any:
+        """Start the commit tasks; answer when all have ended, or at the first failure, while the others go on."""
+        result = self.kept.get(header)
+        if result is None:
+            return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
+        shape, parts, life = self.world.shape, self.topology.parallelisms(), self.world.kafka.life
+        sinks = [sink for sink, name in enumerate(SINKS) if name in parts]
+        topic_tasks = parts.get(TOPIC, 0)
+        waiting = len(sinks) * TASKS + topic_tasks + shape.letters
+        later = self.committing[header] = Later()
+
+        def ended(failure: TaskFailure | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if failure is not None or waiting == 0:
+                later.answer(PhaseResult(failure))
+
+        for sink in sinks:
+            for task in range(TASKS):
+                mine = self.share(result[sink], task, TASKS)
+                self._start(partial(self._task, header, sink, task, mine), ended)
+        for task in range(topic_tasks):
+            mine = self.share(result[shape.states], task, topic_tasks)
+            self._start(partial(self._topic_task, header, task, mine, life), ended)
+        if shape.letters:
+            self._start(partial(self._letters_task, header, result[-1], life), ended)
+        return later
+
+    def cancel(self, header: AttemptHeader) -> None:
+        """Whoever waits for the tasks hears of it soon, perhaps. The tasks go on: nobody can reach them."""
+        self.dead.add(header)
+        self.kept.pop(header, None)
+        later = self.committing.pop(header, None)
+        if later is not None and self.world.chance.random() < 0.5:
+            failure = DeadAttempts.failure(header, Phase.COMMIT)
+            self.world.soon(lambda: later.answer(PhaseResult(failure)))
+
+    def release(self, header: AttemptHeader) -> None:
+        self.kept.pop(header, None)
+        self.committing.pop(header, None)
+
+    def _start(self, steps: Callable[[], Steps[Any]], ended: Callable[[TaskFailure | None], None]) -> None:
+        SimProcess(self.world, "task", steps(), None, ended, steps).start()
+
+    def _task(self, header: AttemptHeader, sink: int, task: int, operations: Operations) -> Steps[TaskFailure | None]:
         """One commit task: begin, read and compute, write. Returns its failure, or None."""
         state = self.world.state(sink)
         attempt = header.attempt(SINKS[sink], task)
         try:
+            if self.world.shape.merges:
+                yield partial(self.merge, state, attempt, operations)
+                return None
             yield partial(state.begin_commit, attempt)
             for weight, group in groupby(operations, lambda each: each[1] and 1):
                 changes = list(group)
@@ -98,9 +232,23 @@ class SimExecutor:
             return TaskFailure.of(error, SINKS[sink], task)
         return None
 
-    def topic_task(
-        self, header: AttemptHeader, task: int, operations: list[tuple[str, int | None]], life: int
-    ) -> Steps:
+    def merge(self, state: MapState, attempt: TransactionAttempt, operations: Operations) -> None:
+        """Hand over what was counted, in one of the workers, each of which knows the states that it has written to."""
+        workers = self.world.workers
+        worker = int(self.world.chance.random() * len(workers))
+        if self.world.fault("worker", ("dies",), 0.03):
+            workers[worker] = {}
+        states._incarnations = workers[worker]
+        counts: Counter[str] = Counter()
+        for key, weight in operations:
+            counts[key] += weight or 0
+        deltas = pa.table({"key": pa.array(counts, pa.string()), "total": pa.array(counts.values(), pa.int64())})
+        if counts:
+            state.apply(attempt, deltas, TOTAL, want_values=False)
+
+    def _topic_task(
+        self, header: AttemptHeader, task: int, operations: Operations, life: int
+    ) -> Steps[TaskFailure | None]:
         """One commit task of the committer to Kafka, in workers of this life. Returns its failure, or None."""
         context = TopologyContext(TOPOLOGY, TOPIC, task, self.world.shape.topic_tasks)
         marker = marker_of(header.attempt(TOPIC, task), context)
@@ -112,7 +260,16 @@ class SimExecutor:
             return TaskFailure.of(error, TOPIC, task)
         return None
 
-    def share(self, operations: list[tuple[str, int | None]], task: int, tasks: int) -> list[tuple[str, int | None]]:
+    def _letters_task(self, header: AttemptHeader, bad: Operations, life: int) -> Steps[TaskFailure | None]:
+        """The commit task of the dead letters. Returns its failure, or None."""
+        try:
+            records = [record or 0 for _, record in bad]
+            yield partial(self.world.kafka.write_letters, header.attempt(LETTERS, 0), records, life)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            return TaskFailure.of(error, LETTERS, 0)
+        return None
+
+    def share(self, operations: Operations, task: int, tasks: int) -> Operations:
         """The operations of one task: one key has one writer (C12)."""
         return [each for each in operations if hash_of(each[0]) % tasks == task]
 
@@ -126,143 +283,457 @@ def _updater(weight: int | None) -> Callable[[Any], Any]:
 
 
 class SimProcess:
-    """A generator of steps under the scheduler. ``owner`` None: a task, which nobody's death ends."""
+    """A generator of steps under the scheduler. ``owner`` None: a task, which nobody's death ends; else a thread of that
+    driver."""
 
     FAULTS = ("fails before", "fails after", "late", "crash before", "crash after", "freeze")
     TASK_FAULTS = ("fails before", "fails after", "late", "doubled")
+    COMMAND_FAULTS = ("crash before", "crash before", "crash before", "late")
 
     def __init__(
         self,
         world: World,
         name: str,
-        steps: Steps,
+        steps: Steps[Any],
         owner: SimDriver | None,
-        on_end: Callable[[Any], None],
-        again: Callable[[], Steps] | None = None,
+        on_end: Callable[[Any], None] = lambda value: None,
+        again: Callable[[], Steps[Any]] | None = None,
     ) -> None:
         self.world = world
         self.name = name
         self.owner = owner
-        self.life = owner.life if owner is not None else 0
-        self.outlives = owner is not None and name in ABANDONED and world.chance.random() < 0.5
         self.steps = steps
         self.on_end = on_end
         self.again = again
-        self.step: Callable[[], Any] | None = None
+        self.step: Step = lambda: None
+        self.label = ""
+        self.waits = False  # the step is nothing but waiting
+        self.command = False  # the step carries out a command of the coordinator
+        self.over = False  # ended, or killed
+        self.disturbed = False  # a step has failed
 
     def start(self) -> None:
-        self._advance(lambda: next(self.steps))
+        if self._advance(next):
+            self.world.soon(self.perform)
 
-    def _advance(self, move: Callable[[], Callable[[], Any]]) -> None:
-        try:
-            self.step = move()
-        except StopIteration as end:
-            if self._heard:
-                self.on_end(end.value)
-            return
-        except (StaleWriterError, LeadershipLostError, RetryableError) as error:
-            if self.owner is None:
-                raise Violation(f"a task raised {error!r}") from error
-            if self._heard:
-                self.owner.step_down(error)
-            return
-        self.world.soon(self.perform)
-
-    @property
-    def _heard(self) -> bool:
-        """Whether the term that began this still lasts."""
-        return self.owner is None or self.owner.life == self.life
-
-    @property
-    def _over(self) -> bool:
-        """A driver that dies takes its threads with it; a term that ends leaves those that hang, to end when they can."""
-        return not self._heard and not (self.outlives and self.owner is not None and self.life in self.owner.ended)
+    def kill(self) -> None:
+        self.over = True
+        self.steps.close()
 
     def perform(self) -> None:
-        owner, world = self.owner, self.world
-        if owner is not None:
-            if self._over:
-                return
-            if owner.frozen_until > world.now:
-                world.at(owner.frozen_until - world.now + 1, self.perform)
-                return
-        step = self.step
-        assert step is not None
-        function = step.func if isinstance(step, partial) else step
-        label = f"{self.name}: {function.__name__.strip('_')}"
-        if owner is not None and function == owner.executor.commit:
-            owner.run_tasks(step.args[0], self.life, lambda result: self._advance(lambda: self.steps.send(result)))  # type: ignore[attr-defined]
-            return
-        fault = world.fault(label, self.FAULTS if owner is not None else self.TASK_FAULTS)
-        if fault == "late":
-            world.at(int(world.chance.random() * 2_500), partial(self._perform, step, label, None))
-        elif fault == "freeze" and owner is not None:
-            owner.freeze()
-            world.at(owner.frozen_until - world.now + 1, self.perform)
-        elif fault == "crash before" and owner is not None:
-            owner.crash()
-        elif fault == "doubled" and self.again is not None:
-            SimProcess(world, self.name, self.again(), None, lambda value: None).start()
-            self._perform(step, label, None)
-        else:
-            self._perform(step, label, fault)
-
-    def _perform(self, step: Callable[[], Any], label: str, fault: str | None) -> None:
-        if self._over:
-            return
+        """The step that is due, and those after it that take no time of their own."""
         world = self.world
+        while not self.over and not world.finished:
+            if self._wait_for_thaw(self.perform):
+                return
+            if not self._perform(self._fault()):
+                return
+            if not self._at_once():
+                world.soon(self.perform)
+                return
+
+    def _fault(self) -> str | None:
+        if self.waits:
+            return None
+        if self.command:
+            return self.world.fault(self.label, self.COMMAND_FAULTS, 0.02)
+        return self.world.fault(self.label, self.FAULTS if self.owner is not None else self.TASK_FAULTS)
+
+    def _at_once(self) -> bool:
+        """Whether the next step follows without a pause: waiting does, and commands mostly do."""
+        return self.waits or (self.command and self.world.chance.random() < 0.9)
+
+    def _perform(self, fault: str | None) -> bool:
+        """Returns whether there is another step, to be performed now or soon."""
+        world, owner, step = self.world, self.owner, self.step
+        if fault == "late":
+            world.at(int(world.chance.random() * 2_500), self._perform_late)
+            return False
+        if fault == "doubled" and self.again is not None:
+            SimProcess(world, self.name, self.again(), None).start()
+        if owner is not None and fault == "freeze":
+            owner.freeze()
+            return True
+        if owner is not None and fault == "crash before":
+            owner.crash()
+            return False
         try:
             if fault == "fails before":
-                raise RetryableError(f"{label} was not done")
+                raise RetryableError(f"{self.label} was not done")
             answer = step()
-            world.note(label)
+            if isinstance(answer, Later):
+                answer.then(self._resume)
+                return False
+            if not self.waits:
+                world.note(self.label)
             if fault == "fails after":
-                raise RetryableError(f"{label} was done, and its answer lost")
+                raise RetryableError(f"{self.label} was done, and its answer lost")
         except Crashed:
-            assert self.owner is not None
-            self.owner.crash()
-            return
-        except Violation:
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to the generator, as ``perform`` does
-            world.note(f"{label} raises {error!r}"[:300])
+            assert owner is not None
+            owner.crash()
+            return False
+        except RatchetError as error:  # handed to the generator, as ``perform`` does
+            world.note(f"{self.label} raises {error!r}"[:300])
+            self.disturbed = True
             failed = error
-            self._advance(lambda: self.steps.throw(failed))
+            return self._advance(lambda steps: steps.throw(failed))
+        except Exception as error:
+            raise error if isinstance(error, Violation) else Violation(f"{self.label} raises {error!r}") from error
+        if owner is not None and fault == "crash after":
+            owner.crash()
+            return False
+        return self._advance(lambda steps: steps.send(answer))
+
+    def _perform_late(self) -> None:
+        if not self.over and self._perform(None):
+            self.world.soon(self.perform)
+
+    def _resume(self, move: Move) -> None:
+        """What was waited for has come."""
+        if self.over or self._wait_for_thaw(partial(self._resume, move)):
             return
-        if fault == "crash after" and self.owner is not None:
-            self.owner.crash()
+        if self._advance(move):
+            self.perform() if self._at_once() else self.world.soon(self.perform)
+
+    def _wait_for_thaw(self, action: Callable[[], None]) -> bool:
+        owner, world = self.owner, self.world
+        if owner is None or owner.frozen_until <= world.now:
+            return False
+        world.at(owner.frozen_until - world.now + 1, action)
+        return True
+
+    def _advance(self, move: Move) -> bool:
+        """Returns whether there is another step."""
+        try:
+            step = self.step = move(self.steps)
+        except StopIteration as end:
+            self.over = True
+            self.on_end(end.value)
+            return False
+        except RatchetError as error:
+            raise Violation(f"{self.name} raised {error!r}") from error
+        function = step.func if isinstance(step, partial) else step
+        name = function.__name__
+        self.waits, self.command = hasattr(function, "waits"), name == "_carry_out"
+        if self.command and isinstance(step, partial):
+            self.label = f"command: {type(step.args[0]).__name__}"
+        else:
+            self.label = f"{self.name}: {name.strip('_')}"
+        return True
+
+
+class SimThreads(Threads):
+    """The threads of one driver."""
+
+    def __init__(self, driver: SimDriver) -> None:
+        self._driver = driver
+
+    def now_ms(self) -> int:
+        return self._driver.world.now
+
+    def queue(self) -> queue.Queue[Any]:
+        return SimQueue(self._driver)
+
+    def event(self) -> threading.Event:
+        return cast(threading.Event, SimEvent(self._driver.world))
+
+    def spawn(self, name: str, steps: Steps[None]) -> threading.Thread:
+        return cast(threading.Thread, SimThread(self._driver, name, steps))
+
+
+class SimThread:
+    def __init__(self, driver: SimDriver, name: str, steps: Steps[None]) -> None:
+        self.name = name
+        self._driver = driver
+        kind = name.split("-")[0]
+        self._process = driver.thread(NAMES.get(kind, kind), steps, self._ended)
+        self._process.start()
+
+    def is_alive(self) -> bool:
+        return not self._process.over
+
+    def join(self, timeout_s: float) -> None:
+        """The phases of a term that ends have heard of it, and have ended, or they hang, to end when they can."""
+        if self._process.name != "planner" and self._driver.world.chance.random() < 0.5:
+            self._process.kill()
+
+    def _ended(self, value: Any) -> None:
+        process = self._process
+        if process.name == "close fence" and not process.disturbed and isinstance(process.step, partial):
+            header = process.step.args[1]
+            self._driver.world.oracle.dead.add((header.incarnation, header.epoch, header.txid, header.attempt_id))
+
+
+class SimEvent:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._set = False
+        self._later: Later | None = None
+
+    def set(self) -> None:
+        self._set = True
+        later = self._later
+        if later is not None and not later.over:
+            self._world.soon(lambda: later.answer(True))
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    @waits
+    def wait(self, timeout_s: float | None = None) -> Any:
+        if self._set:
+            return True
+        later = self._later = Later()
+        if timeout_s is not None:
+            world = self._world
+            if timeout_s >= PAUSE_S:
+                timeout_s *= world.chance.random() ** 3
+            world.at(max(int(timeout_s * 1000), 1), lambda: later.answer(self._set))
+        return later
+
+
+class SimQueue(queue.Queue[Any]):
+    """What a term is told. Answers come late, twice, or with a crash around them."""
+
+    def __init__(self, driver: SimDriver) -> None:
+        self._driver = driver
+        self._life = driver.life
+        self._messages: deque[Any] = deque()
+        self._later: Later | None = None
+
+    def put(self, message: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(message, StopRequested):
+            self._arrive(message, None)
             return
-        self._advance(lambda: self.steps.send(answer))
+        driver, world = self._driver, self._driver.world
+        label = type(getattr(message, "event", message)).__name__.strip("_").lower()
+        fault = world.fault(f"answer: {label}", ("late", "doubled", "crash before", "crash after", "freeze"))
+        if fault == "freeze":
+            driver.freeze()
+        arrive = partial(self._arrive, message, fault)
+        world.at(int(world.chance.random() * 2_500), arrive) if fault == "late" else world.soon(arrive)
+        if fault == "doubled":
+            world.soon(arrive)
+
+    def _arrive(self, message: Any, fault: str | None) -> None:
+        driver = self._driver
+        if driver.life != self._life:
+            return
+        if fault == "crash before":
+            driver.crash()
+            return
+        later = self._later
+        if later is not None and not later.over:
+            later.answer(message)
+        else:
+            self._messages.append(message)
+        if fault == "crash after" and driver.life == self._life:
+            driver.crash()
+
+    @waits
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self._messages:
+            return self._messages.popleft()
+        later = self._later = Later()
+        assert timeout is not None
+        self._driver.world.at(int(timeout * 1000), lambda: later.fail(queue.Empty()))
+        return later
+
+
+class SimClient(CoordinationStore):
+    """The connection of one driver to ZooKeeper."""
+
+    def __init__(self, driver: SimDriver) -> None:
+        self._driver = driver
+        self._store = driver.world.store
+        self._life = driver.life
+
+    def get(self, path: str) -> bytes | None:
+        return self._store.get(path)
+
+    def children(self, path: str) -> list[str]:
+        return self._store.children(path)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        self._store.apply(changes)
+
+    def is_led(self, path: str) -> bool:
+        return self._store.is_led(path)
+
+    def close(self) -> None:
+        pass
+
+    def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Any:
+        """The epoch rises before anything is read (C3)."""
+        driver, world = self._driver, self._driver.world
+        if driver.leadership is not None:
+            driver.leadership.resign()  # the answer to the election was lost
+        if self._stand():
+            return driver.leadership
+        later = Later()
+
+        def again() -> None:
+            if later.over or driver.life != self._life:
+                return
+            if driver.frozen_until > world.now:
+                world.at(driver.frozen_until - world.now + 1, again)
+            elif self._stand():
+                later.answer(driver.leadership)
+
+        self._store.waiting.append(again)
+        world.at(int((timeout_s or 0) * 1000), lambda: later.answer(None))
+        return later
+
+    def _stand(self) -> bool:
+        leadership = self._store.lead(TOPOLOGY, self._driver.name)
+        if leadership is not None:
+            self._driver.leadership = leadership
+        return leadership is not None
+
+
+class WatchedDriver(Driver):
+    """The real driver. What it does is held against the invariants where nobody else would see it."""
+
+    def __init__(self, owner: SimDriver) -> None:
+        shape = owner.world.shape
+        settings = DriverSettings(
+            max_pending=shape.pending,
+            message_timeout_ms=TIMEOUT_MS,
+            max_attempts=1_000,
+            idle_poll_max_s=IDLE_POLL_MAX_S,
+            purge_every=2,
+        )
+        executor = SimExecutor(owner.world, owner.topology)
+        super().__init__(owner.topology, executor, SimClient(owner), settings, SimThreads(owner))
+        self._owner = owner
+        emitted = self.journal.emitted
+
+        def emitting(txid: int, attempt_id: int, epoch: int, plan: Plan, digest: str) -> None:
+            owner.world.oracle.emitting(txid, attempt_id)
+            emitted(txid, attempt_id, epoch, plan, digest)
+
+        self.journal.emitted = emitting  # type: ignore[method-assign]
+
+    def _stepped_down(self, error: RatchetError) -> bool:
+        owner = self._owner
+        owner.world.note(f"{owner.name} steps down: {error}")
+        if isinstance(error, StaleWriterError) and (error.epoch or 0) <= owner.epoch:
+            raise Violation(f"C14: {owner.name} stepped down without having met an epoch above its own: {error}")
+        return super()._stepped_down(error)
+
+    def _elected(self) -> Steps[Leadership | None]:
+        leadership = yield from super()._elected()
+        settings = replace(self._context.settings, accept_changed_topology=self._owner.accepts_change)
+        self._context = replace(self._context, settings=settings)
+        return leadership
+
+    def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
+        term = super()._begin_term(leadership, recovery)
+        self._owner.world.joined |= self._owner.is_whole
+        coordinator = term._coordinator
+        handle = coordinator.handle
+
+        def watched(event: Event, now_ms: int) -> list[Command]:
+            if not isinstance(event, Tick):
+                self._owner.world.note(f"{self._owner.name} {event}"[:200])
+            if not _is_late(event, coordinator):
+                return handle(event, now_ms)
+            due = handle(Tick(), now_ms)
+            commands = handle(event, now_ms)
+            if commands:
+                raise Violation(f"an answer of a dead attempt changes something: {event} gives {commands}")
+            return due
+
+        coordinator.handle = watched  # type: ignore[method-assign]
+        return term
+
+
+def _is_late(event: Event, coordinator: Coordinator) -> bool:
+    """Whether an answer is that of an attempt which is not the live one."""
+    if not isinstance(event, (Processed, Committed, RolledBack)):
+        return False
+    live = coordinator.in_flight().get(event.txid)
+    return live is None or live[0] != event.attempt_id
 
 
 class SimDriver:
-    """A driver: stands for election, leads, dies, comes back."""
+    """The process of a driver, which dies, freezes, is stopped, and comes back."""
 
-    def __init__(self, world: World, executor: SimExecutor, topology: Topology, name: str) -> None:
+    def __init__(self, world: World, topology: Topology, name: str) -> None:
         self.world = world
-        self.executor = executor
         self.topology = topology
+        self.next_topology = topology  # what it is started with the next time
         self.name = name
         self.life = 0
         self.frozen_until = 0
-        self.leadership: SimLeadership | None = None
-        self.coordinator: Coordinator | None = None
-        self.headers: dict[tuple[int, int], AttemptHeader] = {}
-        self.ended: set[int] = set()  # terms of this process that ended otherwise than by its death
-
-    # --- life and death ------------------------------------------------------------------------------------------
+        self.epoch = 0
+        self._leadership: SimLeadership | None = None
+        self._driver: Driver | None = None
+        self._threads: list[SimProcess] = []
 
     def start(self) -> None:
-        self._spawn("start", self._lead())
+        self.topology = self.next_topology
+        driver = self._driver = WatchedDriver(self)
+        self.thread("start", driver.running(), lambda value: self._ended(driver)).start()
+
+    def thread(self, name: str, steps: Steps[None], on_end: Callable[[Any], None]) -> SimProcess:
+        process = SimProcess(self.world, name, steps, self, on_end)
+        self._threads = [each for each in self._threads if not each.over]
+        self._threads.append(process)
+        return process
+
+    def start_after(self, after_ms: int) -> None:
+        life = self.life
+        self.world.at(after_ms, lambda: self.start() if self.life == life else None)
+
+    @property
+    def leadership(self) -> SimLeadership | None:
+        """The one that it believes to have."""
+        held = self._leadership
+        return held if held is not None and not held.noticed else None
+
+    @leadership.setter
+    def leadership(self, leadership: SimLeadership) -> None:
+        self._leadership = leadership
+        self.epoch = leadership.epoch
+
+    @property
+    def leads(self) -> bool:
+        """Whether a term is under way."""
+        return self._driver is not None and self._driver._term is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the topology is what it becomes."""
+        shape, parts = self.world.shape, self.topology.parallelisms()
+        return SPOUTS[shape.renames] in parts and (not shape.joins or shape.joins in parts)
+
+    @property
+    def accepts_change(self) -> bool:
+        """What the user says: the topology may become another, once."""
+        return not self.world.joined and self.is_whole
+
+    # --- trouble -------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
         """Nothing of this driver goes on; its session ends a while later; it comes back some time."""
-        self.world.note(f"{self.name} dies")
+        world = self.world
+        world.note(f"{self.name} dies")
         for state in self.topology.states:
             state.backend.forget_process()  # type: ignore[attr-defined]
-        self.ended.clear()
-        self._end_of_life(int(self.world.chance.random() * SESSION_MS))
-        self.start_after(int(self.world.chance.random() * 1_000))
+        self.life += 1
+        self.frozen_until = 0
+        leadership, self._leadership, self._driver = self._leadership, None, None
+        if leadership is not None:
+            leadership.die()
+            world.at(int(world.chance.random() * SESSION_MS), partial(world.store.expire, leadership))
+        threads, self._threads = self._threads, []
+        for each in threads:
+            each.kill()
+        self.start_after(int(world.chance.random() * 1_000))
 
     def freeze(self) -> None:
         """Stops, as under SIGSTOP, and goes on as if nothing had been; its session may end meanwhile."""
@@ -278,356 +749,52 @@ class SimDriver:
         if leadership is not None:
             self.world.at(after_ms, partial(self.world.store.expire, leadership))
             notice = max(after_ms, self.frozen_until - self.world.now) + int(self.world.chance.random() * 200)
-            self.world.at(notice, partial(self._notice, leadership))
-
-    def step_down(self, error: Exception) -> None:
-        self.world.note(f"{self.name} steps down: {error}")
-        if isinstance(error, StaleWriterError) and (error.epoch or 0) <= (
-            self.leadership.epoch if self.leadership else 0
-        ):
-            raise Violation(f"C14: {self.name} stepped down without having met an epoch above its own: {error}")
-        self._end_term()
-        self.start_after(1 + int(self.world.chance.random() * 12))
+            self.world.at(notice, partial(setattr, leadership, "noticed", True))
 
     def request_stop(self) -> None:
         """As ``kill`` would, or a user who stops the run: what is being committed is finished, the rest is abandoned."""
-        if self.coordinator is not None:
-            self.handle(StopRequested())
+        if self._driver is not None:
+            self._driver.request_stop()
 
-    def _stopped(self) -> None:
-        """The run is over, as it was asked to be; it is resumed some time."""
+    # --- the end of a run ------------------------------------------------------------------------------------------
+
+    def _ended(self, driver: Driver) -> None:
+        self._driver = None
+        if driver.error is not None:
+            self._failed(driver.error)
+        elif driver.failure is not None:
+            self._stopped_by(driver.failure)
+        else:
+            self._resume_some_time()  # it has stopped, as it was asked to
+
+    def _resume_some_time(self) -> None:
         self.world.note(f"{self.name} has stopped")
-        self._end_term()
         self.start_after(int(self.world.chance.random() * 1_000))
 
-    def _end_term(self) -> None:
-        for header in self.headers.values():
-            self.executor.kept.pop(header, None)
-        self.ended.add(self.life)
-        self._end_of_life(0)
-
-    def start_after(self, after_ms: int) -> None:
-        life = self.life
-        self.world.at(after_ms, lambda: self.start() if self.life == life else None)
-
-    def _notice(self, leadership: SimLeadership) -> None:
-        if self.leadership is leadership and not leadership.noticed:
-            leadership.noticed = True
-            self.step_down(LeadershipLostError("the session ended"))
-
-    def _end_of_life(self, session_ms: int) -> None:
-        self.life += 1
-        self.frozen_until = 0
-        leadership, self.leadership, self.coordinator = self.leadership, None, None
-        self.headers = {}
-        if leadership is not None:
-            leadership.noticed = True
-            self.world.at(session_ms, partial(self.world.store.expire, leadership))
-
-    def _spawn(self, name: str, steps: Steps, on_end: Callable[[Any], None] = lambda value: None) -> None:
-        SimProcess(self.world, name, steps, self, on_end).start()
-
-    # --- recovery ------------------------------------------------------------------------------------------------
-
-    def _lead(self) -> Steps:
-        yield self._stand
-        if self.leadership is None:
-            life = self.life
-            self.world.store.waiting.append(lambda: self._wake(life))
-            return
-        try:
-            documents = self.documents = yield self._read
-            yield partial(documents.claim, {})
-            self.incarnation = yield documents.incarnation
-            recovered, digests = yield documents.recover
-            self.commit = CommitPhase(
-                TOPOLOGY,
-                self.topology.states,
-                self.executor,
-                self.leadership.epoch,
-                incarnation=self.incarnation,
-                purge_every=2,
-            )
-            opened = (yield from self.commit.opening(recovered.currtx, digests)) or recovered.opened
-            yield partial(self._check_written, recovered.currtx, digests[recovered.currtx] if opened else None)
-        except (ConfigError, CorruptStateError) as error:
-            refusal = error
-            yield self.leadership.confirm
-            if isinstance(refusal, CorruptStateError) and self.world.corrupted in str(refusal):
-                self.world.finished = True  # refused, and named: what must happen
-                return
-            if self.world.oracle.may_stop(str(refusal)):
-                self.world.stop(str(refusal))
-                return
-            raise Violation(f"{self.name} refuses to start: {refusal}") from error
-        opaque = self.world.shape.opaque
-        self.coordinator = Coordinator(
-            SpoutKind.OPAQUE if opaque else SpoutKind.TRANSACTIONAL,
-            type(recovered)(recovered.currtx, recovered.attempts, recovered.plans, opened),
-            max_pending=self.world.shape.pending,
-            timeout_ms=TIMEOUT_MS,
-            max_attempts=1_000,
-            skips_lost_data=opaque,
-            may_replan=opaque and not self.topology.irreversible(),
-            records_open=bool(self.topology.headerless()),
-        )
-        self.planner = self.world.spout.planner({}, None)  # type: ignore[arg-type]
-        self.asked: AskPlan | None = None
-        self.handle(Started())
-        self._tick(self.life)
-
-    def _stand(self) -> None:
-        """Stand for election. The epoch rises before anything is read (C3)."""
-        self.leadership = self.world.store.lead(TOPOLOGY, self.name)
-
-    def _wake(self, life: int) -> None:
-        if self.life == life and self.leadership is None:
-            self.start()
-
-    def _read(self) -> TopologyDocuments:
-        assert self.leadership is not None
-        return TopologyDocuments(self.world.store, self.leadership, self.topology)
-
-    def _check_written(self, currtx: int, opened: str | None) -> None:
-        assert self.leadership is not None
-        standing = Standing(self.incarnation, self.leadership.epoch, currtx, opened)
-        for bolt, context in term.committers_elsewhere(self.topology, {}):
-            bolt.check_written({}, context, standing)
-
-    # --- the loop ------------------------------------------------------------------------------------------------
-
-    def _tick(self, life: int) -> None:
-        if self.life == life:
-            self.handle(Tick())
-            self.world.at(TICK_MS, lambda: self._tick(life))
-
-    def deliver(self, event: Event, label: str) -> None:
-        """An answer on its way to the loop: late, twice, or with a crash around it."""
-        world, life = self.world, self.life
-        fault = world.fault(f"answer: {label}", ("late", "doubled", "crash before", "crash after", "freeze"))
-
-        def arrive(again: bool = False) -> None:
-            if self.life != life:
-                return
-            if self.frozen_until > world.now:
-                world.at(self.frozen_until - world.now + 1, arrive)
-                return
-            if fault == "crash before":
-                self.crash()
-                return
-            self.handle(event)
-            if fault == "crash after" and self.life == life:
-                self.crash()
-
-        if fault == "freeze":
-            self.freeze()
-        world.at(int(world.chance.random() * 2_500), arrive) if fault == "late" else world.soon(arrive)
-        if fault == "doubled":
-            world.soon(arrive)
-
-    def handle(self, event: Event) -> None:
-        coordinator = self.coordinator
-        if coordinator is None:
-            return
-        if self.frozen_until > self.world.now:
-            life = self.life
-            self.world.at(
-                self.frozen_until - self.world.now + 1, lambda: self.handle(event) if self.life == life else None
-            )
-            return
-        if not isinstance(event, Tick):
-            self.world.note(f"{self.name} {event}"[:200])
-        try:
-            late = self._is_late(event, coordinator)
-            if late:
-                for command in coordinator.handle(Tick(), self.world.now):
-                    self._carry_out(command)
-            commands = coordinator.handle(event, self.world.now)
-            if late and commands:
-                raise Violation(f"an answer of a dead attempt changes something: {event} gives {commands}")
-            for command in commands:
-                if self.coordinator is coordinator:
-                    self._carry_out(command)
-        except Crashed:
-            self.crash()
-        except (StaleWriterError, LeadershipLostError) as error:
-            self.step_down(error)
-
-    @staticmethod
-    def _is_late(event: Event, coordinator: Coordinator) -> bool:
-        """Whether an answer is that of an attempt which is not the live one."""
-        if not isinstance(event, (Processed, Committed, RolledBack)):
-            return False
-        live = coordinator.in_flight().get(event.txid)
-        return live is None or live[0] != event.attempt_id
-
-    def _carry_out(self, command: Any) -> None:
+    def _failed(self, error: Exception) -> None:
         world = self.world
-        self._die_between(f"command: {type(command).__name__}")
-        if isinstance(command, Persist):
-            self.documents.save(command)
-        elif isinstance(command, AskPlan):
-            self.asked = command
-            self._plan_later(command)
-        elif isinstance(command, Process):
-            header = self._begin(command.txid, command.attempt_id, command.plan)
-            self._spawn("process", self._process(header, command.plan))
-        elif isinstance(command, RollBack):
-            header = self._begin(command.txid, command.attempt_id, command.plan)
-            self._on_states("roll back", header, self.commit.rolling_back(header), RolledBack)
-        elif isinstance(command, Commit):
-            header = self.headers[(command.txid, command.attempt_id)]
-            self._on_states("commit", header, self.commit.committing(header, replay=command.replay), Committed)
-        elif isinstance(command, Cancel):
-            cancelled = self.headers.pop((command.txid, command.attempt_id), None)
-            if cancelled is not None:
-                self.executor.kept.pop(cancelled, None)
-                if command.committing:
-                    self._spawn("close fence", self._close_fence(cancelled))
-        elif isinstance(command, Release):
-            released = self.headers.pop((command.txid, command.attempt_id), None)
-            if released is not None:
-                self.executor.kept.pop(released, None)
-        elif isinstance(command, Stop):
-            self._stop(command.failure)
-        if world.finished:
-            raise Crashed
+        refused = isinstance(error, (ConfigError, CorruptStateError))
+        if refused and self.topology is not self.next_topology:
+            self._resume_some_time()  # the state is of another topology now
+        elif isinstance(error, CorruptStateError) and world.corrupted in str(error):
+            world.finished = True  # refused, and named: what must happen
+        elif refused and world.oracle.may_stop(str(error)):
+            world.stop(str(error))
+        elif isinstance(error, Violation):
+            raise error
+        else:
+            raise Violation(f"{self.name} fails: {error!r}") from error
 
-    def _stop(self, failure: TaskFailure | None) -> None:
-        """A stop was asked for, or is one that cannot be avoided, and says why."""
-        if failure is None:
-            self._stopped()
-            return
+    def _stopped_by(self, failure: TaskFailure) -> None:
+        """A stop that cannot be avoided, and says why."""
         if self.world.oracle.may_stop(failure.message):
             self.world.stop(str(failure))
             return
-        irreversible = self.topology.irreversible()
-        if failure.kind is not FailureKind.DATA_LOSS or not irreversible:
+        if failure.kind is not FailureKind.DATA_LOSS or not self.topology.irreversible():
             raise Violation(f"the topology stops: {failure}")
         if "was opened with this plan" not in failure.message or not self.world.opened_range_is_lost():
             raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
         self.world.stop(str(failure))
-
-    def _die_between(self, label: str) -> None:
-        if self.world.fault(label, ("crash before",), 0.02):
-            raise Crashed
-
-    def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
-        assert self.leadership is not None
-        self.world.oracle.emitting(txid, attempt_id)
-        digest = plan_digest(plan)
-        header = AttemptHeader(TOPOLOGY, txid, attempt_id, self.leadership.epoch, digest, self.incarnation)
-        self.headers[(txid, attempt_id)] = header
-        return header
-
-    # --- planning ------------------------------------------------------------------------------------------------
-
-    def _plan_later(self, asked: AskPlan, delay_ms: int = 0) -> None:
-        life = self.life
-        self.world.at(delay_ms + 1, lambda: self._plan(asked, life))
-
-    def _plan(self, asked: AskPlan, life: int) -> None:
-        if self.life != life or self.asked is not asked:
-            return
-        if self.frozen_until > self.world.now:
-            self._plan_later(asked, self.frozen_until - self.world.now)
-            return
-        try:
-            plan = self.planner.plan_smaller(asked.previous or {}, asked.divisor)
-        except RetryableError:
-            plan = None
-        if plan is None:
-            self._plan_later(asked, POLL_MS)
-            return
-        self.asked = None
-        self.deliver(Planned(asked.generation, asked.txid, plan), "planned")
-
-    # --- processing ----------------------------------------------------------------------------------------------
-
-    def _process(self, header: AttemptHeader, plan: Plan) -> Steps:
-        failure = None
-        try:
-            rows = yield partial(self._read_rows, plan)
-            yield partial(self._compute, header, rows)
-        except RetryableError as error:
-            failure = TaskFailure(FailureKind.RETRYABLE, "spout", 0, str(error))
-        except DataLossError as error:
-            failure = TaskFailure.of(error, "spout", 0)
-        self.deliver(Processed(header.txid, header.attempt_id, failure), "processed")
-
-    def _read_rows(self, plan: Plan) -> list[int]:
-        """What the tasks read: every range whole, or an error."""
-        found: list[int] = []
-        for partition in sorted(plan):
-            meta = self.planner.for_reading(partition, plan[partition])
-            if meta["rows"] and self.world.fault("read", ("short read",), 0.03):
-                meta = {**meta, "rows": meta["rows"][:-1]}
-            found += [row[0] for row in complete(partition, meta)]
-        return found
-
-    def _compute(self, header: AttemptHeader, records: list[int]) -> None:
-        world = self.world
-        attempt_id, shape = header.attempt_id, world.shape
-        result = [[world.operations(sink, record, attempt_id) for record in records] for sink in range(shape.states)]
-        if shape.topic_tasks:
-            result.append([(world.operations(len(SINKS), record, attempt_id)[0], record) for record in records])
-        world.oracle.processed(header, result)
-        if (header.txid, header.attempt_id) in self.headers:
-            self.executor.kept[header] = result
-
-    # --- committing ----------------------------------------------------------------------------------------------
-
-    def run_tasks(self, header: AttemptHeader, life: int, answer: Callable[[PhaseResult], None]) -> None:
-        """Start the commit tasks; answer when all have ended, or at the first failure, while the others go on."""
-        result = self.executor.kept.get(header)
-        if result is None:
-            answer(PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone")))
-            return
-        answered = False
-        shape = self.world.shape
-        waiting = shape.states * TASKS + shape.topic_tasks
-
-        def ended(failure: TaskFailure | None) -> None:
-            nonlocal waiting, answered
-            waiting -= 1
-            if not answered and (failure is not None or waiting == 0):
-                answered = True
-                self._when_awake(life, lambda: answer(PhaseResult(failure)))
-
-        for sink in range(shape.states):
-            for task in range(TASKS):
-                mine = self.executor.share(result[sink], task, TASKS)
-                again = partial(self.executor.task, header, sink, task, mine)
-                SimProcess(self.world, "task", again(), None, ended, again).start()
-        for task in range(shape.topic_tasks):
-            mine = self.executor.share(result[-1], task, shape.topic_tasks)
-            again = partial(self.executor.topic_task, header, task, mine, self.world.kafka.life)
-            SimProcess(self.world, "task", again(), None, ended, again).start()
-
-    def _when_awake(self, life: int, action: Callable[[], None]) -> None:
-        if self.life != life and life not in self.ended:
-            return
-        if self.frozen_until > self.world.now:
-            self.world.at(self.frozen_until - self.world.now + 1, lambda: self._when_awake(life, action))
-        else:
-            action()
-
-    def _on_states(self, name: str, header: AttemptHeader, steps: Steps, answer: Any) -> None:
-        def ended(result: PhaseResult) -> None:
-            failure = result.failure
-            if failure is not None and self.leadership is not None and term.ends_term(failure, self.leadership.epoch):
-                self.step_down(StaleWriterError(failure.message, failure.epoch))
-                return
-            self.deliver(answer(header.txid, header.attempt_id, failure), name)
-
-        self._spawn(name, steps, ended)
-
-    def _close_fence(self, header: AttemptHeader) -> Steps:
-        try:
-            yield from self.commit.closing_fence(header)
-            self.world.oracle.dead.add((header.epoch, header.txid, header.attempt_id))
-        except RatchetError as error:
-            self.world.note(f"the fence of {header} stays: {error}")
 
 
 class ResetTool:
@@ -639,17 +806,19 @@ class ResetTool:
     def run(self) -> None:
         driver = self.driver
         store = driver.world.store
+        if not driver.world.joined:
+            return  # nobody does both at once
         leadership = store.lead(TOPOLOGY, "reset")
         if leadership is None:
             store.waiting.append(self.run)
             return
         try:
-            documents = TopologyDocuments(store, leadership, driver.topology)
+            topology = driver.next_topology
+            documents = TopologyDocuments(store, leadership, topology)
             incarnation = documents.incarnation()
-            commit = CommitPhase(
-                TOPOLOGY, driver.topology.states, driver.executor, leadership.epoch, incarnation=incarnation
-            )
-            irreversible = driver.topology.irreversible()
+            executor = SimExecutor(driver.world, topology)
+            commit = CommitPhase(TOPOLOGY, topology.states, executor, leadership.epoch, incarnation=incarnation)
+            irreversible = topology.irreversible()
             steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
             step = next(steps)
             while True:
@@ -671,10 +840,14 @@ class ResetTool:
         leadership.resign()
 
 
-def build_topology(world: World) -> Topology:
-    builder = TransactionalTopologyBuilder(TOPOLOGY, "spout", world.spout, 1)
-    for sink, name in enumerate(world.shape.names):
-        builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping("spout")
-    if world.shape.topic_tasks:
-        builder.set_bolt(TOPIC, TopicSink(world.kafka), world.shape.topic_tasks).shuffle_grouping("spout")
+def build_topology(world: World, *, whole: bool) -> Topology:
+    """The topology as it becomes, or as it is at first."""
+    shape = world.shape
+    spout, without = SPOUTS[whole and shape.renames], "" if whole else shape.joins
+    builder = TransactionalTopologyBuilder(TOPOLOGY, spout, world.spout, 1)
+    for sink, name in enumerate(shape.names):
+        if name != without:
+            builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping(spout)
+    if shape.topic_tasks and without != TOPIC:
+        builder.set_bolt(TOPIC, TopicSink(world.kafka), shape.topic_tasks).shuffle_grouping(spout)
     return builder.build()

@@ -1,4 +1,4 @@
-"""A simulated Kafka: one topic, markers, transactional ids. The writer is the real one, with a broker that loses answers.
+"""A simulated Kafka: two topics, markers, transactional ids. The writer is the real one, with a broker that loses answers.
 
 A commit that has no answer may be done, may never be done, and may be done later, as long as nobody has initialised its
 transactional id. Between two requests of a writer, anybody else may go on.
@@ -10,19 +10,24 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from framework import BaseTransactionalBolt, Committer
 from framework.errors import RetryableError
 from framework.kafka_clients import KafkaSettings
-from framework.topology import Standing, TopologyContext
-from sinks.kafka_markers import Marker
+from framework.topology import DEAD_LETTER_FIELDS, Standing, TopologyContext, TransactionAttempt
+from sinks import DeadLetterTopic, dead_letters
+from sinks.kafka_markers import Marker, writer_of
 from sinks.kafka_writer import KafkaRecord, MarkedWriter
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 WORKERS = 3
+#: The committer that the builder adds for the spout's dead letters.
+LETTERS = "spout-dead-letters"
+_LETTER = {"topic_id": "id", "partition": 0, "topic": "source", "error": "bad", "key": None, "headers": []}
 _SETTINGS = KafkaSettings("simulated:9092", None)
 
 
@@ -44,9 +49,15 @@ class SimKafka:
         """End a kafka_txn; False when another producer has taken the id over, or its process is gone."""
         if self.epochs[transactional_id] != epoch:
             return False
-        self.world.oracle.sent(marker, records)
+        self.world.oracle.sent(marker.writer.split("/")[0], marker, records)
         self.markers[marker.writer] = marker
         return True
+
+    def check(self, context: TopologyContext, standing: Standing) -> None:
+        """Hold what a component has written against what a new leader knows."""
+        for marker in self.markers.values():
+            if marker.writer.startswith(f"{context.component_id}/"):
+                marker.check(context.topology_id, standing)
 
     def restart_workers(self) -> None:
         """Tasks that were under way end, and so do kept producers."""
@@ -57,6 +68,22 @@ class SimKafka:
         if life != self.life:
             raise RetryableError("the worker is gone")
         self._writer(marker.writer).write("topic", records, marker)
+
+    def write_letters(self, attempt: TransactionAttempt, records: Sequence[int], life: int) -> None:
+        """The commit task of the dead letters: the real one."""
+        if life != self.life:
+            raise RetryableError("the worker is gone")
+        context = TopologyContext("sim", LETTERS, 0, 1)
+        committer = DeadLetterTopic("letters", bootstrap_servers="simulated:9092")
+        committer.prepare({}, context, None, attempt)  # type: ignore[arg-type]
+        if records:
+            letters = [{**_LETTER, "offset": each, "value": str(each).encode()} for each in records]
+            committer.execute_arrow(pa.RecordBatch.from_pylist(letters, DEAD_LETTER_FIELDS.schema()))
+        dead_letters.writers = self  # type: ignore[assignment]
+        committer.finish_batch()
+
+    def marked(self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None) -> SimWriter:
+        return self._writer(writer_of(context))
 
     def _writer(self, name: str) -> SimWriter:
         """The writer that one of the workers keeps, which may have died meanwhile; never one that is in use."""
@@ -146,6 +173,17 @@ class SimProducer:
         self._fenced = not done
 
 
+class SimLetters(DeadLetterTopic):
+    """The dead letters' committer in the topology: its tasks are the simulator's."""
+
+    def __init__(self, kafka: SimKafka) -> None:
+        super().__init__("letters")
+        self._kafka = kafka
+
+    def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        self._kafka.check(context, standing)
+
+
 class TopicSink(BaseTransactionalBolt, Committer):
     """Stands for a ``KafkaSink`` in the topology: its tasks are the simulator's."""
 
@@ -161,5 +199,4 @@ class TopicSink(BaseTransactionalBolt, Committer):
         raise AssertionError("the simulator has tasks of its own")
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
-        for marker in self._kafka.markers.values():
-            marker.check(context.topology_id, standing)
+        self._kafka.check(context, standing)

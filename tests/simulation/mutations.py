@@ -12,14 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from framework.errors import CorruptStateError
+from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.records import FailureKind
 from framework.topology import OpenCommit
+from framework.topology.builder import Topology
+from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
+from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase, plan_digest
 from framework.transactions.documents import TopologyDocuments, forget_everything
 from framework.transactions.fenced import FencedLeadership
+from framework.transactions.state import RotatingTransactionalState
 from sinks import MemoryBackend, Row, values
 from sinks.backend import MapBackend
 from sinks.kafka_markers import Marker
@@ -28,6 +31,7 @@ from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commi
 from spouts import memory
 from tests.simulation import drivers
 from tests.simulation.drivers import SimExecutor
+from tests.simulation.kafka import LETTERS
 from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
 
 
@@ -117,6 +121,26 @@ def _save_by_partition(self: TopologyDocuments, change: Any, record: Any = None)
     _real_save(self, change, record)
 
 
+def _save_plan_again(self: TopologyDocuments, txid: int, plan: Any) -> None:
+    self._plans.override_state(txid, {"digest": plan_digest(plan), "plan": plan})
+
+
+def _move_at_once(self: TopologyDocuments, before: Any, now: Any, *, accept_changed: bool) -> None:
+    former = RotatingTransactionalState(self._state, f"user/{before['spout']}")
+    with self._state.atomically():
+        for txid in former.txids() if before["spout"] != now["spout"] else ():
+            self._plans.override_state(txid, former.get_state(txid, _nothing))
+            former.remove_state(txid)
+
+
+def _note_then_move(self: TopologyDocuments, before: Any, now: Any, *, accept_changed: bool) -> None:
+    self._state.set_data("meta", {"digest": self._topology.digest(), "outline": now, "source": {}})
+    _real_accept_change(self, before, now, accept_changed=accept_changed)
+
+
+_real_accept_change = TopologyDocuments._accept_change
+
+
 def _forget_all(self: TopologyDocuments) -> None:
     access: Any = self._state._access
     forget_everything(access, access.holder, self._topology.id)
@@ -170,6 +194,23 @@ def _begin_without_header(self: MapState, attempt: Any) -> None:
     self._commit = _Commit(attempt, opened, fence)
 
 
+def _put_under_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: Any, rows: Any) -> None:
+    shared = self._rows()
+    found = [shared.rows[key].stamp if key in shared.rows else None for key in keys]
+    if found != list(stamps):
+        raise StaleWriterError("another row", shared.header.epoch if shared.header is not None else None)
+    shared.rows.update(zip(keys, rows, strict=True))
+
+
+def _apply_guess(self: MapState, attempt: Any, deltas: Any, aggregates: Any, *, want_values: bool) -> Any:
+    guess = self._guessed_header(attempt)
+    if guess is None:
+        self.begin_commit(attempt)
+    else:
+        self._commit = _Commit(attempt, guess, attempt.fence)
+    return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
+
+
 def _sweep_births_only(self: MemoryBackend, header: Any) -> int:
     """A sweep that deletes what it should put back."""
     shared = self._rows()
@@ -195,7 +236,7 @@ def _purge_too_much(self: CommitPhase, index: int, attempt: Any) -> None:
     self._states[index].purge(self._own(index, attempt), attempt.txid + 1)
 
 
-def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
+def _take_nothing_over(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
     found = header_state.prepare(self._topology_id)
     joined = replace(found, incarnation=self._incarnation)
     if joined != found:
@@ -203,11 +244,36 @@ def _take_nothing_over(self: CommitPhase, header_state: Any) -> Any:
     return joined
 
 
+def _joins_as_done(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
+    return _real_take_over(self, header_state, joins_after + 1 if joins_after else 0)
+
+
+def _every_state_may_join(self: TopologyDocuments, *arguments: Any, **options: Any) -> Any:
+    _real_claim(self, *arguments, **options)
+    return [each.location for each in self._topology.states] if options["accept_changed"] else []
+
+
+_real_claim = TopologyDocuments.claim
+
+
+def _stays_done(self: CommitPhase, index: int, attempt: Any) -> None:
+    current = self._own(index, attempt)
+    marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
+    self._replace(index, current, current.opened(self._epoch, marked))
+
+
 # --- committers without a header ---------------------------------------------------------------------------------
 
 
 def _every_plan_is_opened(self: TopologyDocuments, currtx: int, digests: Any) -> bool:
     return bool(self._topology.headerless()) and currtx in digests
+
+
+def _but_dead_letters(self: Topology) -> Any:
+    return tuple(each for each in _real_headerless(self) if each.id != LETTERS)
+
+
+_real_headerless = Topology.headerless
 
 
 def _drops_stay(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,9 +304,9 @@ def _holds_or_reset(self: Marker, wanted: Marker) -> bool:
     return _real_holds(self, wanted) if wanted.epoch <= self.epoch or wanted.txid >= self.txid else False
 
 
-def _take_own_epoch(self: CommitPhase, header_state: Any) -> Any:
+def _take_own_epoch(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
     found = header_state.prepare(self._topology_id)
-    return found if found.epoch == self._epoch else _real_take_over(self, header_state)
+    return found if found.epoch == self._epoch else _real_take_over(self, header_state, joins_after)
 
 
 _real_take_over = CommitPhase._take_over
@@ -292,7 +358,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     # rules of CORRECTNESS.md
     Mutation("C1: writes do not check the header",
              [(MapState, "begin_commit", _begin_without_header), (MemoryBackend, "_check", _nothing)]),
+    Mutation("C1: a header that was guessed is not compared", [(MemoryBackend, "multi_put", _put_under_any_header)],
+             lambda shape: bool(shape.merges)),
+    Mutation("a header that was guessed wrong is never asked for", [(MapState, "apply", _apply_guess)],
+             lambda shape: bool(shape.merges)),
+    Mutation("a transactional state makes an update again", [(TransactionalMapState, "_skips", lambda *row: False)],
+             lambda shape: not shape.opaque_state and shape.states > 0),
     Mutation("C2: the transaction closes without done", [(CommitPhase, "_finish", _nothing)]),
+    Mutation("C2: a state that joins is done with the transaction that is next", [(CommitPhase, "_take_over", _joins_as_done)],
+             lambda shape: shape.joins in shape.names),
+    Mutation("C2: a state that was emptied joins like a new one", [(TopologyDocuments, "claim", _every_state_may_join)],
+             lambda shape: shape.back == "sink" and bool(shape.joins or shape.renames)),
+    Mutation("C2: what is rolled back stays done", [(CommitPhase, "_mark_rolled_back", _stays_done)],
+             lambda shape: shape.back == "sink" and shape.losses > 0 and shape.states > 1 and not shape.headerless),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
     Mutation("C2: what the leader's own epoch has opened was opened by itself",
@@ -302,6 +380,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C3: a lost reply is taken for success", [(FencedLeadership, "_was_applied", lambda self: True)]),
     Mutation("C5: no sweep", [(CommitPhase, "_sweep", _nothing)]),
     Mutation("C5: a sweep deletes what it should put back", [(MemoryBackend, "sweep", _sweep_births_only)]),
+    Mutation("a plan is written again with each attempt, with all others of that moment",
+             [(TopologyDocuments, "_save_plan", _save_plan_again)],
+             lambda shape: shape.large and shape.pending > 1 and not shape.opaque),
+    Mutation("plans move to the spout's new id in one request", [(TopologyDocuments, "_accept_change", _move_at_once)],
+             lambda shape: shape.large and shape.renames),
+    Mutation("a changed topology is noted before its plans have moved",
+             [(TopologyDocuments, "_accept_change", _note_then_move)], lambda shape: shape.renames),
     Mutation("C7: a new plan is pinned before the states are marked", [(CommitPhase, "_mark_rolled_back", _nothing)]),
     Mutation("C7: a new leader forgets that a plan was opened",
              [(Coordinator, "__init__", _forgets_opened(Coordinator.__init__))]),
@@ -317,6 +402,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(memory._MemoryPlanner, "plan_smaller", _plan_of_the_available)]),
     Mutation("C17: forgetting positions forgets txids too",
              [(TopologyDocuments, "forget_positions", _forget_all)]),
+    Mutation("C20: dead letters can be planned anew, and nobody notes that they were opened",
+             [(Topology, "headerless", _but_dead_letters)], lambda shape: shape.letters and shape.opaque),
     Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
     Mutation("C24: a stored plan counts as opened", [(TopologyDocuments, "_opened", _every_plan_is_opened)]),
     Mutation("C24: a stored plan counts as opened, and dropped plans stay",

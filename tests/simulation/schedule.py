@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from framework.errors import RatchetError
-from tests.simulation.drivers import ResetTool, SimDriver, SimExecutor, build_topology
-from tests.simulation.world import Shape, Violation, World
+from tests.simulation.drivers import ResetTool, SimDriver, build_topology
+from tests.simulation.world import TOPIC, Shape, Violation, World
 
 Coverage = Counter[tuple[str, str]]
 
@@ -30,14 +30,14 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
     with a violation, or when it is asked for."""
     world = World(seed, Counter() if coverage is None else coverage)
     try:
-        executor = SimExecutor(world)
         names = ("A", "B") if world.shape.second_driver else ("A",)
-        drivers = [SimDriver(world, executor, build_topology(world), each) for each in names]
+        drivers = [SimDriver(world, build_topology(world, whole=not _changes(world)), each) for each in names]
         for driver in drivers:
             driver.start_after(1 + int(world.chance.random() * 12))
         _plan_changes(world, drivers)
         _plan_losses(world, drivers)
         _plan_restores(world, drivers)
+        _plan_change_of_topology(world, drivers)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
@@ -84,12 +84,41 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
             world.at(when, lambda: (drivers[0].expire(), world.at(1, ResetTool(drivers[0]).run)))
 
 
+def _changes(world: World) -> bool:
+    return bool(world.shape.joins or world.shape.renames)
+
+
+def _plan_change_of_topology(world: World, drivers: list[SimDriver]) -> None:
+    """A committer joins, or the spout gets another id, at any time, or while a commit is open. One driver at least is started
+    again with the new topology. Another may lead again with the one before, as long as nobody has led with the new one."""
+    chance = world.chance
+    if world.shape.joins:
+        world.coverage[("joins", world.shape.joins if world.shape.joins == TOPIC else "state")] += 1
+    if world.shape.renames:
+        world.coverage[("is renamed", "spout")] += 1
+    if _changes(world):
+        world.at(int(chance.random() * 1_000), partial(_change_topology, world, drivers, chance.random() < 0.5))
+
+
+def _change_topology(world: World, drivers: list[SimDriver], while_open: bool, tries: int = 300) -> None:
+    if while_open and tries and not world.is_open(world.store.currtx()):
+        world.at(3, lambda: _change_topology(world, drivers, while_open, tries - 1))
+        return
+    world.note("the topology is changed")
+    first = int(world.chance.random() * len(drivers))
+    for number, driver in enumerate(drivers):
+        driver.next_topology = build_topology(world, whole=True)
+        if world.shape.renames or number == first or world.chance.random() < 0.5:
+            stops = driver.leads and not world.shape.renames and world.chance.random() < 0.5
+            driver.request_stop() if stops else driver.crash()
+
+
 def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
     """Ranges of open commits are lost, and what then goes wrong, goes wrong while they are rolled back."""
     for _ in range(world.shape.losses):
         world.coverage[("source: lose", "any time")] += 1
         when = int(world.chance.random() * 1_200)
-        world.at(when, lambda: _lose_open_range(world, drivers))
+        world.at(when, partial(_lose_open_range, world, drivers, world.chance.random() < 0.3))
 
 
 def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
@@ -105,24 +134,24 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
         store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
         pause = int(chance.random() * chance.choice((20, 80, 400, 1_500)))
         world.coverage[("goes back", shape.back)] += 1
-        world.at(
-            int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, chance.random() < 0.7)
-        )
+        moment = chance.choice(("any", *("open",) * 4, *("rolled back",) * 2 * min(shape.losses, 1)))
+        world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, moment))
 
 
 def _stop_all(world: World, drivers: list[SimDriver]) -> None:
     """Nothing tells tasks that write to Kafka that ZooKeeper went back: whoever restores it must have stopped everything.
     What writes under headers may go on, and is refused."""
-    if world.shape.topic_tasks:
+    if world.shape.headerless:
         world.kafka.restart_workers()
         for driver in drivers:
             driver.crash()
 
 
 def _take_snapshot(
-    world: World, drivers: list[SimDriver], store: Any, pause_ms: int, while_open: bool, tries: int = 300
+    world: World, drivers: list[SimDriver], store: Any, pause_ms: int, moment: str, tries: int = 300
 ) -> None:
-    if not while_open or world.is_open(world.store.currtx()):
+    currtx = world.store.currtx()
+    if moment == "any" or (world.is_rolled_back(currtx) if moment == "rolled back" else world.is_open(currtx)):
         if store is world.store and world.chance.random() < 0.5:  # with an election in between
             pause_ms += 1_000
             for driver in drivers:
@@ -141,7 +170,7 @@ def _take_snapshot(
 
         world.at(pause_ms, restore)
     elif tries and not world.finished:
-        world.at(3, lambda: _take_snapshot(world, drivers, store, pause_ms, while_open, tries - 1))
+        world.at(3, lambda: _take_snapshot(world, drivers, store, pause_ms, moment, tries - 1))
 
 
 def _corrupt(world: World, drivers: list[SimDriver]) -> None:
@@ -155,12 +184,13 @@ def _corrupt(world: World, drivers: list[SimDriver]) -> None:
                 driver.crash()
 
 
-def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -> None:
-    """As soon as the commit of a txid is open, what it was planned from is gone, and its driver dies, or the commit fails:
-    whoever leads next must roll back (C7)."""
+def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tries: int = 300) -> None:
+    """As soon as the commit of a txid is open, or done in a state, what it was planned from is gone, and its driver dies, or
+    the commit fails: whoever leads next must roll back (C7)."""
     currtx = world.store.currtx()
     plan = world.store.plan(currtx)
-    if plan and world.is_open(currtx):
+    done = any((header := each.header()) is not None and header.done == currtx for each in world.backends)
+    if plan and world.is_open(currtx) and (done or not when_done):
         for partition, meta in plan.items():
             world.spout.expire(int(partition), max(meta["next"], 0))
         world.faults_left = max(world.faults_left, 1 + int(world.chance.random() * 3))
@@ -171,7 +201,7 @@ def _lose_open_range(world: World, drivers: list[SimDriver], tries: int = 300) -
                 if driver.leadership is not None:
                     driver.crash()
     elif tries and not world.finished:
-        world.at(7, lambda: _lose_open_range(world, drivers, tries - 1))
+        world.at(3 if when_done else 7, lambda: _lose_open_range(world, drivers, when_done, tries - 1))
 
 
 def _expire(world: World, partition: int) -> None:

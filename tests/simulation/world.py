@@ -16,10 +16,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from framework import Fields
+from framework import Fields, OutputFieldsDeclarer
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import Header
+from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
@@ -28,19 +28,37 @@ from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka_markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.simulation.kafka import SimKafka
+from spouts.memory import _MemoryPlanner, _MemorySpout
+from tests.simulation.kafka import LETTERS, SimKafka, SimLetters
 
 TOPOLOGY = "sim"
 FENCE = f"{TOPOLOGY}/epoch"
 INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
 TOPIC = "topic"
+#: The ids of the spout, before and after the topology is changed.
+SPOUTS = ("spout", "renamed")
+#: What large plans hold beside ranges, and what ZooKeeper takes in one request then: one of them, and little else.
+PADDING = "." * 2_000
+REQUEST_BYTES_MAX = 3_600
+#: What a close holds of its plan beside: a record, which has a bound of its own, and where partitions were first read.
+UNMEASURED = (f"{TOPOLOGY}/history/", f"{TOPOLOGY}/origin")
 SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
 STEPS_MAX = 12_000
 TRACE_MAX = 2_000
-#: Of a fault at each step of a roll-back: they are rare, and all of them must be met.
-ROLL_BACK_PROBABILITY = 0.25
+#: Of a fault at steps that come seldom: every fault must meet them.
+PROBABILITIES = {
+    "roll back: raise": 0.2,
+    "roll back: undo": 0.3,
+    "roll back: mark_rolled_back": 0.3,
+    "answer: roll back": 0.4,
+    "command: RollBack": 0.15,
+    "commit: sweep": 0.6,
+    "commit: purge": 0.25,
+    "start: confirm": 0.4,
+    "task: delete": 0.12,
+}
 
 
 class Violation(AssertionError):
@@ -71,11 +89,21 @@ class Shape:
     states: int
     losses: int  # of ranges whose commit is open
     topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
+    letters: bool  # some records are bad, and there is a committer for them, which has no header either
+    merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
+    joins: str  # the committer that joins the running topology, between two runs; "": none
+    renames: bool  # whether the spout has another id then, and the plans must move
+    large: bool  # whether plans are so large that ZooKeeper takes one at a time
 
     @property
     def names(self) -> tuple[str, ...]:
         """The states."""
         return SINKS[: self.states]
+
+    @property
+    def headerless(self) -> tuple[str, ...]:
+        """The committers without a header."""
+        return (*[TOPIC] * min(self.topic_tasks, 1), *[LETTERS] * self.letters)
 
     @classmethod
     def of(cls, chance: random.Random) -> Shape:
@@ -85,6 +113,12 @@ class Shape:
         back = chance.choice(("",) * 7 + ("sink", "sink", "zookeeper", "zookeeper", "another life", "another life"))
         losses = (1, 2) if back == "sink" else (0, 0, 1, 2, 3)
         moody = opaque_state and chance.random() < 0.3
+        committers = [*SINKS[:states], *[TOPIC] * min(topic_tasks, 1)]
+        letters = chance.random() < 0.25
+        merges = chance.choice(("", "", "task", "store"))
+        joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
+        changes_topology = bool(joins) or chance.random() < 0.1
+        renames = changes_topology and not letters and (not joins or chance.random() < 0.5)
         return cls(
             opaque,
             opaque_state,
@@ -94,14 +128,19 @@ class Shape:
             chance.randint(3, 10),
             chance.choice((1, 2, 3, 5)),
             chance.choice((2, 3, 5)),
-            chance.random() < 0.4,
+            chance.random() < 0.4 and not merges,
             chance.choice((0, 1, 2, 3, 4, 6, 9)),
             chance.choice((0, 0, 1, 2, 3)),
             back,
             chance.random() < 0.5,
             states,
-            chance.choice((0, 0, 0, 1) if topic_tasks else losses) if opaque else 0,
+            chance.choice((0, 0, 0, 1) if topic_tasks or letters else losses) if opaque else 0,
             topic_tasks,
+            letters,
+            merges if states else "",
+            joins,
+            renames,
+            chance.random() < (0.7 if renames else 0.1),
         )
 
 
@@ -120,13 +159,16 @@ class World:
         self._tie = 0
         self.faults_left = self.shape.faults
         self.store = SimStore(self)
-        kind = OpaqueMemoryTransactionalSpout if self.shape.opaque else MemoryTransactionalSpout
+        kind = OpaqueSimSpout if self.shape.opaque else SimSpout
         options: dict[str, Any] = {"on_data_loss": "skip"} if self.shape.opaque else {}
         self.next_id = 0
         rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
         self.backends = [SimBackend(self, index, name) for index, name in enumerate(self.shape.names)]
         self.kafka = SimKafka(self)
+        self.spout.large = self.shape.large
+        self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
+        self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
         self.oracle = Oracle(self)
         self.finished = False
         self.stopped: str | None = None  # why it ended before everything was committed, as it had to
@@ -134,7 +176,11 @@ class World:
         self.failing_commits = 0
         self.restored: dict[int, int] = {}  # sink -> how often it went back in time
         self.zookeeper_restored = False
+        self.joined = not (
+            self.shape.joins or self.shape.renames
+        )  # whether a driver of the topology with all its committers has led
         self.restores: list[Any] = []
+        self._met: set[str] = set()
         self._depth = 0
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -182,9 +228,13 @@ class World:
 
     def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
         """Whether, and how, this step goes wrong."""
+        if step not in self._met:  # a pair that never comes shows as such
+            self._met.add(step)
+            for kind in kinds:
+                self.coverage[(kind, step)] += 0
         if not self.faults_left:
             return None
-        if self.chance.random() > (ROLL_BACK_PROBABILITY if "roll back" in step else probability):
+        if self.chance.random() > PROBABILITIES.get(step, probability):
             return None
         self.faults_left -= 1
         kind = kinds[int(self.chance.random() * len(kinds))]
@@ -202,6 +252,9 @@ class World:
         self.next_id += 1
         return [self.next_id]
 
+    def is_bad(self, record: int) -> bool:
+        return self.shape.letters and record * 2654435761 >> 7 & 3 == 0
+
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
         """(key, weight) that a record means for a sink; weight None deletes the key, 0 sets it to 0."""
         mixed = (record * 2654435761 + sink * 40503) & 0xFFFFFFFF
@@ -215,15 +268,22 @@ class World:
         return kind(copy(self.backends[sink]))  # each process has its own, and they share the rows
 
     def is_open(self, txid: int) -> bool:
-        """Whether some header says that the commit of a txid was opened, and none that it is done."""
-        opened = self.store.opened()
-        if opened is not None and opened["txid"] == txid and opened["plan_digest"] != ROLLED_BACK:
-            return True
+        """Whether some header says that the commit of a txid was opened."""
+        return any(each == txid and digest != ROLLED_BACK for each, digest in self._opened())
+
+    def is_rolled_back(self, txid: int) -> bool:
+        """Whether some header says that a txid was rolled back."""
+        return (txid, ROLLED_BACK) in self._opened()
+
+    def _opened(self) -> list[tuple[int, str]]:
+        written = self.store.opened()
         headers = [each.header() for each in self.backends]
-        return any(
-            each is not None and each.open is not None and each.open.txid == txid and each.done < txid
-            for each in headers
-        )
+        opened = [
+            (each.open.txid, each.open.plan_digest) for each in headers if each is not None and each.open is not None
+        ]
+        if written is not None:
+            opened.append((written["txid"], written["plan_digest"]))
+        return opened
 
     def opened_range_is_lost(self) -> bool:
         """Whether the commit of the next transaction was opened, and what it was planned from is gone from the source."""
@@ -236,17 +296,60 @@ class World:
             meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
         )
 
-    def rows(self, plan: dict[str, Any]) -> list[int]:
-        """The records of a plan, also those that the source has forgotten."""
+    def rows(self, plan: dict[str, Any], committer: str) -> list[int]:
+        """The records of a plan that are for a committer to Kafka, also those that the source has forgotten."""
         source = self.spout._source
         assert source is not None
-        return [row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]]
+        records = [
+            row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]
+        ]
+        return [each for each in records if self.is_bad(each) is (committer == LETTERS)]
 
     def done(self) -> bool:
         """Whether every record that the source holds is committed, or lost."""
         source = self.spout._source
         assert source is not None
         return all(self.oracle.positions.get(each, 0) >= len(rows) for each, rows in source.partitions.items())
+
+
+class _LargePlanner(_MemoryPlanner):
+    """Plans, one entry of which says more than where it begins and ends."""
+
+    def plan_smaller(self, previous: Any, divisor: int) -> Any:
+        plan = super().plan_smaller(previous, divisor)
+        if plan is None:
+            return None
+        first = min(plan)
+        return {**plan, first: {**plan[first], "padding": PADDING}}
+
+
+class _SimSpout(_MemorySpout):
+    """A spout that gives the records which it cannot decode to a committer of their own, and whose plans may be large."""
+
+    letters: SimLetters | None = None
+    large = False
+
+    def planner(self, conf: Any, context: Any) -> Any:
+        made = super().planner(conf, context)
+        if self.large:
+            made.__class__ = _LargePlanner
+        return made
+
+    def dead_letters(self) -> SimLetters | None:
+        return self.letters
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        super().declare_output_fields(declarer)
+        if self.letters is not None:
+            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+
+
+class SimSpout(_SimSpout, MemoryTransactionalSpout):
+    pass
+
+
+class OpaqueSimSpout(_SimSpout, OpaqueMemoryTransactionalSpout):
+    pass
 
 
 class SimBackend(MemoryBackend):
@@ -295,13 +398,7 @@ class SimBackend(MemoryBackend):
         self._world.oracle.sink_went_back(self._index, header)
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
-        world = self._world
-        fault = world.fault("write rows", ("partial", "answer lost", "refused"))
-        if world.failing_commits:
-            world.failing_commits -= 1
-            fault = "refused"
-        if fault == "refused":
-            raise RetryableError("the sink did not take it")
+        world, fault = self._world, self._fault("write rows", ("partial", "answer lost", "refused"))
         if fault == "partial" and len(keys) > 1:
             part = 1 + int(world.chance.random() * (len(keys) - 1))
             super().multi_put(header, keys[:part], expected_stamps[:part], rows[:part])
@@ -311,6 +408,38 @@ class SimBackend(MemoryBackend):
         world.oracle.rows_written(self._index, keys, rows)
         if fault == "answer lost":
             raise RetryableError("the sink's answer was lost")
+
+    def apply(self, header: Any, writer: str, value_type: ValueType, deltas: Any, *others: Any, **options: Any) -> None:
+        """What a database does in one statement, under the header."""
+        if self._world.shape.merges != "store":
+            raise NotImplementedError
+        fault = self._fault("merge rows", ("answer lost", "refused"))
+        stamp, merged, before = header.stamp, {}, {}
+        for each in deltas.to_pylist():
+            key, delta = (each["key"],), each["total"]
+            row = self.rows().get(key)
+            if row is not None and row.stamp.txid == stamp.txid and value_type is ValueType.TRANSACTIONAL:
+                continue
+            if row is not None and row.stamp > stamp:
+                raise StaleWriterError(f"{key} has stamp {row.stamp}, this writer {stamp}", row.stamp.epoch)
+            base = None if row is None else row.prev if row.stamp.txid == stamp.txid else row.value
+            merged[key] = Row(((base or (0,))[0] + delta,), stamp, base, writer)
+            before[key] = row.stamp if row is not None else None
+        super().multi_put(header, list(merged), list(before.values()), list(merged.values()))
+        self._world.oracle.rows_written(self._index, list(merged), list(merged.values()))
+        if fault == "answer lost":
+            raise RetryableError("the sink's answer was lost")
+
+    def _fault(self, step: str, kinds: Sequence[str]) -> str | None:
+        """What goes wrong with a write, unless it is refused at once."""
+        world = self._world
+        fault = world.fault(step, kinds)
+        if world.failing_commits:
+            world.failing_commits -= 1
+            fault = "refused"
+        if fault == "refused":
+            raise RetryableError("the sink did not take it")
+        return fault
 
     def header(self) -> Header | None:
         return self._rows().header
@@ -365,13 +494,14 @@ class SimStore(CoordinationStore):
 
     def snapshot(self) -> Any:
         known = self._world.oracle
-        return dict(self.nodes), dict(self.written), self.version, self.epoch, dict(known.model), dict(known.positions)
+        nodes, written = dict(self.nodes), dict(self.written)
+        return nodes, written, self.version, self.epoch, self._world.joined, dict(known.model), dict(known.positions)
 
     def restore(self, snapshot: Any) -> None:
         """Be as it was then. Sessions are over; whoever had one hears of it with its next request."""
         if snapshot[0] == self.nodes:
             return
-        nodes, written, self.version, self.epoch, model, positions = snapshot
+        nodes, written, self.version, self.epoch, self._world.joined, model, positions = snapshot
         self.nodes, self.written = dict(nodes), dict(written)
         self.life += 1
         self._world.zookeeper_restored = True
@@ -382,20 +512,24 @@ class SimStore(CoordinationStore):
     def become_another(self) -> None:
         """Be that of another topology of the same name, which has made as many transactions, of other records."""
         currtx = self.currtx()
+        held = [each for each in SPOUTS if f"{TOPOLOGY}/user/{each}/{currtx - 1}" in self.written]
         before = self.plan(currtx - 1)
         if before is None or not any(meta["next"] for meta in before.values()):
             return
+        if not self._world.backends and not self._world.kafka.markers:
+            return  # no sink holds anything of the life before: nothing contradicts this one
         plan = {each: {"first": 0, "next": max(meta["next"] - 1, 0)} for each, meta in before.items()}
         documents = {
             INCARNATION: "another one",
             f"{TOPOLOGY}/meta": decode_document(self.written[f"{TOPOLOGY}/meta"], "meta"),
             f"{TOPOLOGY}/coordinator/currtx": currtx,
-            f"{TOPOLOGY}/user/spout/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
+            f"{TOPOLOGY}/user/{held[-1]}/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
         }
         self.epoch += 10
         fence = encode_document({"epoch": self.epoch, "sequence": 0}, FENCE)
         nodes = {FENCE: fence, **{path: encode_document(each, path) for path, each in documents.items()}}
-        self.restore((nodes, nodes, 0, self.epoch, self._world.oracle.model, self._world.oracle.positions))
+        known = self._world.oracle
+        self.restore((nodes, nodes, 0, self.epoch, self._world.joined, known.model, known.positions))
         self._world.oracle.must_stop = "ZooKeeper is that of another life"
 
     def close(self) -> None:
@@ -405,6 +539,10 @@ class SimStore(CoordinationStore):
         """The one way in: a multi that checks the fence."""
         if not self.fence_holds(version):
             raise FenceMoved
+        puts = [each for each in changes if isinstance(each, Put) and not each.path.startswith(UNMEASURED)]
+        size = sum(len(each.path) + len(each.data) for each in puts)
+        if self._world.shape.large and size > REQUEST_BYTES_MAX:
+            raise Violation(f"a multi of {size} bytes, and ZooKeeper takes {REQUEST_BYTES_MAX}: {changes}"[:400])
         writer, _ = fence_of(fence, FENCE)
         before = self.currtx()
         for change in changes:
@@ -437,8 +575,11 @@ class SimStore(CoordinationStore):
         return None if raw is None else decode_document(raw, "open")
 
     def plan(self, txid: int) -> dict[str, Any] | None:
-        raw = self.written.get(f"{TOPOLOGY}/user/spout/{txid}")
-        return None if raw is None else decode_document(raw, "plan")["plan"]
+        for spout in reversed(SPOUTS):
+            raw = self.written.get(f"{TOPOLOGY}/user/{spout}/{txid}")
+            if raw is not None:
+                return decode_document(raw, "plan")["plan"]
+        return None
 
 
 class SimLeadership(FencedLeadership):
@@ -450,6 +591,7 @@ class SimLeadership(FencedLeadership):
         self._store = store
         self.identity = identity
         self.noticed = False
+        self._dead = False
         self._life = store.life
 
     @property
@@ -473,9 +615,14 @@ class SimLeadership(FencedLeadership):
     def _read_fence(self) -> bytes | None:
         return self._store.get(FENCE)
 
+    def die(self) -> None:
+        """The process that has it is gone: nothing is said any more, and the session ends by itself."""
+        self.noticed = self._dead = True
+
     def resign(self) -> None:
         self.noticed = True
-        self._store.expire(self)
+        if not self._dead:
+            self._store.expire(self)
 
 
 @dataclass
@@ -490,8 +637,8 @@ class Oracle:
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     committed: int = 0
     reset_epoch: int = 0
-    dead: set[tuple[int, int, int]] = field(default_factory=set)
-    topic: dict[int, list[int]] = field(default_factory=dict)
+    dead: set[tuple[str, int, int, int]] = field(default_factory=set)
+    topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     must_stop: str = ""
 
@@ -537,6 +684,7 @@ class Oracle:
     def zookeeper_went_back(self, model: dict[tuple[int, str], int | None], positions: dict[str, int]) -> None:
         """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
         lost = self.committed + 1 - self.world.store.currtx()
+        self.reset_epoch = 0  # epochs begin again below it, and whoever did not know of the reset has lost its session
         if lost in (0, 1):
             self.model, self.positions = dict(model), dict(positions)
             self.committed -= lost
@@ -546,16 +694,19 @@ class Oracle:
     def _closed(self, txid: int, epoch: int) -> None:
         """A transaction is over: apply its last attempt to the model, and compare."""
         world = self.world
-        headers = [backend.read_header() for backend in world.backends]
-        for sink, (header, name) in enumerate(zip(headers, world.shape.names, strict=True)):
+        headers = {
+            sink: backend.read_header() for sink, backend in enumerate(world.backends) if self.takes_part(SINKS[sink])
+        }
+        for sink, header in headers.items():
+            name = SINKS[sink]
             if header.done == txid:
                 continue
             if sink not in world.restored or sink in self.behind:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
             self.behind.add(sink)  # it went back after it was done, and the next raise finds out
-        attempts = {each.open.attempt_id for each in headers if each.open is not None and each.done == txid}
+        attempts = {each.open.attempt_id for each in headers.values() if each.open is not None and each.done == txid}
         opened = world.store.opened()
-        if world.shape.topic_tasks and opened is not None and opened["txid"] == txid:
+        if world.shape.headerless and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
             self.must_stop = "no sink holds the transaction before"  # nobody is left to tell which attempt it was
@@ -569,18 +720,21 @@ class Oracle:
         assert plan is not None
         self._tile(txid, plan)
         (attempt_id,) = attempts
-        for sink, operations in enumerate(self.results[(epoch, txid, attempt_id)][: world.shape.states]):
-            for key, weight in operations:
+        for sink in headers:
+            for key, weight in self.results[(epoch, txid, attempt_id)][sink]:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
-        if world.shape.topic_tasks and sorted(self.topic.get(txid, [])) != sorted(world.rows(plan)):
-            raise Violation(
-                f"1: {txid} is closed, and the topic holds {sorted(self.topic.get(txid, []))} of it, not "
-                f"{sorted(world.rows(plan))}"
-            )
+        for committer in filter(self.takes_part, world.shape.headerless):
+            held, wanted = sorted(self.topics.get((committer, txid), [])), sorted(world.rows(plan, committer))
+            if held != wanted:
+                raise Violation(f"1: {txid} is closed, and the topic of {committer} holds {held} of it, not {wanted}")
         if world.done():
             world.finished = True
+
+    def takes_part(self, committer: str) -> bool:
+        """Whether a committer is one of those that every transaction waits for now."""
+        return self.world.joined or committer != self.world.shape.joins
 
     def _tile(self, txid: int, plan: dict[str, Any]) -> None:
         for partition, meta in plan.items():
@@ -602,13 +756,16 @@ class Oracle:
     # --- what the sinks see --------------------------------------------------------------------------------------
 
     def header_changed(self, sink: int, before: Header, after: Header) -> None:
-        if after.done < before.done or after.epoch < before.epoch:
+        undone = after.open is not None and (after.open.plan_digest, after.open.txid) == (ROLLED_BACK, after.done + 1)
+        if after.done < before.done - undone or after.epoch < before.epoch:
             raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
         currtx = self.world.store.currtx()
         taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
         if after.done > currtx and self.world.zookeeper_restored:
             self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
-        elif after.done not in (currtx - 1, currtx) and not (taken_over and sink in self.world.restored):
+        elif after.done not in (currtx - 1, currtx) and not (
+            taken_over and (sink in self.world.restored or not self.takes_part(SINKS[sink]))
+        ):
             raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:
             return
@@ -626,7 +783,14 @@ class Oracle:
         """Whether a stop names a store that went back, and has lost something."""
         world = self.world
         if world.zookeeper_restored:
-            return any(each in reason for each in ("ZooKeeper", "went back", "cannot be undone", "incarnation"))
+            known = (
+                "ZooKeeper",
+                "went back",
+                "cannot be undone",
+                "incarnation",
+                "is not the one its state was written by",
+            )
+            return any(each in reason for each in known)
         plan = world.store.plan(world.store.currtx())
         for sink in world.restored:
             header = world.backends[sink].header()
@@ -642,7 +806,7 @@ class Oracle:
         header = self.world.backends[sink].read_header()
         if header.open is None:
             raise Violation(f"C1: rows reached {SINKS[sink]} before its header was raised")
-        if (header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
+        if (header.incarnation, header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
             raise Violation(f"fence: {header.open} wrote to {SINKS[sink]} after it was closed")
         for key, row in zip(keys, rows, strict=True):
             stamp = (row.stamp.txid, row.stamp.epoch, row.stamp.attempt_id)
@@ -657,13 +821,15 @@ class Oracle:
 
     # --- what Kafka sees -----------------------------------------------------------------------------------------
 
-    def sent(self, marker: Marker, records: Sequence[int]) -> None:
+    def sent(self, committer: str, marker: Marker, records: Sequence[int]) -> None:
         """A kafka_txn is committed: nobody can undo it."""
         if marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
-        held = self.topic.setdefault(marker.txid, [])
+        held = self.topics.setdefault((committer, marker.txid), [])
         if twice := sorted({*held}.intersection(records)):
-            raise Violation(f"1: records {twice} of txid {marker.txid} are in the topic twice, now by {marker}")
+            raise Violation(
+                f"1: records {twice} of txid {marker.txid} are in the topic twice ({committer}), now by {marker}"
+            )
         held += records
 
     def probe_values(self) -> None:

@@ -26,7 +26,7 @@ def test_a_state_that_joins_holds_what_was_committed_before_and_nothing_of_what_
     old, new = state(), state()
     header = old.prepare("topology")
     old.raise_header(header, replace(header, epoch=1, open=OpenCommit(4, 1, "digest"), done=4))
-    opened = CommitPhase("topology", [old, new], NO_EXECUTOR, 2).open(5, {5: "next"}, accept_new=True)
+    opened = CommitPhase("topology", [old, new], NO_EXECUTOR, 2).open(5, {5: "next"}, joining=[new.location])
     assert not opened
     assert (new.read_header().done, new.read_header().open) == (4, None)
     assert common_txid([old, new]) == 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from framework import TransactionAttempt
-from framework.errors import ConfigError
+from framework.errors import ConfigError, StaleWriterError
 from framework.execution import FailureKind
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader
@@ -69,6 +69,39 @@ def test_a_txid_that_is_open_with_another_plan_is_refused(backend: MemoryBackend
 def test_a_txid_that_was_rolled_back_may_be_opened_with_any_plan(backend: MemoryBackend) -> None:
     force(backend, opened=OpenCommit(1, 3, ROLLED_BACK))
     assert phase(backend, 2).run(attempt(1, 4, "another", 2), replay=False).failure is None
+
+
+@pytest.mark.rule("C2")
+def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) -> None:
+    """A sink that went back to then lacks the transaction, whatever another plan has made of it since."""
+    committing = phase(backend)
+    committing.run(attempt(1, 1), replay=False)
+    assert backend.read_header().done == 1
+    assert committing.roll_back(attempt(1, 2)).failure is None
+    assert (backend.read_header().done, backend.read_header().open) == (0, OpenCommit(1, 2, ROLLED_BACK))
+    failure = committing.run(attempt(2, 1), replay=False).failure
+    assert failure is not None and "holds transactions up to 0 only" in failure.message
+    with pytest.raises(ConfigError, match="the sink is behind"):
+        phase(backend, 2, currtx=2)
+
+
+@pytest.mark.rule("C14")
+def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() -> None:
+    """Whoever changes its header meanwhile is no other leader, unless the epoch says so: the driver does not step down."""
+    raised: list[Header] = []
+
+    class Restored(MemoryBackend):
+        def raise_header(self, expected: Header, new: Header) -> None:
+            raised.append(new)
+            if new.done and len(raised) < 3:
+                raise StaleWriterError("the header is as it was before", 0)
+            super().raise_header(expected, new)
+
+    state = OpaqueMapState(Restored())
+    executor: Any = OneTask(state)
+    CommitPhase("topology", [state], executor, 2).open(8, {}, joining=[state.location])
+    assert [(each.epoch, each.done) for each in raised] == [(2, 7)] * 3
+    assert state.read_header().done == 7
 
 
 def test_what_was_opened_in_the_leaders_own_epoch_stops_it_at_the_start(backend: MemoryBackend) -> None:

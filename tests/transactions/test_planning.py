@@ -10,6 +10,7 @@ from typing import Any
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.planning import PlanningThread
+from framework.transactions.steps import Threads
 
 TIMEOUT_S = 30
 
@@ -36,6 +37,7 @@ def test_a_plan_that_was_being_made_when_another_was_asked_for_is_thrown_away() 
     made: Queue[tuple[AskPlan, Plan]] = Queue()
     thread = PlanningThread(
         planner,
+        Threads(),
         on_plan=lambda asked, plan: made.put((asked, plan)),
         on_failure=lambda failure: None,
         idle_poll_max_s=0.1,

@@ -1,0 +1,137 @@
+"""The start of a term: what a new leader reads and opens, as after a crash, before it does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation, RetryableError
+from framework.topology.bolts import Bolt
+from framework.topology.builder import Topology
+from framework.topology.context import TopologyContext
+from framework.topology.fencing import Standing
+from framework.topology.spouts import PartitionPlanner, Spout
+from framework.transactions.commit import CommitPhase
+from framework.transactions.context import DriverContext
+from framework.transactions.coordinator import Recovered
+from framework.transactions.documents import TopologyDocuments
+from framework.transactions.sources import CoordinatorPlanner, ImmutableSource, planner_of
+from framework.transactions.steps import Steps
+from framework.transactions.store import Leadership
+
+_log = structlog.get_logger()
+
+WAITING_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Everything that a term works with. Whoever gets it closes ``planner`` and ``commit``."""
+
+    planner: PartitionPlanner
+    source: ImmutableSource
+    documents: TopologyDocuments
+    commit: CommitPhase
+    incarnation: str
+    recovered: Recovered
+
+
+def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery]:
+    """Read the documents, take the states over, and hold them against each other. Raises what says why a topology cannot go
+    on from there, while this leader leads; ``StaleWriterError`` or ``LeadershipLostError`` when it does not any more."""
+    topology, settings = context.topology, context.settings
+    accept = settings.accept_changed_topology
+    planner: PartitionPlanner | None = None
+    commit: CommitPhase | None = None
+    try:
+        planner = yield partial(_planner, context)
+        source = ImmutableSource(planner, topology.skips_replays())
+        documents = TopologyDocuments(context.store, leadership, topology)
+        identity = yield from _source_identity(context, leadership, planner, source)
+        joining = yield partial(
+            documents.claim, identity, accept_changed=accept, accept_lost_data=planner.skips_lost_data
+        )
+        incarnation = yield documents.incarnation
+        recovered, digests = yield documents.recover
+        commit = CommitPhase(
+            topology.id,
+            topology.states,
+            context.executor,
+            leadership.epoch,
+            incarnation=incarnation,
+            purge_every=settings.purge_every,
+        )
+        opened = yield from commit.opening(
+            recovered.currtx, digests, joining=joining, note_joined=documents.note_joined
+        )
+        opened = opened or recovered.opened
+        standing = Standing(
+            incarnation, leadership.epoch, recovered.currtx, digests[recovered.currtx] if opened else None
+        )
+        yield partial(_check_written, context, standing)
+    except BaseException as error:
+        if planner is not None:
+            planner.close()
+        if commit is not None:
+            commit.close()
+        if isinstance(error, (ConfigError, CorruptStateError, DataLossError)):
+            yield leadership.confirm  # a leader that was deposed while it read has seen half of two states
+        raise
+    if isinstance(planner, CoordinatorPlanner):
+        planner.planned = max(recovered.plans, default=0)
+    return Recovery(planner, source, documents, commit, incarnation, replace(recovered, opened=opened))
+
+
+def _planner(context: DriverContext) -> PartitionPlanner:
+    topology, conf = context.topology, context.settings.conf
+    spout = topology.spout.instance
+    if not isinstance(spout, Spout):
+        raise InvariantViolation(f"{topology.spout.id} is not a spout")
+    return planner_of(spout, conf, TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms()))
+
+
+def _source_identity(
+    context: DriverContext, leadership: Leadership, planner: PartitionPlanner, source: ImmutableSource
+) -> Steps[Mapping[str, Any]]:
+    """What the source is, when it is fit for this topology. Ask until it answers: a broker that is away is waited for, as
+    in mid-run."""
+    warned = False
+    while True:
+        try:
+            identity: Mapping[str, Any] = yield partial(_ask, planner, source)
+            return identity
+        except RetryableError as error:
+            if not warned:
+                _log.warning("source.waiting", topology=context.topology.id, reason=str(error))
+                context.update(waiting_for=str(error))
+                warned = True
+            stopped = yield partial(context.stop_requested.wait, WAITING_POLL_S)
+            if stopped or leadership.lost:
+                raise
+
+
+def _ask(planner: PartitionPlanner, source: ImmutableSource) -> Mapping[str, Any]:
+    identity = planner.source_identity()
+    source.check(planner.partitions())
+    return identity
+
+
+def _check_written(context: DriverContext, standing: Standing) -> None:
+    """Let committers that write elsewhere compare what they remember there (C25)."""
+    conf = context.settings.conf
+    for bolt, bolt_context in committers_elsewhere(context.topology, conf):
+        bolt.check_written(conf, bolt_context, standing)
+
+
+def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterator[tuple[Bolt, TopologyContext]]:
+    """The committers without a state, each with the number of its tasks."""
+    for each in topology.headerless():
+        if isinstance(each.instance, Bolt):
+            yield (
+                each.instance,
+                TopologyContext(topology.id, each.id, 0, each.parallelism, conf, topology.parallelisms()),
+            )

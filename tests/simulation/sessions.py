@@ -1,0 +1,230 @@
+"""A simulated log that loses its end and grows again, under the real sessions that keep consumers and fetch ahead (C26).
+
+Simulated are the broker and the client, as librdkafka behaves: what it has fetched it hands out, whatever has become of
+the log; a position that it is given with a leader epoch is checked by the broker, and so is where it stands when the log has
+another leader.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from framework.errors import DataLossError, RetryableError
+from framework.kafka_clients import KafkaSettings
+from spouts import kafka_session
+from spouts.kafka_session import KafkaSession, Range
+
+PARTITIONS = 2
+BATCHES = 12
+WORKERS = 2
+SILENCE_S = 0.5
+
+
+@dataclass(frozen=True)
+class SimMessage:
+    """As much of a ``confluent_kafka.Message`` as a session uses; ``failure``: an event instead of a record."""
+
+    number: int
+    at: int
+    epoch: int = 0
+    record: int = 0
+    failure: int | None = None
+
+    def topic(self) -> str:
+        return "topic"
+
+    def partition(self) -> int:
+        return self.number
+
+    def offset(self) -> int:
+        return self.at
+
+    def leader_epoch(self) -> int:
+        return self.epoch
+
+    def error(self) -> KafkaError | None:
+        return None if self.failure is None else KafkaError(self.failure)
+
+
+@dataclass
+class SimLog:
+    """A partition. ``records``: (leader epoch, record)."""
+
+    number: int
+    epoch: int = 0
+    records: list[tuple[int, int]] = field(default_factory=list)
+
+    def lose_end(self, left: int) -> None:
+        """An unclean election: another leader has less of the log."""
+        del self.records[left:]
+        self.epoch += 1
+
+    def end_of(self, epoch: int) -> int:
+        """Where what was written in an epoch, or before, ends."""
+        return next((offset for offset, (each, _) in enumerate(self.records) if each > epoch), len(self.records))
+
+
+@dataclass
+class _Fetching:
+    """Where a consumer stands in a log, and the epoch of what it has read there."""
+
+    log: SimLog
+    position: int
+    epoch: int | None
+    leader: int = -1
+    ended: int = -1
+
+
+class SimConsumer:
+    def __init__(self, world: SessionsWorld) -> None:
+        self._world = world
+        self._fetching: dict[int, _Fetching] = {}
+        self._fetched: list[SimMessage] = []
+
+    def incremental_assign(self, positions: Sequence[TopicPartition]) -> None:
+        for each in positions:
+            epoch = each.leader_epoch if each.leader_epoch is not None and each.leader_epoch >= 0 else None
+            self._fetching[each.partition] = _Fetching(self._world.logs[each.partition], each.offset, epoch)
+
+    def incremental_unassign(self, positions: Sequence[TopicPartition]) -> None:
+        for each in positions:
+            del self._fetching[each.partition]
+            self._fetched = [message for message in self._fetched if message.number != each.partition]
+
+    def fetch(self) -> None:
+        """What the client does by itself: ask the leader of each partition for a few records more."""
+        for each in self._fetching.values():
+            log = each.log
+            truncated = each.leader != log.epoch and each.epoch is not None and log.end_of(each.epoch) < each.position
+            each.leader = log.epoch
+            if truncated or each.position > len(log.records):
+                self._fetched.append(SimMessage(log.number, each.position, failure=KafkaError._AUTO_OFFSET_RESET))
+                continue
+            more = log.records[each.position : each.position + self._world.chance.randint(1, 6)]
+            for epoch, record in more:
+                self._fetched.append(SimMessage(log.number, each.position, epoch, record))
+                each.position, each.epoch = each.position + 1, epoch
+            if not more and each.ended != each.position:
+                each.ended = each.position
+                self._fetched.append(SimMessage(log.number, each.position, failure=KafkaError._PARTITION_EOF))
+
+    def consume(self, most: int, timeout_s: float) -> list[SimMessage]:
+        self._world.meanwhile()
+        if timeout_s or self._world.chance.random() < 0.5:
+            self.fetch()
+        self._world.now += timeout_s
+        given, self._fetched = self._fetched[:most], self._fetched[most:]
+        return given
+
+    def close(self) -> None:
+        pass
+
+
+class SessionsWorld:
+    """Batches are planned and read, by one worker or another, while logs grow, lose their ends, and grow again."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(f"sessions {seed}")
+        self.now = 0.0
+        self.next_record = 0
+        self.logs = [SimLog(number) for number in range(PARTITIONS)]
+        self.lost = 0
+        self.truncations = 0
+        self.troubled = self.chance.random() < 0.8
+
+    def grow(self, log: SimLog) -> None:
+        for _ in range(self.chance.randint(0, 6)):
+            self.next_record += 1
+            log.records.append((log.epoch, self.next_record))
+
+    def meanwhile(self) -> None:
+        """What happens to a log: rarely, it loses its end."""
+        log = self.chance.choice(self.logs)
+        if self.troubled and self.chance.random() < 0.08 and log.records:
+            log.lose_end(len(log.records) - self.chance.randint(0, min(5, len(log.records))))
+            self.truncations += 1
+        if self.chance.random() < 0.5:
+            self.grow(log)
+
+    def run(self) -> str | None:
+        """What is wrong, or None: each batch is what was planned, or an error, and no error without a loss."""
+        consumers: list[SimConsumer] = []
+
+        def made(conf: Any) -> SimConsumer:
+            consumers.append(SimConsumer(self))
+            return consumers[-1]
+
+        with instead_of_kafka(made, self):
+            sessions = [KafkaSession(KafkaSettings("simulated:9092", None), "group") for _ in range(WORKERS)]
+            positions: list[tuple[int, int | None]] = [(0, 0)] * PARTITIONS
+            for _ in range(BATCHES):
+                for log in self.logs:
+                    self.grow(log)
+                self.meanwhile()
+                positions = self._batch(sessions, positions)
+                for each in consumers:
+                    each.fetch()  # ahead of what anybody asks for
+        return None
+
+    def _batch(self, sessions: list[KafkaSession], positions: list[tuple[int, int | None]]) -> list[Any]:
+        ranges, planned, after = {}, [], []
+        for log, (first, epoch) in zip(self.logs, positions, strict=True):
+            if epoch is not None and min(log.end_of(epoch), len(log.records)) < first:
+                first, epoch = log.end_of(epoch), None  # the planner has asked: it goes on where the log is another one
+            end = min(first + self.chance.randint(0, 5), len(log.records))
+            ranges["topic", log.number] = Range(first, end, epoch, "id", log.epoch)
+            planned += [record for _, record in log.records[first:end]]
+            after.append((end, log.epoch if end > first or epoch is None else epoch))
+        for _ in range(3):  # attempts
+            self.meanwhile()
+            still = [log.records[r.first : r.end] for log, r in zip(self.logs, ranges.values(), strict=True)]
+            try:
+                chunks = self.chance.choice(sessions).read(ranges)
+                found = [message.record for chunk in chunks for message in chunk]  # type: ignore[attr-defined]
+            except (DataLossError, RetryableError) as error:
+                self.lost += 1
+                there = [record for records in still for _, record in records] == planned
+                now = [log.records[r.first : r.end] for log, r in zip(self.logs, ranges.values(), strict=True)]
+                if there and now == still and isinstance(error, DataLossError):
+                    raise Wrong(f"{ranges} are as they were planned: {error}") from error
+                continue
+            if found != planned:
+                raise Wrong(f"{planned} were planned in {ranges}, and {found} came")
+            return after
+        return [(position, epoch) for position, epoch in positions] if planned else after
+
+
+class Wrong(AssertionError):
+    """A batch that is not what was planned, or an error without a cause."""
+
+
+def run_sessions(seed: int) -> tuple[str | None, SessionsWorld]:
+    world = SessionsWorld(seed)
+    try:
+        return world.run(), world
+    except Wrong as wrong:
+        return str(wrong), world
+
+
+@contextmanager
+def instead_of_kafka(consumer: Any, world: SessionsWorld) -> Iterator[None]:
+    target: Any = kafka_session
+    ours = {
+        "Consumer": consumer,
+        "Message": SimMessage,
+        "time": SimpleNamespace(monotonic=lambda: world.now),
+        "SILENCE_MAX_S": SILENCE_S,
+    }
+    before = {name: getattr(target, name) for name in ours}
+    try:
+        vars(target).update(ours)
+        yield
+    finally:
+        vars(target).update(before)

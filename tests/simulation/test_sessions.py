@@ -1,0 +1,72 @@
+"""Kept consumers hand out what was planned, or an error, whatever becomes of the log (C26)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from framework.kafka_clients import KafkaSettings
+from spouts import kafka_session
+from spouts.kafka_session import KafkaSession, Range
+from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, instead_of_kafka, run_sessions
+
+SCHEDULES = 1_500
+#: The two mutations show in one schedule of ten.
+SCHEDULES_PER_MUTATION = 1_000
+
+
+@pytest.mark.rule("C26")
+def test_every_batch_is_what_was_planned_while_logs_lose_their_ends_and_grow_again(seed: int) -> None:
+    truncations = losses = 0
+    for number in range(seed, seed + SCHEDULES):
+        wrong, world = run_sessions(number)
+        assert wrong is None, f"run_sessions({number}): {wrong}"
+        truncations, losses = truncations + world.truncations, losses + world.lost
+    assert truncations > SCHEDULES and losses
+
+
+@pytest.mark.rule("C26")
+@pytest.mark.parametrize(
+    ("target", "name", "replacement"),
+    [
+        (Range, "of_same_log", lambda self, other: True),
+        (kafka_session, "_check_epochs", lambda *arguments: None),
+    ],
+    ids=["what was fetched for another epoch is kept", "records of a later epoch are taken"],
+)
+def test_what_is_taken_out_of_the_sessions_is_noticed(
+    target: Any, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(target, name, replacement)
+    seeds = itertools.islice(itertools.count(seed), SCHEDULES_PER_MUTATION)
+    assert any(run_sessions(each)[0] is not None for each in seeds)
+
+
+@pytest.mark.rule("C26")
+def test_records_of_a_partition_that_is_taken_away_in_the_same_answer_are_not_those_of_the_other() -> None:
+    """A partition that nobody reads now was fetched ahead, and lost its end: its records and the error come together."""
+    world = SessionsWorld(0)
+    answers = [
+        [SimMessage(0, 0, record=1), SimMessage(1, 0, record=2)],
+        [SimMessage(0, 1, record=3), SimMessage(0, 2, failure=KafkaError._AUTO_OFFSET_RESET)],
+        [SimMessage(1, 1, record=4)],
+    ]
+
+    class Scripted(SimConsumer):
+        def consume(self, most: int, timeout_s: float) -> list[SimMessage]:
+            return answers.pop(0)
+
+    with instead_of_kafka(lambda conf: Scripted(world), world):
+        session = KafkaSession(KafkaSettings("simulated:9092", None), "group")
+        both = {("topic", 0): Range(0, 1), ("topic", 1): Range(0, 1)}
+        assert records_of(session, both) == [1, 2]
+        assert records_of(session, {("topic", 1): Range(1, 2)}) == [4]
+
+
+def records_of(session: KafkaSession, ranges: dict[tuple[str, int], Range]) -> list[int]:
+    found: list[Any] = [message for chunk in session.read(ranges) for message in chunk]
+    return [each.record for each in found]
