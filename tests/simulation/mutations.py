@@ -370,7 +370,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C2: a state that was emptied joins like a new one", [(TopologyDocuments, "claim", _every_state_may_join)],
              lambda shape: shape.back == "sink" and bool(shape.joins or shape.renames)),
     Mutation("C2: what is rolled back stays done", [(CommitPhase, "_mark_rolled_back", _stays_done)],
-             lambda shape: shape.back == "sink" and shape.losses > 0 and shape.states > 1 and not shape.headerless),
+             lambda shape: shape.back == "sink" and shape.losses > 0 and shape.states > 0),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
     Mutation("C2: what the leader's own epoch has opened was opened by itself",

@@ -118,7 +118,7 @@ def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
     for _ in range(world.shape.losses):
         world.coverage[("source: lose", "any time")] += 1
         when = int(world.chance.random() * 1_200)
-        world.at(when, partial(_lose_open_range, world, drivers, world.chance.random() < 0.3))
+        world.at(when, partial(_lose_open_range, world, drivers, world.chance.random() < 0.6))
 
 
 def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
@@ -134,7 +134,7 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
         store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
         pause = int(chance.random() * chance.choice((20, 80, 400, 1_500)))
         world.coverage[("goes back", shape.back)] += 1
-        moment = chance.choice(("any", *("open",) * 4, *("rolled back",) * 2 * min(shape.losses, 1)))
+        moment = chance.choice(("any", *("open",) * 4, *("rolled back",) * 8 * min(shape.losses, 1)))
         world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, moment))
 
 

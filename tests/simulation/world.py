@@ -720,8 +720,11 @@ class Oracle:
         assert plan is not None
         self._tile(txid, plan)
         (attempt_id,) = attempts
+        result = self.results.get((epoch, txid, attempt_id))
+        if result is None:
+            raise Violation(f"3: {txid} is closed by attempt {attempt_id} of epoch {epoch}, which nobody has processed")
         for sink in headers:
-            for key, weight in self.results[(epoch, txid, attempt_id)][sink]:
+            for key, weight in result[sink]:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed = txid
         self.compare()
