@@ -16,8 +16,9 @@ from framework.acking.driver import RoundDriver
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.state.expiry import kept
 from framework.state.rescaling import Filling, namespace_of, rescaled
-from framework.state.settings import provider_of
+from framework.state.settings import provider_of, ttl_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
 from framework.transactions.reset import leadership_of
@@ -84,11 +85,12 @@ def restore_state(
     config: Config,
     store: CoordinationStore,
     document: Any,
-    entries: Callable[[], Iterable[tuple[str, Any, Any]]],
+    entries: Callable[[], Iterable[tuple[str, Any, Any, float | None]]],
     where: str,
 ) -> tuple[int, int]:
-    """Put a snapshot in place of what there is: the record of its checkpoint, and component, key and value of its states. Returns
-    the checkpoint that the topology goes on from, and how many keys that has. Raises ``ConfigError`` while a driver leads."""
+    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states component, key, value, and when that
+    was put if it was to expire. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
+    ``ConfigError`` while a driver leads."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
     missing = sorted(set(snapshot.layouts) - set(components))
@@ -108,8 +110,8 @@ def restore_state(
             for name, layout in layouts.items():
                 fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
             count = 0
-            for name, key, value in entries():
-                fillings[name].put(key, value)
+            for name, key, value, put_at in entries():
+                fillings[name].put(key, kept(value, put_at, ttl_of(components[name].instance)))
                 count += 1
             for each in fillings.values():
                 each.finish(txid)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.errors import InvariantViolation
-from framework.state.serialization import Serializer
+from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
 from framework.topology.stateful import KeyValueState
 
 #: Changes to a state: None for a key that is deleted.
@@ -72,6 +72,11 @@ class LayeredState(KeyValueState[Any, Any]):
         self._cached: OrderedDict[bytes, bytes | None] = OrderedDict()
         self._cached_max = cached_max
         self._swept: Any = None
+
+    def keep_times(self) -> None:
+        """Values are pairs from here on: the time that each was put, and the value."""
+        if not isinstance(self._values, MsgpackSerializer):
+            self._values = TimedSerializer(self._values)
 
     @property
     def txid(self) -> int:

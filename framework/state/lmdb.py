@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.state.layers import Changes, LayeredState
+from framework.state.serialization import Serializer
 from framework.state.settings import LmdbSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
@@ -72,6 +73,10 @@ class LmdbKeyValueStateProvider(StateProvider):
             Path(settings.path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"topology.state.provider.config.path: {error}") from None
+
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
+        settings = settings_of(conf, LmdbSettings)
+        return settings.keys(), settings.values()
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         return (_folder(settings_of(conf, LmdbSettings), namespace) / "data.mdb").exists()

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.state.layers import Changes, LayeredState
+from framework.state.serialization import Serializer
 from framework.state.settings import RedisSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
@@ -95,6 +96,10 @@ class RedisKeyValueStateProvider(StateProvider):
             raise ConfigError(
                 f"Redis at {pool.host}:{pool.port} does not answer: {error}; see topology.state.provider.config.jedisPoolConfig"
             ) from None
+
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
+        settings = settings_of(conf, RedisSettings)
+        return settings.keys(), settings.values()
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         return RedisStore(self._client(settings_of(conf, RedisSettings)), namespace).txid() > 0

@@ -14,6 +14,7 @@ import structlog
 
 from framework.errors import ConfigError, TopologyError
 from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.state.settings import kept_state_of
 from framework.topology import (
     BaseStatefulBolt,
     Component,
@@ -76,7 +77,7 @@ class Filling:
     ) -> None:
         self._component = component
         self._tasks = layout.tasks
-        self._targets = _states(topology_id, component.id, layout, provider, conf)
+        self._targets = _states(topology_id, component, layout, provider, conf)
         self._waiting = 0
 
     def put(self, key: Any, value: Any) -> None:
@@ -116,7 +117,7 @@ def _move(
 ) -> None:
     aim = record.pending if record.prepared and record.pending is not None else record.txid
     filling = Filling(topology_id, component, new, provider, conf)
-    sources = _states(topology_id, component.id, old, provider, conf)
+    sources = _states(topology_id, component, old, provider, conf)
     try:
         for source in sources:
             source.recover(aim, prepared=record.prepared, upto=record.last)
@@ -130,10 +131,10 @@ def _move(
 
 
 def _states(
-    topology_id: str, component_id: str, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
+    topology_id: str, component: Component, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
 ) -> list[KeyValueState[Any, Any]]:
-    names = [namespace_of(topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
-    return [_key_value(provider.new_state(name, conf, None)) for name in names]
+    names = [namespace_of(topology_id, component.id, layout.number, task) for task in range(layout.tasks)]
+    return [_key_value(kept_state_of(provider, name, component.instance, conf, None)) for name in names]
 
 
 def task_of_key(component: Component, key: Any, tasks: int) -> int | None:

@@ -131,6 +131,10 @@ class StateProvider(ABC):
     def check(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit`` before anything starts: raise ``ConfigError`` for what would fail at once."""
 
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Any, Any] | None:
+        """What makes bytes of keys and of values, with ``dumps`` and ``loads``, for snapshots; None: MessagePack does."""
+        return None
+
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         """Whether something has been committed in a namespace. It is not made by asking."""
         return True
