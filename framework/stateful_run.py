@@ -88,8 +88,8 @@ def restore_state(
     entries: Callable[[], Iterable[tuple[str, Any, Any, float | None]]],
     where: str,
 ) -> tuple[int, int]:
-    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states component, key, value, and when that
-    was put if it was to expire. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
+    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states component, key, value, and when
+    that was put if it was to expire. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
     ``ConfigError`` while a driver leads."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
