@@ -70,7 +70,7 @@ class LmdbKeyValueStateProvider(StateProvider):
         settings = settings_of(conf, LmdbSettings)
         settings.keys(), settings.values()
         try:
-            Path(settings.path).mkdir(parents=True, exist_ok=True)
+            Path(settings.path).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"topology.state.provider.config.path: {error}") from None
 
@@ -109,7 +109,11 @@ class LmdbStore:
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._environment = lmdb.open(str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync)
+            with contextlib.suppress(PermissionError):  # it is another user's, who lets this one in
+                folder.chmod(0o700)
+            self._environment = lmdb.open(
+                str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync, mode=0o600
+            )
             self._values, self._prepared, self._meta = (
                 self._environment.open_db(name) for name in (b"values", b"prepared", b"meta")
             )

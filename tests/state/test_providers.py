@@ -133,6 +133,18 @@ def test_bytes_that_are_not_messagepack_are_corrupt() -> None:
         MsgpackSerializer().loads(b"\xc1")
 
 
+def test_files_of_lmdb_are_their_users_alone(tmp_path: Path) -> None:
+    provider = LmdbKeyValueStateProvider()
+    conf = {CONFIG: {"path": str(tmp_path / "state")}}
+    (tmp_path / "state/t/b/1/0").mkdir(parents=True)  # of a release that left it open
+    provider.check(conf)
+    provider.new_state("t/b/1/0", conf, None)
+    files = sorted((tmp_path / "state/t/b/1/0").iterdir())
+    assert [each.name for each in files] == ["data.mdb", "lock.mdb"]
+    assert [each.stat().st_mode & 0o077 for each in (files[0].parent, *files)] == [0, 0, 0]
+    provider.close()
+
+
 def test_lmdb_grows_as_needed_and_holds_keys_of_any_length(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
