@@ -1,4 +1,5 @@
-"""Leads a stateful core topology: one driver at a time writes its checkpoints, and whoever leads next goes on from them."""
+"""Leads a core topology: one driver at a time runs it; where it has state, that one writes its checkpoints, and whoever leads next
+goes on from them."""
 
 from __future__ import annotations
 
@@ -59,11 +60,20 @@ def store_for(
     config: Config,
     store: CoordinationStore | None,
     store_of: Callable[[Config], CoordinationStore],
-) -> CoordinationStore:
-    """Where the record of checkpoints is kept: where the caller says, else where it survives as the states do. Raises
-    ``ConfigError``."""
+) -> CoordinationStore | None:
+    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else where it survives as the states
+    do. None for a topology without state, where no ZooKeeper is named. Raises ``ConfigError``."""
     if store is not None:
         return store
+    if not stateful_components(topology):
+        if config.zookeeper_hosts() is not None:
+            return store_of(config)
+        _log.warning(
+            "driver.unguarded",
+            topology=topology.id,
+            reason="transactional.zookeeper.servers is not set: nothing keeps a second driver from running beside this one",
+        )
+        return None
     if not provider_of(config.for_components()).durable:
         return MemoryStore()
     if config.zookeeper_hosts() is None:
@@ -163,11 +173,21 @@ def _identity() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class StatefulTerms:
-    """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed."""
+class CoreTerms:
+    """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed. ``begin_anew``: ends all
+    tasks, so that the next round begins with new ones."""
 
-    def __init__(self, topology: CoreTopology, config: Config, store: CoordinationStore, driver: RoundDriver) -> None:
+    def __init__(
+        self,
+        topology: CoreTopology,
+        config: Config,
+        store: CoordinationStore,
+        driver: RoundDriver,
+        begin_anew: Callable[[], None],
+    ) -> None:
         self._topology = topology
+        self._stateful = bool(stateful_components(topology))
+        self._begin_anew = begin_anew
         self._config = config
         self._store = store
         self._driver = driver
@@ -197,10 +217,15 @@ class StatefulTerms:
 
     def _lead(self, leadership: Leadership) -> None:
         try:
-            self._driver.run(partial(self._checkpoints, leadership))
+            if self._stateful:  # every checkpoint is written as a leader
+                self._driver.run(checkpoints=partial(self._checkpoints, leadership))
+            else:
+                self._driver.run(leadership.confirm)
         finally:
             leadership.resign()
         if not self._driver.over:
+            if not self._stateful:  # a recovery makes new tasks where there are checkpoints
+                self._begin_anew()
             self._stop.wait(_PAUSE_S)
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
