@@ -2,8 +2,8 @@
 topology runs; and its snapshots.
 
 Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'`` for a tuple. A snapshot is a
-file of JSON lines: a header, then one line per key with the bytes of key and value, as the provider's serializers make them, and,
-where values expire, the time that it was put. ``restore`` puts them back as they were.
+file of JSON lines: a header, then one line per key with the bytes of key and value, as the provider's serializers make them, where
+values expire the time that it was put, and the task that has it. ``restore`` puts them back as they were.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import typer
 from framework.config import Config
 from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
 from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
+from framework.state.rescaling import Entry
 from framework.state.serialization import Serializer
 from framework.state.settings import provider_of, serializers_of
 from framework.stateful_run import forget_state, restore_state
@@ -112,8 +113,8 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
         count = 0
         keys, values = state.serializers
         for name in state.components:
-            for key, value, put_at in state.entries(name):
-                line = [name, _encoded(keys, key), _encoded(values, value), put_at]
+            for key, value, put_at, task in state.entries(name):
+                line = [name, _encoded(keys, key), _encoded(values, value), put_at, task]
                 out.write(json.dumps(line) + "\n")
                 count += 1
             if (state.txid_before, state.txid_after) != (record.txid, record.txid):
@@ -164,7 +165,7 @@ def diff(
     """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there
     is none. Exits with 1 when anything has."""
     parsed = Config.load(config, overrides or ())
-    before = {(name, key): value for name, key, value, _ in _entries(file, parsed)}
+    before = {(name, each.key): each.value for name, each in _entries(file, parsed)}
     found = 0
 
     def compare(name: str, key: Any, value: Any) -> None:
@@ -175,8 +176,8 @@ def diff(
             typer.echo(json.dumps([name, _plain(key), _plain(old), _plain(value)], ensure_ascii=False))
 
     if other is not None:
-        for name, key, value, _ in _entries(other, parsed):
-            compare(name, key, value)
+        for name, each in _entries(other, parsed):
+            compare(name, each.key, each.value)
     else:
         with _opened(topology, config, overrides) as (_, state):
             for name in state.components:
@@ -254,8 +255,8 @@ def _encoded(serializer: Serializer, value: Any) -> str:
     return base64.b64encode(serializer.dumps(value)).decode()
 
 
-def _entries(file: Path, config: Config) -> Iterator[tuple[str, Any, Any, float | None]]:
-    """Component, key, value and time of a snapshot. Raises ``CorruptStateError`` for one that is not whole."""
+def _entries(file: Path, config: Config) -> Iterator[tuple[str, Entry]]:
+    """What a snapshot holds, with its components. Raises ``CorruptStateError`` for one that is not whole."""
     conf = config.for_components()
     keys, values = serializers_of(provider_of(conf), conf)
     lines = _lines(file)
@@ -266,8 +267,8 @@ def _entries(file: Path, config: Config) -> Iterator[tuple[str, Any, Any, float 
             if line.get("keys") == count:
                 return
             break
-        component, key, value, put_at = line
-        yield component, keys.loads(base64.b64decode(key)), values.loads(base64.b64decode(value)), put_at
+        component, key, value, put_at, task = line
+        yield component, Entry(keys.loads(base64.b64decode(key)), values.loads(base64.b64decode(value)), put_at, task)
         count += 1
     raise CorruptStateError(f"{file} breaks off after {count} keys: it is not whole")
 

@@ -18,7 +18,7 @@ from framework.config import Config
 from framework.errors import ConfigError, RetryableError
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
 from framework.state.expiry import kept
-from framework.state.rescaling import Filling, namespace_of, rescaled
+from framework.state.rescaling import Entry, Filling, namespace_of, rescaled
 from framework.state.settings import provider_of, ttl_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
@@ -95,11 +95,11 @@ def restore_state(
     config: Config,
     store: CoordinationStore,
     document: Any,
-    entries: Callable[[], Iterable[tuple[str, Any, Any, float | None]]],
+    entries: Callable[[], Iterable[tuple[str, Entry]]],
     where: str,
 ) -> tuple[int, int]:
-    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states component, key, value, and when
-    that was put if it was to expire. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
+    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states components and
+    entries. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
     ``ConfigError`` while a driver leads."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
@@ -120,8 +120,9 @@ def restore_state(
             for name, layout in layouts.items():
                 fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
             count = 0
-            for name, key, value, put_at in entries():
-                fillings[name].put(key, kept(value, put_at, ttl_of(components[name].instance)))
+            for name, (key, value, put_at, task) in entries():
+                value = kept(value, put_at, ttl_of(components[name].instance))
+                fillings[name].put(key, value, task, snapshot.layouts[name].tasks)
                 count += 1
             for each in fillings.values():
                 each.finish(txid)

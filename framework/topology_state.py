@@ -11,7 +11,7 @@ from framework.config import Config
 from framework.errors import ConfigError
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.expiry import ExpiringState
-from framework.state.rescaling import namespace_of, task_of_key
+from framework.state.rescaling import Entry, namespace_of, task_of_key
 from framework.state.serialization import Serializer
 from framework.state.settings import provider_of, serializers_of, state_of
 from framework.stateful_run import read_record, stateful_components
@@ -81,18 +81,18 @@ class TopologyState:
         """The value of a key; the default when it is not there."""
         record = self.record
         states = self._of(component_id, record)
-        task = task_of_key(self._components[component_id], key, len(states))
-        for state in states if task is None else [states[task]]:
+        likely = task_of_key(self._components[component_id], key, len(states)) or 0
+        for state in (*states[likely:], *states[:likely]):
             if key in state:
                 return state.get(key)
         return default
 
     def items(self, component_id: str) -> Iterator[tuple[Any, Any]]:
         """All keys with their values: ``entries``."""
-        return ((key, value) for key, value, _ in self.entries(component_id))
+        return ((each.key, each.value) for each in self.entries(component_id))
 
-    def entries(self, component_id: str) -> Iterator[tuple[Any, Any, float | None]]:
-        """All keys, with their values and, where those expire, the times that they were put. ``txid_before`` and ``txid_after`` say
+    def entries(self, component_id: str) -> Iterator[Entry]:
+        """Everything that the tasks have. ``txid_before`` and ``txid_after`` say
         which checkpoint this was of: one and the same, unless the store can only be read while it changes."""
         for tries_left in range(_TRIES, -1, -1):
             states = self._of(component_id, self.record)
@@ -102,8 +102,9 @@ class TopologyState:
                 break
             time.sleep(_PAUSE_S)
         self.txid_before, self.txid_after = min(txids), max(txids)
-        for state, (txid, entries) in zip(states, opened, strict=True):
-            yield from entries
+        for task, (state, (txid, entries)) in enumerate(zip(states, opened, strict=True)):
+            for key, value, put_at in entries:
+                yield Entry(key, value, put_at, task)
             if not state.frozen:
                 self.txid_after = max(self.txid_after, state.txid or txid)
 

@@ -211,7 +211,7 @@ class Server:
         return True
 
 
-def _proof(credentials: Credentials, side: bytes, servers: bytes, clients: bytes) -> bytes:
+def _proof(credentials: Credentials, side: bytes, servers: bytes | bytearray, clients: bytes | bytearray) -> bytes:
     return hmac.digest(credentials.key, side + servers + clients, _DIGEST)
 
 

@@ -22,6 +22,7 @@ from framework.state.windowing import MICROS, CountWindow, TimeWindow, Windows, 
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.groupings import FieldsGrouping
 from framework.topology.stateful import BaseStatefulBolt, KeyValueState
 from framework.topology.tuples import Tuple
 
@@ -93,11 +94,10 @@ class BaseWindowedBolt(BaseStatefulBolt):
                         f"windowed bolt {component_id!r} needs field {name!r}, which {each.component_id!r} does not emit (it "
                         f"emits: {', '.join(each.fields.names)})"
                     )
-            grouped = each.grouping.key_fields()
-            if self.key_fields and parallelism > 1 and (grouped is None or set(grouped.names) - set(self.key_fields)):
+            if self.key_fields and parallelism > 1 and not self._keeps_together(each, inputs[0]):
                 raise TopologyError(
                     f"windowed bolt {component_id!r} has windows per {', '.join(self.key_fields)}: group the stream of "
-                    f"{each.component_id!r} by fields among them, so that each key is in one task"
+                    f"{each.component_id!r} by fields among them, and all streams by the same ones, so that each key is in one task"
                 )
         self._inputs = tuple((each.component_id, each.stream) for each in inputs)
         self._grouped = tuple(
@@ -105,6 +105,15 @@ class BaseWindowedBolt(BaseStatefulBolt):
             for each in inputs[:1]
             for name in (each.grouping.key_fields() or ())
             if name in self.key_fields
+        )
+
+    def _keeps_together(self, one: Input, first: Input) -> bool:
+        """Whether tuples of one key go to one task, whichever of the two streams they come on."""
+        fields = one.grouping.key_fields() if isinstance(one.grouping, FieldsGrouping) else None
+        return (
+            fields is not None
+            and set(fields.names) <= set(self.key_fields)
+            and fields.names == (first.grouping.key_fields() or fields).names
         )
 
     def prepare(  # type: ignore[override]
@@ -131,10 +140,10 @@ class BaseWindowedBolt(BaseStatefulBolt):
             self.execute_window(window, collector)
         self._collector.ack(tup)
 
-    def grouping_key(self, key: Any) -> Sequence[Any]:
+    def grouping_key(self, key: Any) -> Sequence[Any] | None:
         values = key[0]
         if values == ():
-            return (None,) if self.key_fields else ()  # of the task as a whole
+            return None if self.key_fields else ()  # of the task as a whole
         return [values[place] for place in self._grouped]
 
 

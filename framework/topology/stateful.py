@@ -15,8 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from framework.errors import TopologyError
+from framework.topology.bolts import Input
 from framework.topology.context import TopologyContext
 from framework.topology.core import BaseRichBolt, BaseRichSpout
+from framework.topology.groupings import FieldsGrouping
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -170,6 +173,18 @@ class BaseStatefulBolt(BaseRichBolt):
     def init_state(self, state: Any) -> None:
         """Called after ``prepare`` and before the first tuple, with the state as last committed."""
 
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        super().bind(component_id, inputs, parallelism)
+        grouped = {
+            each.component_id: each.grouping.fields for each in inputs if isinstance(each.grouping, FieldsGrouping)
+        }
+        if parallelism > 1 and len({len(fields) for fields in grouped.values()}) > 1:
+            ways = ", ".join(f"{source!r} by {', '.join(fields)}" for source, fields in grouped.items())
+            raise TopologyError(
+                f"stateful bolt {component_id!r} takes {ways}: what has the same key comes to different tasks; group all "
+                "of them by as many fields, in the same order"
+            )
+
     #: Seconds after which a key that has not been put again is gone, where the state is a ``KeyValueState``; None: it stays.
     state_ttl_s: float | None = None
 
@@ -182,10 +197,10 @@ class BaseStatefulBolt(BaseRichBolt):
     def pre_rollback(self) -> None:
         """Called before the state is rolled back, on the instance that ends with it."""
 
-    def grouping_key(self, key: Any) -> Sequence[Any]:
+    def grouping_key(self, key: Any) -> Sequence[Any] | None:
         """Of a key of the state: the values of the fields that the input is grouped by, so that the key goes where its tuples go
-        when the number of tasks changes. By default the key itself, or its parts when it is a tuple. Nothing: it belongs to
-        the task as a whole, and the number of tasks cannot change."""
+        when the number of tasks changes. By default the key itself, or its parts when it is a tuple. An empty one: it belongs to
+        the task as a whole, and the number of tasks cannot change. None: it is of the task as it is, and is forgotten then."""
         return key if isinstance(key, tuple) else (key,)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from framework import CoreTopologyFailed, Fields, TopologyBuilder, submit
-from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework import CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
@@ -262,6 +262,51 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
     assert record is not None
     assert record.layouts["count"].tasks == after
     assert len(list((tmp_path / key / "count").iterdir())) == 1  # the old namespaces are gone
+
+
+class ByLength(Count):
+    """Keys that say nothing of the words that its input is grouped by."""
+
+    def execute(self, tup: Tuple) -> None:
+        length = len(tup["word"])
+        self.counts.put(length, (self.counts.get(length) or 0) + 1)
+        self.collector.ack(tup)
+
+
+@pytest.mark.rule("C39")
+def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_it_is(key: str, tmp_path: Path) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def lengths(words: list[str], tasks: int) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [words]))
+        builder.set_bolt("count", ByLength(key), tasks).fields_grouping("words", Fields("word"))
+        return builder.build()
+
+    words = ["a" * length for length in range(1, 20)]
+    with submit(lengths(words, 2), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    with (
+        pytest.raises(TopologyError, match=r"has key \d+ of its state in task \d, and by its grouping .* must stay 2"),
+        submit(lengths(words, 3), conf, store=store, executor="local") as run,
+    ):
+        run.wait_until_idle(30)
+    words.append("b")
+    with submit(lengths(words, 2), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    record = read_record(store, key)
+    assert record is not None and record.layouts["count"].tasks == 2
+
+
+@pytest.mark.rule("C39")
+def test_a_state_whose_inputs_are_grouped_by_different_numbers_of_fields_is_refused(key: str) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("split", Count(key)).global_grouping("words")
+    bolt = builder.set_bolt("count", Count(key), 2)
+    bolt.fields_grouping("words", Fields("word")).fields_grouping("split", Fields("word", "count"))
+    with pytest.raises(TopologyError, match="takes 'words' by word, 'split' by word, count: what has the same key"):
+        builder.build()
 
 
 @pytest.mark.behaviour("5.2")

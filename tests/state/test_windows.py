@@ -304,6 +304,34 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
 
 
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("how", ["by different fields", "in different orders", "by a part of the key each"])
+def test_windows_whose_inputs_go_to_different_tasks_are_refused(how: str) -> None:
+    first, second = {
+        "by different fields": (["user"], ["n"]),
+        "in different orders": (["user", "n"], ["n", "user"]),
+        "by a part of the key each": (["user", "n"], ["user"]),
+    }[how]
+    builder = TopologyBuilder("refused")
+    builder.set_spout("one", Events("refused", []))
+    builder.set_spout("two", Events("refused", []))
+    bolt = builder.set_bolt("gather", Gather("refused", CountWindow(2), key=["user", "n"]), 2)
+    bolt.fields_grouping("one", Fields(*first)).fields_grouping("two", Fields(*second))
+    with pytest.raises(
+        TopologyError, match="'gather' (has windows per user, n: .* all streams by the same|takes 'one' by)"
+    ):
+        builder.build()
+
+
+def test_windows_whose_key_goes_to_two_tasks_are_refused() -> None:
+    builder = TopologyBuilder("refused")
+    builder.set_spout("one", Events("refused", []))
+    bolt = builder.set_bolt("gather", Gather("refused", CountWindow(2), key=["user"]), 2)
+    bolt.partial_key_grouping("one", Fields("user"))
+    with pytest.raises(TopologyError, match="has windows per user: group"):
+        builder.build()
+
+
 def test_windows_without_a_key_refuse_another_number_of_tasks(tmp_path: Path) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
