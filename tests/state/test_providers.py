@@ -145,6 +145,30 @@ def test_files_of_lmdb_are_their_users_alone(tmp_path: Path) -> None:
     provider.close()
 
 
+def test_a_state_in_lmdb_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = LmdbKeyValueStateProvider()
+    state = provider.new_state("t/b/1/0", {CONFIG: {"path": str(tmp_path), "sync": False}}, None)
+    expected = dict.fromkeys(range(5000), "x" * 1000)
+    for number, value in expected.items():
+        state.put(number, value)
+    state.prepare_commit(1)
+    state.commit(1)
+    reading = state.items()
+    found = dict([next(reading)])
+    outside = provider.new_state("t/b/1/0", {CONFIG: {"path": str(tmp_path), "sync": False}}, None)
+    _, committed = outside.committed_items()
+    seen = dict([next(committed)])
+    for number in range(100):  # more than the map has room for
+        state.put(f"more {number}", b"y" * 1_000_000)
+    state.prepare_commit(2)
+    state.commit(2)
+    found.update(reading)
+    seen.update(committed)
+    assert {key: value for key, value in found.items() if key in expected} == expected
+    assert seen == expected  # as of one moment
+    provider.close()
+
+
 def test_lmdb_grows_as_needed_and_holds_keys_of_any_length(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
