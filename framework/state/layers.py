@@ -128,6 +128,8 @@ class LayeredState(KeyValueState[Any, Any]):
         if self._prepared_txid not in (None, txid):
             raise InvariantViolation(f"checkpoint {txid} is to be committed, and {self._prepared_txid} is prepared")
         self._store.commit(txid)
+        if self._prepared_txid is None:
+            self._cached.clear()  # another object has prepared it, and knows what has changed
         self._settle(self._prepared)
 
     def recover(self, txid: int, *, prepared: bool, upto: int) -> None:

@@ -203,6 +203,29 @@ def test_lmdb_is_read_by_another_process_while_it_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_redis_shows_a_key_once_though_a_scan_gives_it_twice(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``HSCAN`` does now and then while its table shrinks."""
+    conf = {CONFIG: {"jedisPoolConfig": redis_pool(redis_server)}}
+    provider = RedisKeyValueStateProvider()
+    namespace = f"twice/{uuid.uuid4().hex}/1/0"
+    state = provider.new_state(namespace, conf, None)
+    expected = {"a": 1, "k" * 100: 2}
+    state.load(expected.items(), 1)
+    real = redis.Redis.hscan_iter
+
+    def twice(self: Any, *arguments: Any, **more: Any) -> Any:
+        for _ in range(2):
+            yield from real(self, *arguments, **more)
+
+    monkeypatch.setattr(redis.Redis, "hscan_iter", twice)
+    assert sorted(state.items()) == sorted(expected.items())
+    assert sorted(state.committed_items()[1]) == sorted(expected.items())
+    provider.drop(namespace, conf)
+
+
+@pytest.mark.integration
 def test_redis_keeps_large_checkpoints_in_parts_and_leaves_nothing_behind(redis_server: RedisServer) -> None:
     namespace = f"large/{uuid.uuid4().hex}/1/0"
     conf = {CONFIG: {"jedisPoolConfig": redis_pool(redis_server)}}
