@@ -14,6 +14,7 @@ import pytest
 from framework import CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
+from framework.state.lmdb import LmdbStore
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
@@ -338,6 +339,33 @@ def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
         submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "b"), store=store, executor="local") as run,
     ):
         run.wait_until_idle(30)
+
+
+@pytest.mark.rule("C27")
+def test_a_store_that_goes_back_to_before_a_commit_under_a_running_topology_is_noticed(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Redis does that is restored, or promoted, without the last second."""
+    back: list[int] = []
+    real = LmdbStore.txid
+
+    def went_back(store: LmdbStore) -> int:
+        found = real(store)
+        if found == 3 and not back:  # checkpoint 3 is committed, and then it is not
+            back.append(found)
+            store.write({}, 2)
+            return found
+        return found
+
+    monkeypatch.setattr(LmdbStore, "txid", went_back)
+    spout = Log(key, [WORDS * 50])
+    conf = lmdb(tmp_path, **{"topology.max.spout.pending": 3, "topology.state.checkpoint.interval.ms": 10})
+    with (
+        pytest.raises(CorruptStateError, match=r"holds checkpoint 2, and the record of this topology says 3"),
+        submit(counting(key, spout, counters=1), conf, store=MemoryStore(), executor="local") as run,
+    ):
+        run.wait_until_idle(60)
+    assert back
 
 
 @pytest.mark.behaviour("5.4")
