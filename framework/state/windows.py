@@ -15,6 +15,7 @@ import heapq
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from framework.errors import ConfigError, TopologyError
@@ -161,15 +162,16 @@ class WindowCollector:
         self._collector.report_error(error)
 
 
-def _kept(tup: Tuple) -> list[Any]:
-    return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values)]
+def _kept(tup: Tuple, arrival: int) -> list[Any]:
+    """``arrival``: rises from tuple to tuple of a key."""
+    return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values), arrival]
 
 
 def _tuples(kept: Iterable[Any]) -> list[Tuple]:
     found: dict[tuple[str, ...], Fields] = {}
     return [
         Tuple(None, found.setdefault(tuple(names), Fields(*names)), tuple(values), component, stream)
-        for component, stream, names, values in (each for each in kept if each is not None)
+        for component, stream, names, values, _ in sorted(filter(None, kept), key=itemgetter(4))
     ]
 
 
@@ -183,10 +185,10 @@ class _ByCount:
         """Whether the tuple is late, and the windows that it has made due."""
         count = (self._state.get((key, "n")) or 0) + 1
         self._state.put((key, "n"), count)
-        self._state.put((key, "t", count - 1), _kept(tup))
+        self._state.put((key, "t", count - 1), _kept(tup, count))
         if not self._windows.due(count):
             return False, []
-        start = count - self._windows.length
+        start = self._windows.start(count)
         kept = self._state.multi_get([(key, "t", number) for number in range(start, count)])
         for number in self._windows.gone(count):
             self._state.delete((key, "t", number))
@@ -201,12 +203,15 @@ class _ByTime:
         self._latest: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
+        self._arrivals = 0
         panes = []
         for key, value in state.items():
             if key[1] == "m":
                 self._latest[key[2]] = value
             elif key[1] == "p":
                 panes.append((key[0], key[2]))
+            elif key[1] == "t":
+                self._arrivals = max(self._arrivals, value[4])
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
         self._watermark = self._reached()
@@ -222,7 +227,8 @@ class _ByTime:
         if not late:
             number = self._state.get((key, "p", pane)) or 0
             self._state.put((key, "p", pane), number + 1)
-            self._state.put((key, "t", (pane, number)), _kept(tup))
+            self._arrivals += 1
+            self._state.put((key, "t", (pane, number)), _kept(tup, self._arrivals))
             self._schedule(key, pane)
             again = [
                 self._window(key, start)

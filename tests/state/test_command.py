@@ -211,6 +211,19 @@ def test_a_file_that_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_pat
     assert held(key, settings) == Counter(WORDS)  # nothing of that has changed anything
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_restore_says_when_the_snapshot_has_no_positions(
+    settings: dict[str, Any], tmp_path: Path, exact: bool
+) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    settings["topology.state.exactly.once"] = exact
+    run(key, [WORDS], settings)
+    saved = tmp_path / "state.snapshot"
+    command("snapshot", str(saved), settings=settings, key=key)
+    said = command("restore", str(saved), settings=settings, key=key)[1]
+    assert ("has no positions" in said) != exact
+
+
 def test_a_topology_that_runs_is_not_restored(settings: dict[str, Any], tmp_path: Path) -> None:
     key = f"t{uuid.uuid4().hex[:8]}"
     run(key, [WORDS], settings)
