@@ -143,8 +143,8 @@ def restore(topology: Name, file: File, config: Settings = None, overrides: Over
     typer.echo(f"{count} keys restored; the topology goes on from checkpoint {txid}")
     if header["record"].get("positions") is None:
         typer.echo(
-            "the snapshot is of at-least-once state and has no positions: the spouts go on where their sources have them, whatever the "
-            "state has seen; put those back, too, or input is missing from the state or counts twice",
+            "the snapshot is of at-least-once state and has no positions: the spouts go on where their sources have them, "
+            "whatever the state has seen; put those back, too, or input is missing from the state or counts twice",
             err=True,
         )
 

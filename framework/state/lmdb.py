@@ -267,7 +267,7 @@ class _Snapshot(Iterator[tuple[bytes, bytes]]):
         self._folder = folder
         self._lock = threading.Lock()
         self._reading: lmdb.Transaction | None = reading
-        self._left: Iterator[tuple[bytes, bytes]] = iter(reading.cursor())
+        self._left: Iterator[Any] = reading.cursor().iternext()
 
     def __next__(self) -> tuple[bytes, bytes]:
         with self._lock:

@@ -55,7 +55,9 @@ def settings(
 
 
 def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int = 0) -> tuple[str, str]:
-    overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
+    overrides = []
+    for each, value in settings.items():
+        overrides += ["--set", f"{each}={str(value).lower() if isinstance(value, bool) else value}"]
     name, *rest = arguments
     done = call("framework.state", f"{__name__}:topology", name, *rest, *overrides, "--set", f"app.id={key}")
     assert done.returncode == status, done.stderr
