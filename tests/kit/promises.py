@@ -113,6 +113,8 @@ RULES: dict[str, str] = {
     "C31": "Rows that a committer emits while it executes reach every subscriber, in the same task too.",
     "C32": "What is needed to read a table of files is in the table; readers that assume otherwise are refused.",
     "C33": "Names that a store folds, cuts off or reserves are kept as they are, or refused; two states never share a row.",
+    "C39": "State and windows move with their keys; keys and inputs that do not follow from the grouping are refused.",
+    "C40": "Every topology has one driver; between processes nobody is heard without the key, and hosts talk encrypted.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}
