@@ -14,7 +14,7 @@ from framework.config import Config
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles, plan_execution
 from framework.running import RunningThread
-from framework.stateful_run import StatefulTerms, check_stateful, stateful_components, store_for
+from framework.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
 from framework.transactions import CoordinationStore
 
@@ -43,7 +43,9 @@ class CoreRun(RunningThread):
         self._driver = RoundDriver(
             plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
         )
-        self._terms = StatefulTerms(topology, config, store, self._driver) if store is not None else None
+        self._terms = None
+        if store is not None:
+            self._terms = CoreTerms(topology, config, store, self._driver, self._begin_anew)
         self._stop_metrics: Callable[[], None] | None = None
         if config.metrics_port is not None:
             from framework.observe.metrics import CoreRunCollector, serve_metrics  # loaded only by runs that serve them
@@ -65,6 +67,11 @@ class CoreRun(RunningThread):
                 self._store.close()
             if self._stop_metrics is not None:
                 self._stop_metrics()
+
+    def _begin_anew(self) -> None:
+        """Another driver leads: what this one's tasks know and hold is of no use any more."""
+        self._executor.close()
+        self._executor.start()
 
     def status(self) -> CoreStatus:
         """Where the run stands now."""
@@ -104,8 +111,8 @@ def submit_core(
     store: CoordinationStore | None,
     store_of: Callable[[Config], CoordinationStore],
 ) -> CoreRun:
-    """Start a core topology. ``store``: of the record of its checkpoints, if it has state; otherwise ``store_of`` makes one. Raises
-    ``ConfigError`` or ``TopologyError`` before anything has started."""
+    """Start a core topology. ``store``: where its driver is elected, and where the record of its checkpoints is, if it has state;
+    otherwise ``store_of`` makes one. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
     check_pickles(topology)
     check_stateful(topology, config)
     conf = config.for_components()
@@ -115,9 +122,8 @@ def submit_core(
     stateful = frozenset(stateful_components(topology))
     plan = CorePlan(plan_execution(topology), conf, config.acker_executors, config.max_tuples_pending, stateful)
     runner = _executor(executor, plan, config)
-    owned = store is None and bool(stateful)
-    if stateful:
-        store = store_for(topology, config, store, store_of)
+    owned = store is None
+    store = store_for(topology, config, store, store_of)
     try:
         runner.start()
     except BaseException:

@@ -2,12 +2,14 @@
 topology runs; and its snapshots.
 
 Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'`` for a tuple. A snapshot is a
-file of JSON lines: a header, then one line per key with the bytes of key and value, which ``restore`` puts back as they were.
+file of JSON lines: a header, then one line per key with the bytes of key and value, as the provider's serializers make them, where
+values expire the time that it was put, and the task that has it. ``restore`` puts them back as they were.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
 import gzip
 import json
@@ -25,15 +27,16 @@ import typer
 from framework.config import Config
 from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
 from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
-from framework.state import MsgpackSerializer
+from framework.state.rescaling import Entry
+from framework.state.serialization import Serializer
+from framework.state.settings import provider_of, serializers_of
 from framework.stateful_run import forget_state, restore_state
 from framework.submission import store_of
 from framework.topology import CoreTopology
 from framework.topology_state import TopologyState
 from framework.transactions import CoordinationStore
 
-SNAPSHOT_FORMAT = "ratchet-state-1"
-_PLAIN = MsgpackSerializer()
+SNAPSHOT_FORMAT = "ratchet-state-2"
 
 app = typer.Typer(
     add_completion=False,
@@ -108,9 +111,10 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
         header = {"format": SNAPSHOT_FORMAT, "topology": built.id, "record": record.document()}
         out.write(json.dumps(header) + "\n")
         count = 0
+        keys, values = state.serializers
         for name in state.components:
-            for key, value in state.items(name):
-                line = [name, _encoded(key), _encoded(value)]
+            for key, value, put_at, task in state.entries(name):
+                line = [name, _encoded(keys, key), _encoded(values, value), put_at, task]
                 out.write(json.dumps(line) + "\n")
                 count += 1
             if (state.txid_before, state.txid_after) != (record.txid, record.txid):
@@ -131,10 +135,18 @@ def restore(topology: Name, file: File, config: Settings = None, overrides: Over
         header = _header(_lines(file), file)
         if header["topology"] != built.id:
             raise ConfigError(f"{file} is of topology {header['topology']!r}, and {topology} is {built.id!r}")
-        txid, count = restore_state(built, settings, store, header["record"], partial(_entries, file), str(file))
+        txid, count = restore_state(
+            built, settings, store, header["record"], partial(_entries, file, settings), str(file)
+        )
     finally:
         store.close()
     typer.echo(f"{count} keys restored; the topology goes on from checkpoint {txid}")
+    if header["record"].get("positions") is None:
+        typer.echo(
+            "the snapshot is of at-least-once state and has no positions: the spouts go on where their sources have them, "
+            "whatever the state has seen; put those back, too, or input is missing from the state or counts twice",
+            err=True,
+        )
 
 
 @app.command()
@@ -158,7 +170,8 @@ def diff(
 ) -> None:
     """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there
     is none. Exits with 1 when anything has."""
-    before = {(name, key): value for name, key, value in _entries(file)}
+    parsed = Config.load(config, overrides or ())
+    before = {(name, each.key): each.value for name, each in _entries(file, parsed)}
     found = 0
 
     def compare(name: str, key: Any, value: Any) -> None:
@@ -169,8 +182,8 @@ def diff(
             typer.echo(json.dumps([name, _plain(key), _plain(old), _plain(value)], ensure_ascii=False))
 
     if other is not None:
-        for name, key, value in _entries(other):
-            compare(name, key, value)
+        for name, each in _entries(other, parsed):
+            compare(name, each.key, each.value)
     else:
         with _opened(topology, config, overrides) as (_, state):
             for name in state.components:
@@ -225,6 +238,8 @@ def _plain(value: Any) -> Any:
     """As JSON has it; what JSON lacks, as text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else json.dumps(_plain(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -242,12 +257,14 @@ def _shown(value: Any) -> str:
     return json.dumps(_plain(value), ensure_ascii=False)
 
 
-def _encoded(value: Any) -> str:
-    return base64.b64encode(_PLAIN.dumps(value)).decode()
+def _encoded(serializer: Serializer, value: Any) -> str:
+    return base64.b64encode(serializer.dumps(value)).decode()
 
 
-def _entries(file: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Component, key and value of a snapshot. Raises ``CorruptStateError`` for one that is not whole."""
+def _entries(file: Path, config: Config) -> Iterator[tuple[str, Entry]]:
+    """What a snapshot holds, with its components. Raises ``CorruptStateError`` for one that is not whole."""
+    conf = config.for_components()
+    keys, values = serializers_of(provider_of(conf), conf)
     lines = _lines(file)
     _header(lines, file)
     count = 0
@@ -256,8 +273,8 @@ def _entries(file: Path) -> Iterator[tuple[str, Any, Any]]:
             if line.get("keys") == count:
                 return
             break
-        component, key, value = line
-        yield component, *(_PLAIN.loads(base64.b64decode(each)) for each in (key, value))
+        component, key, value, put_at, task = line
+        yield component, Entry(keys.loads(base64.b64decode(key)), values.loads(base64.b64decode(value)), put_at, task)
         count += 1
     raise CorruptStateError(f"{file} breaks off after {count} keys: it is not whole")
 

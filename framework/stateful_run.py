@@ -1,4 +1,5 @@
-"""Leads a stateful core topology: one driver at a time writes its checkpoints, and whoever leads next goes on from them."""
+"""Leads a core topology: one driver at a time runs it; where it has state, that one writes its checkpoints, and whoever leads next
+goes on from them."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from framework.acking.driver import RoundDriver
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
-from framework.state.rescaling import Filling, namespace_of, rescaled
-from framework.state.settings import provider_of
+from framework.state.expiry import kept
+from framework.state.rescaling import Entry, Filling, namespace_of, rescaled
+from framework.state.settings import provider_of, ttl_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
 from framework.transactions.reset import leadership_of
@@ -58,11 +60,20 @@ def store_for(
     config: Config,
     store: CoordinationStore | None,
     store_of: Callable[[Config], CoordinationStore],
-) -> CoordinationStore:
-    """Where the record of checkpoints is kept: where the caller says, else where it survives as the states do. Raises
-    ``ConfigError``."""
+) -> CoordinationStore | None:
+    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else where it survives as the states
+    do. None for a topology without state, where no ZooKeeper is named. Raises ``ConfigError``."""
     if store is not None:
         return store
+    if not stateful_components(topology):
+        if config.zookeeper_hosts() is not None:
+            return store_of(config)
+        _log.warning(
+            "driver.unguarded",
+            topology=topology.id,
+            reason="transactional.zookeeper.servers is not set: nothing keeps a second driver from running beside this one",
+        )
+        return None
     if not provider_of(config.for_components()).durable:
         return MemoryStore()
     if config.zookeeper_hosts() is None:
@@ -84,11 +95,12 @@ def restore_state(
     config: Config,
     store: CoordinationStore,
     document: Any,
-    entries: Callable[[], Iterable[tuple[str, Any, Any]]],
+    entries: Callable[[], Iterable[tuple[str, Entry]]],
     where: str,
 ) -> tuple[int, int]:
-    """Put a snapshot in place of what there is: the record of its checkpoint, and component, key and value of its states. Returns
-    the checkpoint that the topology goes on from, and how many keys that has. Raises ``ConfigError`` while a driver leads."""
+    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states components and
+    entries. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
+    ``ConfigError`` while a driver leads."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
     missing = sorted(set(snapshot.layouts) - set(components))
@@ -108,8 +120,9 @@ def restore_state(
             for name, layout in layouts.items():
                 fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
             count = 0
-            for name, key, value in entries():
-                fillings[name].put(key, value)
+            for name, (key, value, put_at, task) in entries():
+                value = kept(value, put_at, ttl_of(components[name].instance))
+                fillings[name].put(key, value, task, snapshot.layouts[name].tasks)
                 count += 1
             for each in fillings.values():
                 each.finish(txid)
@@ -161,11 +174,21 @@ def _identity() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class StatefulTerms:
-    """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed."""
+class CoreTerms:
+    """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed. ``begin_anew``: ends all
+    tasks, so that the next round begins with new ones."""
 
-    def __init__(self, topology: CoreTopology, config: Config, store: CoordinationStore, driver: RoundDriver) -> None:
+    def __init__(
+        self,
+        topology: CoreTopology,
+        config: Config,
+        store: CoordinationStore,
+        driver: RoundDriver,
+        begin_anew: Callable[[], None],
+    ) -> None:
         self._topology = topology
+        self._stateful = bool(stateful_components(topology))
+        self._begin_anew = begin_anew
         self._config = config
         self._store = store
         self._driver = driver
@@ -195,10 +218,15 @@ class StatefulTerms:
 
     def _lead(self, leadership: Leadership) -> None:
         try:
-            self._driver.run(partial(self._checkpoints, leadership))
+            if self._stateful:  # every checkpoint is written as a leader
+                self._driver.run(checkpoints=partial(self._checkpoints, leadership))
+            else:
+                self._driver.run(leadership.confirm)
         finally:
             leadership.resign()
         if not self._driver.over:
+            if not self._stateful:  # a recovery makes new tasks where there are checkpoints
+                self._begin_anew()
             self._stop.wait(_PAUSE_S)
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:

@@ -17,7 +17,6 @@ from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskF
 from framework.execution.plan import check_pickles
 from framework.observe import TransactionEvent, TransactionRecord
 from framework.running import RunningThread
-from framework.stateful_run import stateful_components
 from framework.topology import Bolt, CoreTopology, PartitionProgress, Reach, Spout, Topology
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.context import DriverSettings
@@ -293,23 +292,17 @@ def submit(
     that are read again count again. ``standby``: make everything ready, leave the lead to another driver, and take over when
     that one is gone; without it a driver leads when nobody else does.
 
-    A core topology, which ``TopologyBuilder`` builds, takes ``config`` and ``executor``, and, if it has stateful bolts, a ``store``
-    for the record of its checkpoints; it returns a ``CoreRun``.
+    A core topology, which ``TopologyBuilder`` builds, takes ``config``, ``executor``, and a ``store`` where its driver is elected
+    and the record of its checkpoints is kept; it returns a ``CoreRun``.
 
     Raises ``ConfigError`` or ``TopologyError`` before anything has started.
     """
     checked = Config.of(config or {})
     if isinstance(topology, CoreTopology):
-        if (
-            (store is not None and not stateful_components(topology))
-            or accept_changed_topology
-            or fresh
-            or standby
-            or not isinstance(executor, (str, type(None)))
-        ):
+        if accept_changed_topology or fresh or standby or not isinstance(executor, (str, type(None))):
             raise ConfigError(
                 f"topology {topology.id!r} is a core topology: it has no transactional state, so submit() takes its "
-                "configuration, 'spark' or 'local' as its executor, a store if it has stateful bolts, and nothing else"
+                "configuration, 'spark' or 'local' as its executor, a store, and nothing else"
             )
         return submit_core(topology, checked, executor, store, store_of)
     if not isinstance(topology, Topology):

@@ -10,8 +10,10 @@ from typing import Any
 from framework.config import Config
 from framework.errors import ConfigError
 from framework.state.checkpoints import CheckpointRecord
-from framework.state.rescaling import namespace_of, task_of_key
-from framework.state.settings import provider_of, state_of
+from framework.state.expiry import ExpiringState
+from framework.state.rescaling import Entry, namespace_of, task_of_key
+from framework.state.serialization import Serializer
+from framework.state.settings import provider_of, serializers_of, state_of
 from framework.stateful_run import read_record, stateful_components
 from framework.topology import CoreTopology, KeyValueState
 from framework.transactions import CoordinationStore
@@ -52,6 +54,11 @@ class TopologyState:
         return found
 
     @property
+    def serializers(self) -> tuple[Serializer, Serializer]:
+        """What makes bytes of keys and of values."""
+        return serializers_of(self._provider, self._conf)
+
+    @property
     def components(self) -> list[str]:
         """The stateful bolts that are part of the checkpoint."""
         layouts = self.record.layouts
@@ -74,25 +81,30 @@ class TopologyState:
         """The value of a key; the default when it is not there."""
         record = self.record
         states = self._of(component_id, record)
-        task = task_of_key(self._components[component_id], key, len(states))
-        for state in states if task is None else [states[task]]:
+        likely = task_of_key(self._components[component_id], key, len(states)) or 0
+        for state in (*states[likely:], *states[:likely]):
             if key in state:
                 return state.get(key)
         return default
 
     def items(self, component_id: str) -> Iterator[tuple[Any, Any]]:
-        """All keys with their values. ``txid_before`` and ``txid_after`` say which checkpoint this was of: one and the same, unless
-        the store can only be read while it changes."""
+        """All keys with their values: ``entries``."""
+        return ((each.key, each.value) for each in self.entries(component_id))
+
+    def entries(self, component_id: str) -> Iterator[Entry]:
+        """Everything that the tasks have. ``txid_before`` and ``txid_after`` say
+        which checkpoint this was of: one and the same, unless the store can only be read while it changes."""
         for tries_left in range(_TRIES, -1, -1):
             states = self._of(component_id, self.record)
-            opened = [state.committed_items() for state in states]
+            opened = [_entries(state) for state in states]
             txids = {txid for txid, _ in opened}
             if len(txids) == 1 or not tries_left:
                 break
             time.sleep(_PAUSE_S)
         self.txid_before, self.txid_after = min(txids), max(txids)
-        for state, (txid, items) in zip(states, opened, strict=True):
-            yield from items
+        for task, (state, (txid, entries)) in enumerate(zip(states, opened, strict=True)):
+            for key, value, put_at in entries:
+                yield Entry(key, value, put_at, task)
             if not state.frozen:
                 self.txid_after = max(self.txid_after, state.txid or txid)
 
@@ -125,3 +137,10 @@ class TopologyState:
                 self._states[place] = state
             found.append(self._states[place])
         return found
+
+
+def _entries(state: KeyValueState[Any, Any]) -> tuple[int, Iterator[tuple[Any, Any, float | None]]]:
+    if isinstance(state, ExpiringState):
+        return state.committed_entries()
+    txid, items = state.committed_items()
+    return txid, ((key, value, None) for key, value in items)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +22,13 @@ from docker.errors import DockerException
 
 from integration.errors import ServerError
 from integration.jars import Progress
+from integration.locks import locked, private_folder
 from integration.packages import find_program
 
 #: Which process a container belongs to.
 OWNER_LABEL = "ratchet.owner"
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
-_FOLDER = Path(tempfile.gettempdir()) / "ratchet-docker"
 
 _client: Any = None
 _lock = threading.Lock()
@@ -64,14 +61,13 @@ def _start(say: Progress) -> Any:
         raise ServerError(
             "no Docker engine answers, and only root can start one: start Docker, or choose embedded servers"
         )
-    _FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _one_at_a_time():
+    with locked("engine"):
         client = _answering()  # another process may have started one just now
         if client is not None:
             return client
         dockerd = find_program("dockerd", "docker.io", ("usr/sbin",))
         say("starting a Docker engine")
-        log = _FOLDER / "dockerd.log"
+        log = _folder() / "dockerd.log"
         process = _launch(dockerd, log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -92,8 +88,8 @@ def _start(say: Progress) -> Any:
 
 def _launch(dockerd: str, log: Path) -> subprocess.Popen[bytes]:
     command = [dockerd, "--iptables=false", "--ip6tables=false", "--bridge=none", "--data-root", "/var/lib/docker"]
-    command += ["--pidfile", str(_FOLDER / "dockerd.pid"), "--exec-root", str(_FOLDER / "run")]
-    (_FOLDER / "dockerd.pid").unlink(missing_ok=True)
+    command += ["--pidfile", str(log.with_name("dockerd.pid")), "--exec-root", str(log.with_name("run"))]
+    log.with_name("dockerd.pid").unlink(missing_ok=True)
     guard = [sys.executable, "-m", "integration.guardian", "TERM"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     with open(log, "ab") as output:
@@ -117,7 +113,13 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
         process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-    shutil.rmtree(_FOLDER / "run", ignore_errors=True)
+    shutil.rmtree(_folder() / "run", ignore_errors=True)
+
+
+def _folder() -> Path:
+    found = private_folder() / "docker"
+    found.mkdir(exist_ok=True)
+    return found
 
 
 def _last_words(log: Path) -> str:
@@ -126,10 +128,3 @@ def _last_words(log: Path) -> str:
         if lines:
             return lines[-1][-300:]
     return "it said nothing"
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    with open(_FOLDER / "lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -8,7 +8,6 @@ Redis and Python; and on it the jars that the embedded servers run from. Both ha
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import os
@@ -18,7 +17,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from integration.engine import engine
 from integration.errors import ServerError
 from integration.hosts import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, find_jars
 from integration.jars import KAFKA_VERSION, LOCK_FILE, Progress, kafka_jars
+from integration.locks import locked
 from integration.packages import find_program
 
 
@@ -81,7 +81,7 @@ def find_image(kind: str, progress: Progress | None = None) -> str:
     if problem is None:
         return image.usual
     say(f"{image.usual} cannot be pulled ({problem}): building an equivalent here")
-    with _one_at_a_time():
+    with locked("images"):
         with contextlib.suppress(ImageNotFound):
             client.images.get(local)  # another process may have built it just now
             return local
@@ -215,10 +215,3 @@ def _package_source() -> str:
     raise ServerError(
         f"no Debian mirror in /etc/apt ({platform.system()}): images are built on Debian only; pull the usual images"
     )
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    with open(Path(tempfile.gettempdir()) / "ratchet-images.lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

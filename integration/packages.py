@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from integration.errors import ServerError
+from integration.locks import locked
 
 _INSTALL_TIMEOUT_S = 600
 
@@ -26,8 +25,7 @@ def find_program(name: str, package: str, folders: Sequence[str] = ()) -> str:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ServerError(f"{name} is not installed: install the package {package}, or put {name} on the PATH")
-    with open(Path(tempfile.gettempdir()) / "ratchet-packages.lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be installing it just now
+    with locked("packages"):  # another process may be installing it just now
         found = _look_for(name, folders)
         if found is not None:
             return found

@@ -17,13 +17,15 @@ class SecurePort:
     """A second client port, for TLS with certificates on both sides; and who may log in by SASL (DIGEST-MD5) on either.
 
     ``certificate``: a PEM file of the server's private key and chain. ``authority``: the PEM file of who signs clients.
-    ``users``: name -> password. ``required``: sessions without SASL are refused.
+    ``users``: name -> password. ``required``: sessions without SASL are refused. ``clients``: whether those who connect must show a
+    certificate.
     """
 
     certificate: Path | None = None
     authority: Path | None = None
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     required: bool = False
+    clients: bool = True
     port: int = field(default_factory=free_port)
 
     def properties(self) -> dict[str, str]:
@@ -37,7 +39,7 @@ class SecurePort:
                 "ssl.keyStore.type": "PEM",
                 "ssl.trustStore.location": str(self.authority),
                 "ssl.trustStore.type": "PEM",
-                "ssl.clientAuth": "need",
+                "ssl.clientAuth": "need" if self.clients else "none",
             }
         if self.users:
             found["authProvider.sasl"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
 from framework.config import resolved
-from framework.errors import BadRecordError, ConfigError, RetryableError
+from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext
 from spouts.retries import Retries, RetryPolicy
 
@@ -27,8 +27,13 @@ except ImportError as error:  # an extra
 
 #: Entries asked for at once.
 CHUNK_ENTRIES = 500
+#: Entries of a task that are not acknowledged: as many as a slow consumer may leave to others after its end.
+UNACKNOWLEDGED_MAX = 10_000
 TIMEOUT_S = 5.0
 _TAKE_OVER_EVERY_S = 5.0
+
+#: Its id, and its fields; none for one that was deleted meanwhile.
+Entry = tuple[bytes, Mapping[bytes, bytes]]
 
 _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
     "string": lambda raw: raw.decode(),
@@ -45,7 +50,10 @@ class RedisStreamSpout(BaseRichSpout):
     when it is not there; ``start``: where it begins then, "earliest" or "latest". What fails is emitted again by ``retry``; after
     ``retry.retries_max`` times it is reported and dropped. ``take_over_after_s``: entries that were handed to a task which has not
     been heard of for so long are taken over by another, as after a change of the parallelism; longer than any tuple tree takes.
+    ``unacknowledged_max``: a task asks for no more while it has so many entries, waiting for their next try among them.
     ``delete``: remove entries that are done from the stream.
+
+    A group that is destroyed under a running topology is a ``DataLossError``: nobody knows then what it had handed out.
 
     ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable. Raises ``ConfigError`` for what cannot be.
     """
@@ -60,6 +68,7 @@ class RedisStreamSpout(BaseRichSpout):
         start: str = "earliest",
         retry: RetryPolicy | None = None,
         take_over_after_s: float = 120.0,
+        unacknowledged_max: int = UNACKNOWLEDGED_MAX,
         delete: bool = False,
     ) -> None:
         if start not in ("earliest", "latest"):
@@ -72,6 +81,9 @@ class RedisStreamSpout(BaseRichSpout):
         self._stream, self._fields, self._url, self._group = stream, fields, url, group
         self._start = "0" if start == "earliest" else "$"
         self._retry = retry if retry is not None else RetryPolicy()
+        if isinstance(unacknowledged_max, bool) or not unacknowledged_max >= 1:
+            raise ConfigError(f"unacknowledged_max must be 1 or more, not {unacknowledged_max!r}")
+        self._unacknowledged_max = unacknowledged_max
         self._take_over_after_ms = int(take_over_after_s * 1000)
         self._delete = delete
 
@@ -84,12 +96,13 @@ class RedisStreamSpout(BaseRichSpout):
         self._client: Any = redis.Redis.from_url(
             resolved("url of RedisStreamSpout", self._url), socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
         )
-        self._buffer: deque[tuple[bytes, Mapping[bytes, bytes]]] = deque()
+        self._buffer: deque[Entry] = deque()
         self._under_way: dict[bytes, list[Any]] = {}
         self._retries: Retries[bytes] = Retries(self._retry)
         self._done: list[bytes] = []
         self._mine_from: bytes | None = b"0"  # where to go on among what this task was given before; None: all is here
         self._taken_over_at = time.monotonic()
+        self._others_from: bytes = b"0-0"
         self._prepared = False
         self._trouble = False
 
@@ -115,6 +128,7 @@ class RedisStreamSpout(BaseRichSpout):
             if not self._trouble:  # said once
                 self._collector.report_error(RetryableError(f"Redis: {error}"))
             self._trouble = True
+            self._mine_from = b"0"  # an answer that was lost may have given this task something
 
     def ack(self, message_id: bytes) -> None:
         if self._under_way.pop(message_id, None) is not None:
@@ -158,26 +172,40 @@ class RedisStreamSpout(BaseRichSpout):
             self._done.clear()
 
     def _read(self) -> None:
-        """What this task had been given before it was opened, then what nobody has been given, and now and then what others have
-        left lying."""
-        if self._mine_from is not None:
-            entries = self._entries(self._mine_from)
-            self._mine_from = entries[-1][0] if entries else None
-            if entries:
-                self._buffer.extend(each for each in entries if each[1])  # what was deleted meanwhile has no fields
-                return
-        self._buffer.extend(self._entries(b">"))
-        if not self._buffer and time.monotonic() - self._taken_over_at > _TAKE_OVER_EVERY_S:
-            self._taken_over_at = time.monotonic()
-            answer = self._client.xautoclaim(
-                self._stream, self._group, self._consumer, self._take_over_after_ms, count=CHUNK_ENTRIES
-            )
-            self._buffer.extend(each for each in answer[1] if each[0] not in self._under_way and each[1])
+        """What this task had been given before it was opened, now and then what others have left lying, and what nobody has been
+        given. Only called while the buffer is empty."""
+        room = min(CHUNK_ENTRIES, self._unacknowledged_max - len(self._under_way))
+        if room <= 0:
+            return
+        try:
+            while self._mine_from is not None and not self._buffer:
+                entries = self._entries(self._mine_from, room)
+                self._mine_from = entries[-1][0] if entries else None
+                self._take(entries)
+            if not self._buffer and time.monotonic() - self._taken_over_at > _TAKE_OVER_EVERY_S:
+                self._taken_over_at = time.monotonic()
+                self._others_from, entries, *_ = self._client.xautoclaim(
+                    self._stream, self._group, self._consumer, self._take_over_after_ms, self._others_from, count=room
+                )
+                self._take(entries)
+            if not self._buffer:
+                self._take(self._entries(b">", room))
+        except redis.ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            raise DataLossError(
+                f"stream {self._stream!r} has no group {self._group!r} any more, and nobody knows what it had handed out: make it "
+                f"again where it is to go on (XGROUP CREATE {self._stream} {self._group} ID), and start the topology"
+            ) from error
 
-    def _entries(self, after: bytes) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
-        answer = self._client.xreadgroup(self._group, self._consumer, {self._stream: after}, count=CHUNK_ENTRIES)
+    def _take(self, entries: Sequence[Entry]) -> None:
+        """What was deleted meanwhile has no fields."""
+        self._buffer.extend(each for each in entries if each[1] and each[0] not in self._under_way)
+
+    def _entries(self, after: bytes, most: int) -> list[Entry]:
+        answer = self._client.xreadgroup(self._group, self._consumer, {self._stream: after}, count=most)
         streams = answer.values() if isinstance(answer, dict) else [entries for _, entries in answer or ()]
-        return cast("list[tuple[bytes, Mapping[bytes, bytes]]]", [entry for entries in streams for entry in entries])
+        return cast("list[Entry]", [entry for entries in streams for entry in entries])
 
     def _values(self, entry: bytes, raw: Mapping[bytes, bytes]) -> list[Any]:
         values = []

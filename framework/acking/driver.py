@@ -43,6 +43,8 @@ _STUCK_PAUSE_S = 0.025
 _QUIET_POLL_S = 0.02
 #: How long a driver waits before it tries a recovery again that did not come about.
 _RECOVERY_PAUSE_S = 0.5
+#: How often a driver makes sure that it leads: more often than any session can end.
+_CONFIRM_S = 1.0
 #: How long tuples that are under way have when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
 
@@ -77,6 +79,8 @@ class RoundDriver:
         self._tick_s = timeout_s / TIMEOUT_TICKS
         self._attempts_max = attempts_max
         self._checkpoints: Checkpoints | None = None
+        self._confirm: Callable[[], None] | None = None
+        self._confirmed_at = 0.0
         self._clock = clock
         self._spouts = frozenset(plan.spout_tasks())
         self._speakers = [
@@ -125,10 +129,14 @@ class RoundDriver:
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def run(self, checkpoints: Callable[[], Checkpoints] | None = None) -> None:
-        """Round after round. Returns when it was asked to stop, has failed, or has lost the right to write ``checkpoints``: it may
-        be run again then. ``checkpoints``: makes those of a topology with state."""
+    def run(
+        self, confirm: Callable[[], None] | None = None, checkpoints: Callable[[], Checkpoints] | None = None
+    ) -> None:
+        """Round after round. Returns when it was asked to stop, has failed, or does not lead any more: it may be run again then.
+        ``confirm``: raises when it does not lead, and waits while nobody knows. ``checkpoints``: makes those of a topology with
+        state."""
         phase = "stopped"
+        self._confirm, self._confirmed_at = confirm, self._clock()
         try:
             self._checkpoints = checkpoints() if checkpoints is not None else None
             self._show(phase="running")
@@ -244,6 +252,7 @@ class RoundDriver:
             wanted = not self._stopping.is_set() and self.failure is None
             at_once = self._executor.rounds_max if self._patience_s == 0.0 and not self._alone() else 1
             if wanted and not settling and len(running) < at_once:
+                self._make_sure_to_lead()
                 round_ = self.begin()
                 running.append((round_, pool.submit(self._executor.run, round_)))
                 continue
@@ -257,6 +266,12 @@ class RoundDriver:
             if settling and not running:
                 losses, settling = losses + 1, False
                 self._stopping.wait(min(0.05 * 2**losses, LOST_PAUSE_MAX_S))
+
+    def _make_sure_to_lead(self) -> None:
+        """Now and then: well before a session can have ended that was alive the last time."""
+        if self._confirm is not None and self._clock() - self._confirmed_at >= _CONFIRM_S:
+            self._confirm()
+            self._confirmed_at = self._clock()
 
     def _alone(self) -> bool:
         """Whether the next round has something to do for a checkpoint."""

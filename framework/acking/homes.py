@@ -5,8 +5,8 @@ tuples needs a place that stays. So each home is a process that a Spark task has
 rounds carry to it what is for it, and carry away what it gives. It ends when it is told to, when its executor is gone, and when
 it has not been heard of for too long; and when a round of it takes too long, since a component may have hung.
 
-A home answers one message after the other per connection, and a task does one round after the other. Connections are made with the
-run's key: ``multiprocessing.connection`` lets nobody in without it.
+A home answers one message after the other per channel, and a task does one round after the other. Nobody is let in without the
+run's key (``channels.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import secrets
+import selectors
 import socket
 import subprocess
 import sys
@@ -24,12 +24,12 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Union
+from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
 
+from framework.acking.channels import Channel, Credentials, Place, Server, connect
 from framework.acking.home import CorePlan, Home
 from framework.acking.rounds import Addressed, Record, Round
 from framework.errors import InvariantViolation, RetryableError
@@ -39,11 +39,8 @@ ANSWER_MIN_S = 60.0
 _WATCH_S = 1.0
 #: How long a home may take to let somebody in, and to answer when it is only asked whether it is there.
 _CONNECT_S = 10.0
-_BACKLOG = 64
 #: How long components may take to close.
 _CLOSE_S = 30.0
-
-Place = Union[str, tuple[str, int]]
 
 
 class Address(NamedTuple):
@@ -58,16 +55,20 @@ class Address(NamedTuple):
 class HomeSettings:
     """What a home is started with. ``answer_s``: how long it may take to answer; when it has not been asked for twice as long, its
     driver is gone: it closes its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
-    otherwise homes listen on the interface from which that host is reached. ``plan``: pickled."""
+    otherwise homes listen on the interface from which that host is reached, and ``credentials`` have a certificate. ``plan``:
+    pickled."""
 
     plan: bytes
-    key: bytes
+    credentials: Credentials
     answer_s: float
     driver_host: str | None
 
     @classmethod
-    def of(cls, plan: CorePlan, answer_s: float, driver_host: str | None) -> HomeSettings:
-        return cls(cloudpickle.dumps(plan), secrets.token_bytes(32), max(answer_s, ANSWER_MIN_S), driver_host)
+    def of(
+        cls, plan: CorePlan, answer_s: float, driver_host: str | None, certificate: bytes | None = None
+    ) -> HomeSettings:
+        credentials = Credentials.new(certificate)
+        return cls(cloudpickle.dumps(plan), credentials, max(answer_s, ANSWER_MIN_S), driver_host)
 
     @property
     def lease_s(self) -> float:
@@ -81,37 +82,17 @@ class HomeLostError(RetryableError):
     """A home does not answer."""
 
 
-_connections: dict[Address, Connection] = {}
+_channels: dict[Address, Channel] = {}
 #: Numbers of messages: the answer to one carries its number, so that what a task which was killed did not wait for is not taken
 #: for the answer to the next.
 _numbers = itertools.count()
 
 
-def _connected(address: Address, key: bytes) -> Connection:
-    found = _connections.get(address)
+def _channel_to(address: Address, credentials: Credentials) -> Channel:
+    found = _channels.get(address)
     if found is None:
-        found = _connections[address] = _let_in(address, key)
+        found = _channels[address] = connect(address.place, credentials, _CONNECT_S)
     return found
-
-
-def _let_in(address: Address, key: bytes) -> Connection:
-    """A new connection. Raises ``TimeoutError`` when the home is there and does not move: connecting has no timeout of its own."""
-    made: list[Connection | BaseException] = []
-
-    def connect() -> None:
-        try:
-            made.append(Client(address.place, authkey=key))
-        except Exception as error:  # noqa: BLE001 - raised below, in the thread that asked
-            made.append(error)
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(_CONNECT_S)
-    if not made:
-        raise TimeoutError(f"it did not let anybody in for {_CONNECT_S:g} s")
-    if isinstance(made[0], BaseException):
-        raise made[0]
-    return made[0]
 
 
 class Courier:
@@ -119,10 +100,14 @@ class Courier:
     has not answered for so long is told to end itself, and counts as lost."""
 
     def __init__(
-        self, addresses: Sequence[Address], key: bytes, placed: Mapping[tuple[int, int], int], answer_s: float
+        self,
+        addresses: Sequence[Address],
+        credentials: Credentials,
+        placed: Mapping[tuple[int, int], int],
+        answer_s: float,
     ) -> None:
         self._addresses = {each.number: each for each in addresses}
-        self._key = key
+        self._credentials = credentials
         self._placed = placed
         self._answer_s = answer_s
         self._asked: dict[int, int] = {}
@@ -154,17 +139,21 @@ class Courier:
         """Have the spouts of homes wait no longer in a round; in any, when it is 0. What cannot be reached waits."""
         for home in self._addresses if homes is None else homes:
             try:
-                with _let_in(self._addresses[home], self._key) as connection:
-                    connection.send((0, "hurry", number))
-                    connection.poll(_CONNECT_S)  # it has been heard
+                with connect(self._addresses[home].place, self._credentials, _CONNECT_S) as channel:
+                    channel.send((0, "hurry", number), _CONNECT_S)
+                    channel.receive(_CONNECT_S)  # it has been heard
             except (OSError, EOFError):
                 continue
 
     def _hurry_after_the_first(self, round_: Round, homes: Sequence[int]) -> None:
         """Wait until one of the homes has answered; the others need not wait for a spout then."""
-        connections = {home: _connections.get(self._addresses[home]) for home in homes}
-        ready = wait([each for each in connections.values() if each is not None], self._answer_s)
-        self.hurry(round_.number, [home for home, each in connections.items() if each not in ready])
+        with selectors.DefaultSelector() as selector:
+            for home in homes:
+                channel = _channels.get(self._addresses[home])
+                if channel is not None:
+                    selector.register(channel, selectors.EVENT_READ, home)
+            ready = {key.data for key, _ in selector.select(self._answer_s)}
+        self.hurry(round_.number, [home for home in homes if home not in ready])
 
     def ask(self, number: int, *message: Any) -> Any:
         self._send(number, message)
@@ -179,20 +168,21 @@ class Courier:
         address = self._addresses[number]
         self._asked[number] = next(_numbers)
         try:
-            _connected(address, self._key).send((self._asked[number], *message))
+            _channel_to(address, self._credentials).send((self._asked[number], *message), self._answer_s)
         except (OSError, EOFError) as error:
             self._lost(address, error)
 
     def _answer(self, number: int, limit_s: float) -> Any:
         address = self._addresses[number]
         try:
-            connection = _connected(address, self._key)
+            channel = _channel_to(address, self._credentials)
             answered = None
             while answered != self._asked[number]:
-                if not connection.poll(limit_s):
+                try:
+                    answered, outcome, result = channel.receive(limit_s)
+                except TimeoutError:
                     self._end(address)
-                    raise TimeoutError(f"it did not answer for {limit_s:g} s")
-                answered, outcome, result = connection.recv()
+                    raise TimeoutError(f"it did not answer for {limit_s:g} s") from None
         except (OSError, EOFError) as error:
             self._lost(address, error)
         if outcome == "lost":
@@ -204,13 +194,13 @@ class Courier:
     def _end(self, address: Address) -> None:
         """A component may have hung: only its process can be ended."""
         try:
-            with _let_in(address, self._key) as connection:
-                connection.send((0, "die"))
+            with connect(address.place, self._credentials, _CONNECT_S) as channel:
+                channel.send((0, "die"), _CONNECT_S)
         except (OSError, EOFError):
             pass  # it is gone already, or does not move at all
 
     def _lost(self, address: Address, error: BaseException) -> NoReturn:
-        found = _connections.pop(address, None)
+        found = _channels.pop(address, None)
         if found is not None:
             found.close()
         reason = str(error) or type(error).__name__
@@ -221,7 +211,7 @@ def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> A
     """The home's address if it answers; otherwise that of a new one on this host. Called in a Spark task."""
     if known is not None:
         try:
-            Courier([known], settings.key, {}, _CONNECT_S).ask(number, "ping")
+            Courier([known], settings.credentials, {}, _CONNECT_S).ask(number, "ping")
             return known
         except RetryableError:
             pass
@@ -249,16 +239,16 @@ def start_home(settings: HomeSettings, number: int) -> Address:
         raise RetryableError(f"home {number} did not start: see the executor's stderr") from error
 
 
-def close_home(address: Address, key: bytes) -> None:
+def close_home(address: Address, credentials: Credentials) -> None:
     """Close a home's tasks and end it; nothing when it is gone."""
     try:
-        Courier([address], key, {}, _CLOSE_S).ask(address.number, "close")
+        Courier([address], credentials, {}, _CLOSE_S).ask(address.number, "close")
     except RetryableError:
         pass
     finally:
-        connection = _connections.pop(address, None)
-        if connection is not None:
-            connection.close()
+        channel = _channels.pop(address, None)
+        if channel is not None:
+            channel.close()
 
 
 def _executor_pid() -> int:
@@ -290,9 +280,8 @@ class HomeServer:
         place: Place = f"{self._folder.name}/home"
         if settings.driver_host is not None:
             place = (_own_host(settings.driver_host), 0)
-        self._listener = Listener(place, backlog=_BACKLOG, authkey=settings.key)
-        bound = self._listener.address
-        self.address = Address(number, bound if isinstance(bound, str) else (bound[0], bound[1]), os.getpid())
+        self._server = Server(place, settings.credentials, self._answer, _CONNECT_S)
+        self.address = Address(number, self._server.place, os.getpid())
         self._working = 0
         self._heard_at = time.monotonic()
         self._lock = threading.Lock()
@@ -300,30 +289,20 @@ class HomeServer:
 
     def serve(self) -> None:
         """Answer until told to end, until the executor is gone, or until nobody has been heard for the lease."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._server.start()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
                 silent = not self._working and time.monotonic() - self._heard_at > self._settings.lease_s
             if silent or not _alive(self._executor_pid):
                 self._home.close()
                 break
-        self._listener.close()
+        self._server.close()
         self._folder.cleanup()
 
-    def _accept(self) -> None:
-        while not self._ended.is_set():
-            try:
-                connection = self._listener.accept()
-            except Exception:  # noqa: BLE001 - somebody without the key, or a connection that broke; the next one may be right
-                if self._ended.wait(0.05):
-                    return
-                continue
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: Connection) -> None:
+    def _answer(self, channel: Channel) -> None:
         try:
             while True:
-                number, *message = connection.recv()
+                number, *message = channel.receive(None)
                 with self._lock:
                     self._working += 1
                 try:
@@ -336,11 +315,11 @@ class HomeServer:
                     with self._lock:
                         self._working -= 1
                         self._heard_at = time.monotonic()
-                connection.send(outcome)
+                channel.send(outcome, self._settings.answer_s)
                 if message[0] == "close":
                     self._ended.set()
         except (OSError, EOFError):
-            connection.close()  # the worker is gone, or was told of another home
+            channel.close()  # the worker is gone, or was told of another home
 
     def _do(self, what: str, *arguments: Any) -> Any:
         if what == "run":

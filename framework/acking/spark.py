@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from framework.acking.channels import Credentials
 from framework.acking.home import CorePlan
 from framework.acking.homes import Address, Courier, HomeSettings, close_home, ensure_home
 from framework.acking.rounds import Addressed, News, Record, Round
@@ -47,8 +48,11 @@ class SparkRounds:
 
     def start(self) -> None:
         self._jobs.start()
-        driver_host = None if self._jobs.local else self._jobs.driver_host
-        self._settings = HomeSettings.of(self._plan, self._answer_s, driver_host)
+        if self._jobs.local:
+            self._settings = HomeSettings.of(self._plan, self._answer_s, None)
+        else:
+            certificate = self._jobs.new_certificate()
+            self._settings = HomeSettings.of(self._plan, self._answer_s, self._jobs.driver_host, certificate)
         tasks = [(level, partition) for level, width in enumerate(self._plan.widths) for partition in range(width)]
         homes = min(self._jobs.slots, len(tasks))
         self._placed = {task: number % homes for number, task in enumerate(tasks)}
@@ -60,7 +64,7 @@ class SparkRounds:
             with self._finding:
                 if self._suspect:
                     self._find_homes()
-            courier = Courier(self._addresses, self._settings.key, self._placed, self._settings.answer_s)
+            courier = Courier(self._addresses, self._settings.credentials, self._placed, self._settings.answer_s)
             if self._chains:
                 records = self._jobs.chain(self._plan.widths, _Carry(courier, round_))
             else:
@@ -75,12 +79,12 @@ class SparkRounds:
 
     def hurry(self) -> None:
         if self._settings is not None:
-            Courier(self._addresses, self._settings.key, {}, self._settings.answer_s).hurry(0)
+            Courier(self._addresses, self._settings.credentials, {}, self._settings.answer_s).hurry(0)
 
     def close(self) -> None:
         if self._addresses and self._settings is not None:
             with contextlib.suppress(RetryableError):  # what cannot be told to close ends by itself
-                self._jobs.each(self._addresses, _Close(self._settings.key))
+                self._jobs.each(self._addresses, _Close(self._settings.credentials))
         self._jobs.close()
 
     @property
@@ -130,7 +134,7 @@ class _Carry:
 
 @dataclass(frozen=True)
 class _Close:
-    key: bytes
+    credentials: Credentials
 
     def __call__(self, address: Address) -> None:
-        close_home(address, self.key)
+        close_home(address, self.credentials)

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark import by_partition, python_part, refuse_repetition
+from framework.execution.spark_certificate import new_certificate
 from framework.execution.spark_session import PROCESSING_POOL, is_local, start_context
 
 T = TypeVar("T")
@@ -52,6 +53,10 @@ class SparkJobs:
     @property
     def driver_host(self) -> str:
         return str(self._started().getConf().get("spark.driver.host", "127.0.0.1"))
+
+    def new_certificate(self) -> bytes:
+        """A certificate and its key: ``spark_certificate``."""
+        return new_certificate(self._started()._gateway)
 
     def one(self, function: Callable[[], list[T]]) -> list[T]:
         """Run a function in one task."""

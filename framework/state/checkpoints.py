@@ -262,6 +262,8 @@ class Checkpoints:
                 self._recovered(marker, standings)
         elif missing:
             self._recover(f"checkpoint {marker.txid}: {', '.join(missing[:3])} did not {marker.action.value} it")
+        elif (moved := self._moved(marker, standings)) is not None:
+            self._recover(moved)
         elif marker.action is CheckpointAction.PREPARE:
             positions = (
                 {each: [found[(each, task)].position for task in range(tasks)] for each, tasks in self._spouts.items()}
@@ -309,6 +311,17 @@ class Checkpoints:
             aim.positions,
             self._exact,
         )
+
+    def _moved(self, marker: Marker, standings: Sequence[Standing]) -> str | None:
+        """Says so when a state is not where this run has left it: its store went back, or was replaced (C27). The recovery that
+        follows looks at all of them."""
+        for each in standings:
+            expected = self.record.txid if each.component_id in self.record.layouts else 0
+            if marker.action is CheckpointAction.COMMIT:
+                expected = marker.txid
+            if each.component_id in self._stateful and each.txid not in (None, expected):
+                return f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and not {expected}"
+        return None
 
     def _recovered(self, marker: Marker, standings: Sequence[Standing]) -> None:
         for each in standings:

@@ -197,6 +197,18 @@ class StateProviderContract:
         again.recover(2, prepared=True, upto=2)
         assert (again.txid, dict(again.items())) == (2, {"a": 2})
 
+    def test_what_another_object_has_prepared_is_seen_when_it_is_committed(self) -> None:
+        state = self.state()
+        self.checkpoint(state, 1, {"a": 1, "b": 1})
+        assert state.multi_get(["a", "b", "c"]) == [1, 1, None]
+        other = self.state()
+        other.put("a", 2)
+        other.delete("b")
+        other.put("c", 2)
+        other.prepare_commit(2)
+        state.commit(2)
+        assert (state.txid, state.multi_get(["a", "b", "c"])) == (2, [2, None, 2])
+
     def test_what_is_prepared_can_be_rolled_back_by_another_process(self) -> None:
         state = self.state()
         self.checkpoint(state, 1, {"a": 1})

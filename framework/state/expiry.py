@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from framework.topology.stateful import KeyValueState
 
 #: Entries that are looked at for each checkpoint, one part of the state after the other.
 SWEEP_MAX = 20_000
+
+
+def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
+    """What a state whose values live for ``ttl_s`` keeps of a value. ``put_at``: None when nobody knows: now."""
+    if ttl_s is None:
+        return value
+    return (time.time() if put_at is None else put_at), value
 
 
 class ExpiringState(KeyValueState[Any, Any]):
@@ -42,11 +49,18 @@ class ExpiringState(KeyValueState[Any, Any]):
         self._state.delete(key)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        return self._living(self._state.items())
+        oldest = self._clock() - self._ttl_s
+        return ((key, kept[1]) for key, kept in self._state.items() if kept[0] >= oldest)
 
     def committed_items(self) -> tuple[int, Iterator[tuple[Any, Any]]]:
+        txid, entries = self.committed_entries()
+        return txid, ((key, value) for key, value, _ in entries)
+
+    def committed_entries(self) -> tuple[int, Iterator[tuple[Any, Any, float]]]:
+        """The last committed checkpoint; keys, their values, and when those were put."""
         txid, items = self._state.committed_items()
-        return txid, self._living(items)
+        oldest = self._clock() - self._ttl_s
+        return txid, ((key, kept[1], kept[0]) for key, kept in items if kept[0] >= oldest)
 
     def prepare_commit(self, txid: int) -> None:
         oldest = self._clock() - self._ttl_s
@@ -67,7 +81,3 @@ class ExpiringState(KeyValueState[Any, Any]):
 
     def _fresh(self, kept: Any, default: Any) -> Any:
         return kept[1] if kept is not None and kept[0] >= self._clock() - self._ttl_s else default
-
-    def _living(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        oldest = self._clock() - self._ttl_s
-        return ((key, kept[1]) for key, kept in items if kept[0] >= oldest)

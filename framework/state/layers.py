@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.errors import InvariantViolation
-from framework.state.serialization import Serializer
+from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
 from framework.topology.stateful import KeyValueState
 
 #: Changes to a state: None for a key that is deleted.
@@ -73,6 +73,11 @@ class LayeredState(KeyValueState[Any, Any]):
         self._cached_max = cached_max
         self._swept: Any = None
 
+    def keep_times(self) -> None:
+        """Values are pairs from here on: the time that each was put, and the value."""
+        if not isinstance(self._values, MsgpackSerializer):
+            self._values = TimedSerializer(self._values)
+
     @property
     def txid(self) -> int:
         return self._store.txid()
@@ -123,6 +128,8 @@ class LayeredState(KeyValueState[Any, Any]):
         if self._prepared_txid not in (None, txid):
             raise InvariantViolation(f"checkpoint {txid} is to be committed, and {self._prepared_txid} is prepared")
         self._store.commit(txid)
+        if self._prepared_txid is None:
+            self._cached.clear()  # another object has prepared it, and knows what has changed
         self._settle(self._prepared)
 
     def recover(self, txid: int, *, prepared: bool, upto: int) -> None:

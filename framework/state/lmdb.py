@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.state.layers import Changes, LayeredState
+from framework.state.serialization import Serializer
 from framework.state.settings import LmdbSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
@@ -69,9 +71,13 @@ class LmdbKeyValueStateProvider(StateProvider):
         settings = settings_of(conf, LmdbSettings)
         settings.keys(), settings.values()
         try:
-            Path(settings.path).mkdir(parents=True, exist_ok=True)
+            Path(settings.path).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"topology.state.provider.config.path: {error}") from None
+
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
+        settings = settings_of(conf, LmdbSettings)
+        return settings.keys(), settings.values()
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         return (_folder(settings_of(conf, LmdbSettings), namespace) / "data.mdb").exists()
@@ -102,9 +108,15 @@ class LmdbStore:
 
     def __init__(self, folder: Path, *, sync: bool) -> None:
         self._folder = folder
+        self._lock = threading.RLock()
+        self._snapshots: weakref.WeakSet[_Snapshot] = weakref.WeakSet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._environment = lmdb.open(str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync)
+            with contextlib.suppress(PermissionError):  # it is another user's, who lets this one in
+                folder.chmod(0o700)
+            self._environment = lmdb.open(
+                str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync, mode=0o600
+            )
             self._values, self._prepared, self._meta = (
                 self._environment.open_db(name) for name in (b"values", b"prepared", b"meta")
             )
@@ -134,20 +146,23 @@ class LmdbStore:
     frozen = True
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        return self.snapshot()[1]
+        """A part after the other: no transaction lasts while what was read is used."""
+        cursor, more = None, True
+        while more:
+            entries, cursor = self.part(cursor, _SCAN_BATCH)
+            yield from entries
+            more = cursor is not None
 
     def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
-        """One read transaction, which lasts until the iterator has ended or is gone."""
-        scanning = self._scanning()
-        return next(scanning), scanning
-
-    def _scanning(self) -> Iterator[Any]:
-        """The checkpoint first, then keys and values."""
-        with self._reading(self._values) as reading:
-            found = reading.get(_TXID, db=self._meta)
-            yield 0 if found is None else int(_ID.unpack(found)[0])
-            for short, stored in reading.cursor():
-                yield _key_in(short, stored), _value_in(stored)
+        with self._lock:
+            try:
+                reading = self._begun(self._values)
+                found = reading.get(_TXID, db=self._meta)
+                snapshot = _Snapshot(self._folder, reading)
+            except lmdb.Error as error:
+                raise RetryableError(f"state in {self._folder}: {error}") from error
+            self._snapshots.add(snapshot)
+        return 0 if found is None else int(_ID.unpack(found)[0]), snapshot
 
     def prepare(self, txid: int, changes: Changes) -> None:
         def write(writing: lmdb.Transaction) -> None:
@@ -208,10 +223,17 @@ class LmdbStore:
                     writing.delete(key, db=self._prepared)
                 writing.delete(each, db=self._meta)
 
+    def _make_room(self, size: int) -> None:
+        """Transactions of this process do not survive it."""
+        with self._lock:
+            for each in list(self._snapshots):
+                each.finish()
+            self._environment.set_mapsize(size)
+
     @contextmanager
     def _reading(self, database: Any) -> Iterator[Any]:
         try:
-            with self._begun(database) as reading:
+            with self._lock, self._begun(database) as reading:
                 yield reading
         except lmdb.Error as error:
             raise RetryableError(f"state in {self._folder}: {error}") from error
@@ -221,7 +243,7 @@ class LmdbStore:
             try:
                 return self._environment.begin(db=database)
             except lmdb.MapResizedError:
-                self._environment.set_mapsize(0)  # another process has made room
+                self._make_room(0)  # another process has made some
 
     def _write(self, change: Callable[[lmdb.Transaction], None]) -> None:
         while True:
@@ -230,11 +252,44 @@ class LmdbStore:
                     change(writing)
                 return
             except lmdb.MapFullError:
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+                self._make_room(2 * self._environment.info()["map_size"])
             except lmdb.MapResizedError:
-                self._environment.set_mapsize(0)
+                self._make_room(0)
             except lmdb.Error as error:
                 raise RetryableError(f"state in {self._folder}: {error}") from error
+
+
+class _Snapshot(Iterator[tuple[bytes, bytes]]):
+    """Everything as of one moment: one read transaction, which lasts until the iterator has ended or is gone, or until the map has
+    to grow. What is left is read at once then."""
+
+    def __init__(self, folder: Path, reading: lmdb.Transaction) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._reading: lmdb.Transaction | None = reading
+        self._left: Iterator[Any] = reading.cursor().iternext()
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        with self._lock:
+            try:
+                short, stored = next(self._left)
+            except StopIteration:
+                self._end()
+                raise
+            except lmdb.Error as error:
+                raise RetryableError(f"state in {self._folder}: {error}") from error
+        return _key_in(short, stored), _value_in(stored) or b""
+
+    def finish(self) -> None:
+        with self._lock:
+            if self._reading is not None:
+                self._left = iter(list(self._left))
+                self._end()
+
+    def _end(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.abort()
 
 
 def _folder(settings: LmdbSettings, namespace: str) -> Path:

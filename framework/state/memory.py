@@ -10,6 +10,7 @@ from typing import Any
 
 from framework.errors import CorruptStateError
 from framework.state.layers import Changes, LayeredState
+from framework.state.serialization import Serializer
 from framework.state.settings import SerializerSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
@@ -33,6 +34,10 @@ class InMemoryKeyValueStateProvider(StateProvider):
 
     def check(self, conf: Mapping[str, Any]) -> None:
         settings_of(conf, SerializerSettings).values()
+
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
+        settings = settings_of(conf, SerializerSettings)
+        return settings.keys(), settings.values()
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         return namespace in self._stores and self._stores[namespace].txid() > 0

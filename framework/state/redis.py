@@ -15,6 +15,7 @@ Source: ``org.apache.storm.redis.state.RedisKeyValueStateProvider``.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.state.layers import Changes, LayeredState
+from framework.state.serialization import Serializer
 from framework.state.settings import RedisSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
@@ -43,6 +45,8 @@ SCAN_COUNT = 2_000
 #: Entries that a task keeps of those that it has read: it is the only one that writes them.
 CACHED_MAX = 250_000
 _RETRIES = 6
+#: Of longer keys a scan remembers a digest, which is longer than that.
+_SHORT_BYTES = 32
 
 # KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when it is committed or forgotten by now.
 _APPLY = """
@@ -95,6 +99,10 @@ class RedisKeyValueStateProvider(StateProvider):
             raise ConfigError(
                 f"Redis at {pool.host}:{pool.port} does not answer: {error}; see topology.state.provider.config.jedisPoolConfig"
             ) from None
+
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
+        settings = settings_of(conf, RedisSettings)
+        return settings.keys(), settings.values()
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         return RedisStore(self._client(settings_of(conf, RedisSettings)), namespace).txid() > 0
@@ -149,8 +157,13 @@ class RedisStore:
             return found
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        seen: set[bytes] = set()  # while its table shrinks, Redis gives a key again now and then
         with self._asking():
-            yield from self._client.hscan_iter(self._values, count=SCAN_COUNT)
+            for key, value in self._client.hscan_iter(self._values, count=SCAN_COUNT):
+                short = key if len(key) <= _SHORT_BYTES else b"d" + hashlib.sha256(key).digest()
+                if short not in seen:
+                    seen.add(short)
+                    yield key, value
 
     def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
         found: dict[bytes, bytes] = {}

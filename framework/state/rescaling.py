@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from framework.errors import ConfigError, TopologyError
 from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.state.settings import kept_state_of
 from framework.topology import (
     BaseStatefulBolt,
     Component,
@@ -28,6 +29,15 @@ _log = structlog.get_logger()
 
 #: Entries that are kept before they are written.
 BATCH = 100_000
+
+
+class Entry(NamedTuple):
+    """A key of a task's state with its value. ``put_at``: when that was put, where values expire."""
+
+    key: Any
+    value: Any
+    put_at: float | None
+    task: int
 
 
 def namespace_of(topology_id: str, component_id: str, layout: int, task: int) -> str:
@@ -76,20 +86,30 @@ class Filling:
     ) -> None:
         self._component = component
         self._tasks = layout.tasks
-        self._targets = _states(topology_id, component.id, layout, provider, conf)
+        self._targets = _states(topology_id, component, layout, provider, conf)
         self._waiting = 0
 
-    def put(self, key: Any, value: Any) -> None:
-        """Raises ``TopologyError`` for a key that belongs to no task."""
-        bolt = self._component.instance
-        if isinstance(bolt, BaseStatefulBolt) and bolt.grouping_key(key) is None:
-            return  # of a task that is no more
-        task = task_of_key(self._component, key, self._tasks)
-        if task is None:
-            raise TopologyError(
-                f"bolt {self._component.id!r} has state whose keys belong to no task, because it takes tuples otherwise than by "
-                "fields grouping, or keeps them for a task as a whole: its number of tasks cannot change"
-            )
+    def put(self, key: Any, value: Any, task: int, tasks: int) -> None:
+        """A key that task ``task`` of ``tasks`` has had. Raises ``TopologyError`` for one that belongs to no task, or to another
+        one than had it: nobody knows where its tuples go then."""
+        if tasks != self._tasks:
+            bolt = self._component.instance
+            if isinstance(bolt, BaseStatefulBolt) and bolt.grouping_key(key) is None:
+                return  # of a task that is no more
+            had = task_of_key(self._component, key, tasks)
+            now = task_of_key(self._component, key, self._tasks)
+            if had is None or now is None:
+                raise TopologyError(
+                    f"bolt {self._component.id!r} has state whose keys belong to no task, because it takes tuples otherwise than "
+                    "by fields grouping, or keeps them for a task as a whole: its number of tasks cannot change"
+                )
+            if had != task:
+                raise TopologyError(
+                    f"bolt {self._component.id!r} has key {key!r} of its state in task {task}, and by its grouping it belongs to "
+                    f"task {had}: write grouping_key() so that it gives the values that the input is grouped by; until then the "
+                    f"number of tasks must stay {tasks}"
+                )
+            task = now
         self._targets[task].put(key, value)
         self._waiting += 1
         if self._waiting >= BATCH:
@@ -119,12 +139,12 @@ def _move(
 ) -> None:
     aim = record.pending if record.prepared and record.pending is not None else record.txid
     filling = Filling(topology_id, component, new, provider, conf)
-    sources = _states(topology_id, component.id, old, provider, conf)
+    sources = _states(topology_id, component, old, provider, conf)
     try:
-        for source in sources:
+        for task, source in enumerate(sources):
             source.recover(aim, prepared=record.prepared, upto=record.last)
             for key, value in source.items():
-                filling.put(key, value)
+                filling.put(key, value, task, old.tasks)
         filling.finish(aim)
     finally:
         filling.close()
@@ -133,10 +153,10 @@ def _move(
 
 
 def _states(
-    topology_id: str, component_id: str, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
+    topology_id: str, component: Component, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
 ) -> list[KeyValueState[Any, Any]]:
-    names = [namespace_of(topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
-    return [_key_value(provider.new_state(name, conf, None)) for name in names]
+    names = [namespace_of(topology_id, component.id, layout.number, task) for task in range(layout.tasks)]
+    return [_key_value(kept_state_of(provider, name, component.instance, conf, None)) for name in names]
 
 
 def task_of_key(component: Component, key: Any, tasks: int) -> int | None:

@@ -11,6 +11,7 @@ import datetime
 import decimal
 import importlib
 import pickle
+import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ class Serializer(Protocol):
         """Raises ``CorruptStateError`` for bytes that it has not made."""
 
 
+_TIME_OF = struct.Struct(">d")
 _TUPLE, _SET, _INT, _DECIMAL, _DATETIME, _DATE, _TIME, _DURATION, _FROZENSET = range(1, 10)
 _TEXTS: dict[type, tuple[int, Callable[[Any], str]]] = {
     int: (_INT, str),
@@ -109,6 +111,22 @@ class ClassSerializer:
         if not isinstance(fields, list) or len(fields) != len(self._names):
             raise CorruptStateError(f"a state holds {_shown(fields)}, which is no {self._kind.__qualname__}")
         return self._kind(**dict(zip(self._names, fields, strict=True)))
+
+
+class TimedSerializer:
+    """Values with the time that they were put, where the values have a serializer that takes nothing else."""
+
+    def __init__(self, values: Serializer) -> None:
+        self._values = values
+
+    def dumps(self, value: Any) -> bytes:
+        put_at, inner = value
+        return _TIME_OF.pack(put_at) + self._values.dumps(inner)
+
+    def loads(self, data: bytes) -> Any:
+        if len(data) < _TIME_OF.size:
+            raise CorruptStateError(f"a state holds {data[:40]!r}, which has no time: was state_ttl_s set only now?")
+        return _TIME_OF.unpack_from(data)[0], self._values.loads(data[_TIME_OF.size :])
 
 
 #: Types that are written as they are, and so need no class of their own.

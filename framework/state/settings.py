@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from framework.errors import ConfigError
 from framework.state.expiry import ExpiringState
-from framework.state.serialization import Serializer, named, serializer_of
+from framework.state.layers import LayeredState
+from framework.state.serialization import MsgpackSerializer, Serializer, named, serializer_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, State, StateProvider
 
@@ -85,13 +86,34 @@ def state_of(
     provider: StateProvider, namespace: str, bolt: Any, conf: Mapping[str, Any], context: TopologyContext | None
 ) -> State:
     """The state of a stateful bolt's namespace, as that bolt sees it. Raises ``ConfigError``."""
-    state = provider.new_state(namespace, conf, context)
-    ttl_s = getattr(bolt, "state_ttl_s", None)
+    state = kept_state_of(provider, namespace, bolt, conf, context)
+    ttl_s = ttl_of(bolt)
     if ttl_s is None:
         return state
     if not isinstance(state, KeyValueState):
         raise ConfigError(f"state_ttl_s is for a KeyValueState, and {type(state).__name__} is none")
     return ExpiringState(state, ttl_s)
+
+
+def kept_state_of(
+    provider: StateProvider, namespace: str, bolt: Any, conf: Mapping[str, Any], context: TopologyContext | None
+) -> State:
+    """The same as it is kept: where values expire, each with the time that it was put (``expiry.kept``)."""
+    state = provider.new_state(namespace, conf, context)
+    if ttl_of(bolt) is not None and isinstance(state, LayeredState):
+        state.keep_times()
+    return state
+
+
+def ttl_of(bolt: Any) -> float | None:
+    """Seconds that values of a stateful bolt live; None for ever."""
+    found: float | None = getattr(bolt, "state_ttl_s", None)
+    return found
+
+
+def serializers_of(provider: StateProvider, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
+    """What makes bytes of keys and of values outside of the states, as in snapshots."""
+    return provider.serializers(conf) or (MsgpackSerializer(), MsgpackSerializer())
 
 
 def provider_of(conf: Mapping[str, Any]) -> StateProvider:

@@ -18,10 +18,18 @@ MICROS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CountWindow:
-    """The last ``length`` tuples, every ``step`` tuples; without a step, one after the other."""
+    """The last ``length`` tuples, every ``step`` tuples; without a step, one after the other. ``early``: from the first step on, as
+    in Storm, with as many tuples as there are; otherwise the first window is a full one.
+
+    >>> [count for count in range(12) if CountWindow(5, 2).due(count)]
+    [5, 7, 9, 11]
+    >>> [count for count in range(1, 12) if CountWindow(5, 2, early=True).due(count)]
+    [2, 4, 6, 8, 10]
+    """
 
     length: int
     step: int | None = None
+    early: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 1 or (self.step is not None and not 1 <= self.step <= self.length):
@@ -33,12 +41,17 @@ class CountWindow:
 
     def due(self, count: int) -> bool:
         """Whether a window ends with the tuple number ``count``, counted from 1."""
+        if self.early:
+            return count % self.every == 0
         return count >= self.length and (count - self.length) % self.every == 0
+
+    def start(self, count: int) -> int:
+        """The number, from 0, of the first tuple of the window that ends with tuple ``count``."""
+        return max(count - self.length, 0)
 
     def gone(self, count: int) -> range:
         """The numbers, from 0, of the tuples that no window needs after the one that has ended with tuple ``count``."""
-        end = count - self.length + self.every
-        return range(end - self.every, end)
+        return range(self.start(count), self.start(count + self.every))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from framework.errors import ConfigError, TopologyError
@@ -27,6 +28,7 @@ from framework.state.windowing import MICROS, CountWindow, TimeWindow, Windows, 
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.groupings import FieldsGrouping
 from framework.topology.stateful import BaseStatefulBolt, KeyValueState
 from framework.topology.tuples import Tuple
 
@@ -98,11 +100,10 @@ class BaseWindowedBolt(BaseStatefulBolt):
                         f"windowed bolt {component_id!r} needs field {name!r}, which {each.component_id!r} does not emit (it "
                         f"emits: {', '.join(each.fields.names)})"
                     )
-            grouped = each.grouping.key_fields()
-            if self.key_fields and parallelism > 1 and (grouped is None or set(grouped.names) - set(self.key_fields)):
+            if self.key_fields and parallelism > 1 and not self._keeps_together(each, inputs[0]):
                 raise TopologyError(
                     f"windowed bolt {component_id!r} has windows per {', '.join(self.key_fields)}: group the stream of "
-                    f"{each.component_id!r} by fields among them, so that each key is in one task"
+                    f"{each.component_id!r} by fields among them, and all streams by the same ones, so that each key is in one task"
                 )
         self._inputs = tuple((each.component_id, each.stream) for each in inputs)
         self._grouped = tuple(
@@ -110,6 +111,15 @@ class BaseWindowedBolt(BaseStatefulBolt):
             for each in inputs[:1]
             for name in (each.grouping.key_fields() or ())
             if name in self.key_fields
+        )
+
+    def _keeps_together(self, one: Input, first: Input) -> bool:
+        """Whether tuples of one key go to one task, whichever of the two streams they come on."""
+        fields = one.grouping.key_fields() if isinstance(one.grouping, FieldsGrouping) else None
+        return (
+            fields is not None
+            and set(fields.names) <= set(self.key_fields)
+            and fields.names == (first.grouping.key_fields() or fields).names
         )
 
     def prepare(  # type: ignore[override]
@@ -157,15 +167,16 @@ class WindowCollector:
         self._collector.report_error(error)
 
 
-def _kept(tup: Tuple) -> list[Any]:
-    return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values)]
+def _kept(tup: Tuple, arrival: int) -> list[Any]:
+    """``arrival``: rises from tuple to tuple of a key."""
+    return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values), arrival]
 
 
 def _tuples(kept: Iterable[Any]) -> list[Tuple]:
     found: dict[tuple[str, ...], Fields] = {}
     return [
         Tuple(None, found.setdefault(tuple(names), Fields(*names)), tuple(values), component, stream)
-        for component, stream, names, values in (each for each in kept if each is not None)
+        for component, stream, names, values, _ in sorted(filter(None, kept), key=itemgetter(4))
     ]
 
 
@@ -179,10 +190,10 @@ class _ByCount:
         """Whether the tuple is late, and the windows that it has made due."""
         count = (self._state.get((key, "n")) or 0) + 1
         self._state.put((key, "n"), count)
-        self._state.put((key, "t", count - 1), _kept(tup))
+        self._state.put((key, "t", count - 1), _kept(tup, count))
         if not self._windows.due(count):
             return False, []
-        start = count - self._windows.length
+        start = self._windows.start(count)
         kept = self._state.multi_get([(key, "t", number) for number in range(start, count)])
         for number in self._windows.gone(count):
             self._state.delete((key, "t", number))
@@ -199,6 +210,7 @@ class _ByTime:
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
         self._brought: dict[tuple[Any, ...], int] = {}  # by keys that have panes
         self._panes: Counter[tuple[Any, ...]] = Counter()
+        self._arrivals = 0
         panes = []
         for key, value in state.items():
             if key[1] == "m":
@@ -207,6 +219,8 @@ class _ByTime:
                 self._brought[key[0]] = value
             elif key[1] == "p":
                 panes.append((key[0], key[2]))
+            elif key[1] == "t":
+                self._arrivals = max(self._arrivals, value[4])
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
         self._watermark = self._reached()
@@ -225,7 +239,8 @@ class _ByTime:
             number = self._state.get((key, "p", pane)) or 0
             self._panes[key] += not number
             self._state.put((key, "p", pane), number + 1)
-            self._state.put((key, "t", (pane, number)), _kept(tup))
+            self._arrivals += 1
+            self._state.put((key, "t", (pane, number)), _kept(tup, self._arrivals))
             self._schedule(key, pane)
             again = [
                 self._window(key, start)

@@ -17,6 +17,7 @@ from framework.topology.graph import (
     in_order,
     valid_id,
 )
+from framework.topology.spouts import DEAD_LETTER_STREAM
 
 #: The roots of all spout tasks are told apart by a number of so many bits.
 SPOUT_TASKS_MAX = 1 << 12
@@ -94,6 +95,13 @@ class TopologyBuilder:
             raise TopologyError(f"the spouts have {tasks} tasks together; {SPOUT_TASKS_MAX} is the most")
         components = in_order((*self._spouts.values(), *self._bolts.components()), attempts=False)
         topology = CoreTopology(self._topology_id, components)
+        taken = {(each.component_id, each.stream) for bolt in topology.components for each in bolt.subscriptions}
+        for spout in topology.spouts:
+            if DEAD_LETTER_STREAM in spout.streams and (spout.id, DEAD_LETTER_STREAM) not in taken:
+                raise TopologyError(
+                    f"spout {spout.id!r} emits what it gives up on the stream {DEAD_LETTER_STREAM!r}, and no bolt subscribes to "
+                    "that: those records would be lost; add a bolt that keeps them, or have the spout drop them"
+                )
         for component in topology.components:
             bolt = component.instance
             if isinstance(bolt, Bolt) and (component.committer or not isinstance(bolt, (BaseRichBolt, BaseBasicBolt))):

@@ -15,8 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from framework.errors import TopologyError
+from framework.topology.bolts import Input
 from framework.topology.context import TopologyContext
 from framework.topology.core import BaseRichBolt, BaseRichSpout
+from framework.topology.groupings import FieldsGrouping
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -131,6 +134,10 @@ class StateProvider(ABC):
     def check(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit`` before anything starts: raise ``ConfigError`` for what would fail at once."""
 
+    def serializers(self, conf: Mapping[str, Any]) -> tuple[Any, Any] | None:
+        """What makes bytes of keys and of values, with ``dumps`` and ``loads``, for snapshots; None: MessagePack does."""
+        return None
+
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         """Whether something has been committed in a namespace. It is not made by asking."""
         return True
@@ -165,6 +172,18 @@ class BaseStatefulBolt(BaseRichBolt):
     @abstractmethod
     def init_state(self, state: Any) -> None:
         """Called after ``prepare`` and before the first tuple, with the state as last committed."""
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        super().bind(component_id, inputs, parallelism)
+        grouped = {
+            each.component_id: each.grouping.fields for each in inputs if isinstance(each.grouping, FieldsGrouping)
+        }
+        if parallelism > 1 and len({len(fields) for fields in grouped.values()}) > 1:
+            ways = ", ".join(f"{source!r} by {', '.join(fields)}" for source, fields in grouped.items())
+            raise TopologyError(
+                f"stateful bolt {component_id!r} takes {ways}: what has the same key comes to different tasks; group all "
+                "of them by as many fields, in the same order"
+            )
 
     #: Seconds after which a key that has not been put again is gone, where the state is a ``KeyValueState``; None: it stays.
     state_ttl_s: float | None = None

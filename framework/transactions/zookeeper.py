@@ -24,6 +24,7 @@ from kazoo.exceptions import (
     BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
+    InvalidACLError,
     KazooException,
     LockTimeout,
     NoAuthError,
@@ -241,6 +242,11 @@ class ZooKeeperStore(CoordinationStore):
             )
         if isinstance(error, NoAuthError):
             return ConfigError(f"ZooKeeper denies access to {node}: check the ACLs there and the credentials given")
+        if isinstance(error, InvalidACLError):
+            return ConfigError(
+                f"ZooKeeper at {self._hosts} takes the credentials given for nobody's, so {node} cannot be kept for their bearer: "
+                "have it check certificates (ssl.clientAuth=need), or give SASL or digest credentials"
+            )
         return RetryableError(f"ZooKeeper at {self._hosts}, {node}: {type(error).__name__} {error}")
 
     def _ensure_parents(self, node: str) -> None:

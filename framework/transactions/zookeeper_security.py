@@ -24,7 +24,7 @@ class ZooKeeperSecurity:
     ``certificate`` and ``key``: PEM files of this client's own, ``key_password`` the key's. ``username``, ``password``: of SASL
     (DIGEST-MD5). ``digest``: ``user:password`` for ZooKeeper's own digest scheme.
 
-    With any credentials, every znode is created for their bearer alone.
+    With any credentials, a certificate among them, every znode is created for their bearer alone.
     """
 
     tls: bool = False
@@ -78,7 +78,7 @@ class ZooKeeperSecurity:
                 "username": self.username,
                 "password": self.password,
             }
-        if options:
+        if options or self.certificate is not None:
             options["default_acl"] = list(CREATOR_ALL_ACL)
         if self.tls:
             options |= {

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from framework.acking import homes
+from framework.acking.channels import STRANGERS_MAX, Credentials, connect
 from framework.acking.home import CorePlan
 from framework.acking.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
 from framework.acking.rounds import News, Round
 from framework.execution.plan import plan_execution
+from tests.kit.certificates import new_pem
+from tests.kit.homes import Overhearing
 from tests.kit.journaled import alive, noted, word_count
 
 
@@ -47,7 +51,7 @@ def gone(pid: int, seconds: float = 10) -> bool:
 
 def courier(settings: HomeSettings, home: Address, answer_s: float = 30.0) -> Courier:
     return Courier(
-        [home], settings.key, {(level, partition): 0 for level in range(4) for partition in range(4)}, answer_s
+        [home], settings.credentials, {(level, partition): 0 for level in range(4) for partition in range(4)}, answer_s
     )
 
 
@@ -60,7 +64,7 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
         assert any(isinstance(each, News) for each in records)
     assert len(noted(tmp_path, "opened")) == 1
     assert len(noted(tmp_path, "seen")) > 10
-    close_home(home, settings.key)
+    close_home(home, settings.credentials)
     assert noted(tmp_path, "closed") == ["0"]
     assert gone(home.pid)
 
@@ -75,7 +79,7 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
     homes_ = [start_home(settings, number) for number in (0, 1)]
     try:
         carrier = Courier(
-            homes_, settings.key, {(level, each): each % 2 for level in range(4) for each in range(4)}, 90.0
+            homes_, settings.credentials, {(level, each): each % 2 for level in range(4) for each in range(4)}, 90.0
         )
         ended = threading.Event()
 
@@ -90,17 +94,57 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
         threading.Thread(target=walk, args=(2,), daemon=True).start()
         assert not ended.wait(1)  # and there is none now
         if from_outside:
-            Courier(homes_, settings.key, {}, 60.0).hurry(0)
+            Courier(homes_, settings.credentials, {}, 60.0).hurry(0)
             assert ended.wait(40)
     finally:
         for each in homes_:
             os.kill(each.pid, signal.SIGKILL)
 
 
-def test_a_connection_without_the_key_is_refused(home: Address) -> None:
-    with pytest.raises(AuthenticationError):
-        Client(home.place, authkey=b"another")
-    assert alive(home.pid)
+def test_a_connection_without_the_key_is_refused(settings: HomeSettings, home: Address) -> None:
+    with pytest.raises(EOFError):
+        connect(home.place, Credentials.new(None), 10.0)
+    assert courier(settings, home).ask(0, "ping") is None
+
+
+@pytest.fixture
+def listening(settings: HomeSettings) -> Iterator[tuple[HomeSettings, Address]]:
+    """A home that listens to the network, as on a cluster."""
+    settings = replace(settings, credentials=Credentials.new(new_pem()), driver_host="127.0.0.1")
+    address = start_home(settings, 0)
+    yield settings, address
+    if alive(address.pid):
+        os.kill(address.pid, signal.SIGKILL)
+
+
+@pytest.mark.rule("C40")
+def test_those_who_connect_and_say_nothing_keep_nobody_out(
+    listening: tuple[HomeSettings, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, home = listening
+    monkeypatch.setattr(homes, "_CONNECT_S", 5.0)
+    with contextlib.ExitStack() as silent:
+        for _ in range(STRANGERS_MAX + 5):
+            silent.enter_context(socket.create_connection(home.place))
+        assert ensure_home(settings, 0, home) == home
+
+
+@pytest.mark.rule("C40")
+def test_what_goes_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeSettings, Address]) -> None:
+    settings, home = listening
+    assert isinstance(home.place, tuple)
+    with Overhearing(home.place) as wire:
+        courier(settings, home._replace(place=wire.place)).ask(0, "no such thing: an open secret")
+    assert len(wire.heard) > 200
+    assert b"open secret" not in wire.heard
+
+
+@pytest.mark.rule("C40")
+def test_a_server_with_another_certificate_is_told_nothing(listening: tuple[HomeSettings, Address]) -> None:
+    settings, home = listening
+    other = replace(settings.credentials, certificate=new_pem())
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(home.place, other, 10.0)
 
 
 def test_a_late_answer_of_a_home_is_not_taken_for_the_next_one(settings: HomeSettings, home: Address) -> None:
@@ -118,7 +162,7 @@ def test_a_lost_home_is_named_and_replaced(settings: HomeSettings, home: Address
     other = ensure_home(settings, 0, home)
     assert other.pid != home.pid
     assert courier(settings, other).ask(0, "ping") is None
-    close_home(other, settings.key)
+    close_home(other, settings.credentials)
 
 
 def test_a_home_that_hangs_counts_as_lost(

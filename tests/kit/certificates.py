@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,16 @@ def make_certificates(folder: Path) -> Certificates:
         chain = b"".join(each.bytes() for each in certificate.cert_chain_pems)
         (folder / f"{name}.pem").write_bytes(pem + chain)
     return Certificates(folder / "ca.pem", folder / "other-ca.pem", *(folder / f"{name}.pem" for name in issued))
+
+
+def new_pem() -> bytes:
+    """A certificate with its key, signed by itself: what a run makes for itself, without Java."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "run")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(days=1)
+    ).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return secret + certificate.public_bytes(pem)

@@ -116,7 +116,8 @@ RULES: dict[str, str] = {
     "C34": "What a task makes in a round is handed over whole or thrown away; no ack leaves before what was made of its tuple.",
     "C36": "Recoveries and rescaling are no failures of the records under way: no retry is counted for them.",
     "C38": "Rounds are bounded by time; what one does not come to is done in the next, whatever a bolt takes for a tuple.",
-    "C39": "Windows move with their key, and how far they have come; the watermark of a task moves with none.",
+    "C39": "State and windows move with their keys; what does not follow from the grouping is refused, or moves with none.",
+    "C40": "Every topology has one driver; between processes nobody is heard without the key, and hosts talk encrypted.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}

@@ -14,7 +14,7 @@ from confluent_kafka.admin import NewPartitions
 
 import spouts.kafka_tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
-from framework.errors import ConfigError
+from framework.errors import ConfigError, TopologyError
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
@@ -334,6 +334,19 @@ def test_a_broker_that_is_away_holds_up_what_is_new_and_loses_nothing(tmp_path: 
         run.rounds.close()
         assert committed(topics, name, name) == [200]
         assert run.driver.status().components["kafka"].died == 0
+
+
+@pytest.mark.parametrize("how", ["on_exhausted", "on_bad_record"])
+def test_dead_letters_that_no_bolt_takes_are_refused(how: str) -> None:
+    builder = TopologyBuilder("letters")
+    builder.set_spout("kafka", KafkaSpout(["t"], codec=TextCodec(), **{how: "dead_letter"}))  # type: ignore[arg-type]
+    builder.set_bolt("bolt", Rich("letters", ack)).shuffle_grouping("kafka")
+    with pytest.raises(
+        TopologyError, match="spout 'kafka' emits what it gives up on the stream 'dead_letters', and no bolt"
+    ):
+        builder.build()
+    builder.set_bolt("kept", Rich("letters", ack)).shuffle_grouping("kafka", DEAD_LETTER_STREAM)
+    builder.build()
 
 
 def test_impossible_kafka_spout_settings_are_refused_by_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,91 @@ def test_pending_entries_of_another_task_are_taken_over(
     assert pending(client, stream) == 0
 
 
+def test_entries_that_fail_for_ever_keep_a_task_from_asking_for_more(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    fill(client, stream, 300)
+
+    def refuse(bolt: Any, tup: Tuple, collector: Any) -> None:
+        collector.fail(tup)
+
+    retry = RetryPolicy(delay_s=3_600, delay_max_s=3_600)
+    run = stepped(redis_server.url, stream, Rich(stream, refuse), retry=retry, unacknowledged_max=100)
+    until(run, lambda: len(seen(stream).executed) >= 200)  # each twice: the first retry comes at once
+    run.step(5)
+    run.rounds.close()
+    assert len(set(seen(stream).executed)) == 100
+    assert pending(client, stream) == 100
+
+
+@pytest.mark.parametrize("command", ["xreadgroup", "xautoclaim"])
+def test_entries_of_an_answer_that_was_lost_are_handed_out_all_the_same(
+    redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.0)
+    fill(client, stream, 5)
+    if command == "xautoclaim":
+        client.xgroup_create(stream, "words", "0")
+        client.xreadgroup("words", "somebody-else", {stream: ">"})
+    real = getattr(redis.Redis, command)
+    lost: list[Any] = []
+
+    def losing(self: Any, *arguments: Any, **more: Any) -> Any:
+        if command == "xautoclaim" and not lost:
+            arguments = (*arguments[:3], 0, *arguments[4:])  # it has been idle for long enough
+        answer = real(self, *arguments, **more)
+        if str(answer).count("word") == 5 and not lost:
+            lost.append(answer)
+            raise redis.ConnectionError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(redis.Redis, command, losing)
+    run = stepped(redis_server.url, stream, Rich(stream, ack))
+    until(run, lambda: run.driver.status().components["stream"].completed == 5)
+    run.rounds.close()
+    assert lost
+    assert sorted(n for _, n in seen(stream).executed) == list(range(5))
+    assert pending(client, stream) == 0
+
+
+def test_entries_of_a_task_that_is_gone_are_taken_over_while_new_ones_come(
+    redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.0)
+    fill(client, stream, 3)
+    client.xgroup_create(stream, "words", "0")
+    client.xreadgroup("words", "somebody-else", {stream: ">"})
+    spout = RedisStreamSpout(
+        stream, Fields(word=str, n=int), url=redis_server.url, group="words", take_over_after_s=0.001
+    )
+    emitted: list[Any] = []
+    collector = SimpleNamespace(emit=lambda values, message_id: emitted.append(values), report_error=print)
+    spout.open({}, SimpleNamespace(topology_id="t", component_id="c", task_index=0), collector)  # type: ignore[arg-type]
+    for _ in range(20):
+        client.xadd(stream, {"word": "new", "n": 1_000})
+        spout.next_tuple()
+    spout.close()
+    assert [n for _, n in emitted if n < 1_000] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_group_that_is_destroyed_is_lost_data(
+    redis_server: RedisServer, client: Any, stream: str, start: str
+) -> None:
+    client.xgroup_create(stream, "words", "0", mkstream=True)
+    fill(client, stream, 1)
+    builder = TopologyBuilder(stream)
+    spout = RedisStreamSpout(stream, Fields(word=str, n=int), url=redis_server.url, group="words", start=start)
+    builder.set_spout("stream", spout)
+    builder.set_bolt("bolt", Rich(stream, ack)).global_grouping("stream")
+    run = submit(builder.build(), {}, executor="local")
+    run.wait_until_idle(30)
+    client.xgroup_destroy(stream, "words")
+    fill(client, stream, 1)
+    with pytest.raises(CoreTopologyFailed, match=f"stream '{stream}' has no group 'words' any more"):
+        run.join(30)
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [({"word": "x"}, "field 'n' is not there"), ({"word": "x", "n": "seven"}, "field 'n' is no int64: b'seven'")],
@@ -136,5 +222,7 @@ def test_impossible_redis_spout_settings_are_refused_by_name() -> None:
         RedisStreamSpout("s", Fields(a=str), start="now", **made)
     with pytest.raises(ConfigError, match="take_over_after_s must be above 0"):
         RedisStreamSpout("s", Fields(a=str), take_over_after_s=0, **made)
+    with pytest.raises(ConfigError, match="unacknowledged_max must be 1 or more"):
+        RedisStreamSpout("s", Fields(a=str), unacknowledged_max=0, **made)
     with pytest.raises(ConfigError, match="field 'a' of a Redis stream must be str, int, float or bytes"):
         RedisStreamSpout("s", Fields("a"), **made)

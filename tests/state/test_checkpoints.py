@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from framework import CoreTopologyFailed, Fields, TopologyBuilder, submit
-from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework import CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
+from framework.state.lmdb import LmdbStore
 from framework.stateful_run import read_record
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
@@ -264,6 +265,51 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
     assert len(list((tmp_path / key / "count").iterdir())) == 1  # the old namespaces are gone
 
 
+class ByLength(Count):
+    """Keys that say nothing of the words that its input is grouped by."""
+
+    def execute(self, tup: Tuple) -> None:
+        length = len(tup["word"])
+        self.counts.put(length, (self.counts.get(length) or 0) + 1)
+        self.collector.ack(tup)
+
+
+@pytest.mark.rule("C39")
+def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_it_is(key: str, tmp_path: Path) -> None:
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def lengths(words: list[str], tasks: int) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [words]))
+        builder.set_bolt("count", ByLength(key), tasks).fields_grouping("words", Fields("word"))
+        return builder.build()
+
+    words = ["a" * length for length in range(1, 20)]
+    with submit(lengths(words, 2), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    with (
+        pytest.raises(TopologyError, match=r"has key \d+ of its state in task \d, and by its grouping .* must stay 2"),
+        submit(lengths(words, 3), conf, store=store, executor="local") as run,
+    ):
+        run.wait_until_idle(30)
+    words.append("b")
+    with submit(lengths(words, 2), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    record = read_record(store, key)
+    assert record is not None and record.layouts["count"].tasks == 2
+
+
+@pytest.mark.rule("C39")
+def test_a_state_whose_inputs_are_grouped_by_different_numbers_of_fields_is_refused(key: str) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("split", Count(key)).global_grouping("words")
+    bolt = builder.set_bolt("count", Count(key), 2)
+    bolt.fields_grouping("words", Fields("word")).fields_grouping("split", Fields("word", "count"))
+    with pytest.raises(TopologyError, match="takes 'words' by word, 'split' by word, count: what has the same key"):
+        builder.build()
+
+
 @pytest.mark.behaviour("5.2")
 def test_a_bolt_that_is_gone_and_comes_back_begins_empty(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path)
@@ -293,6 +339,33 @@ def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
         submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "b"), store=store, executor="local") as run,
     ):
         run.wait_until_idle(30)
+
+
+@pytest.mark.rule("C27")
+def test_a_store_that_goes_back_to_before_a_commit_under_a_running_topology_is_noticed(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Redis does that is restored, or promoted, without the last second."""
+    back: list[int] = []
+    real = LmdbStore.txid
+
+    def went_back(store: LmdbStore) -> int:
+        found = real(store)
+        if found == 3 and not back:  # checkpoint 3 is committed, and then it is not
+            back.append(found)
+            store.write({}, 2)
+            return found
+        return found
+
+    monkeypatch.setattr(LmdbStore, "txid", went_back)
+    spout = Log(key, [WORDS * 50])
+    conf = lmdb(tmp_path, **{"topology.max.spout.pending": 3, "topology.state.checkpoint.interval.ms": 10})
+    with (
+        pytest.raises(CorruptStateError, match=r"holds checkpoint 2, and the record of this topology says 3"),
+        submit(counting(key, spout, counters=1), conf, store=MemoryStore(), executor="local") as run,
+    ):
+        run.wait_until_idle(60)
+    assert back
 
 
 @pytest.mark.behaviour("5.4")

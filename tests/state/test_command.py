@@ -8,18 +8,19 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import Config, CoreTopology, submit
+from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT
-from tests.kit.state_parts import Log, counting, journal, redis_pool
+from tests.kit.state_parts import Count, Log, counting, journal, redis_pool
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +55,9 @@ def settings(
 
 
 def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int = 0) -> tuple[str, str]:
-    overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
+    overrides = []
+    for each, value in settings.items():
+        overrides += ["--set", f"{each}={str(value).lower() if isinstance(value, bool) else value}"]
     name, *rest = arguments
     done = call("framework.state", f"{__name__}:topology", name, *rest, *overrides, "--set", f"app.id={key}")
     assert done.returncode == status, done.stderr
@@ -111,6 +114,74 @@ def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tm
     assert held(key, settings) == Counter([*more[0], "again"])
 
 
+@dataclass(frozen=True)
+class Tally:
+    """A value of a class of its own."""
+
+    count: int
+
+
+class Tallies(Count):
+    """Keeps counts as they are, or as tallies."""
+
+    kind: Any = int
+
+    def execute(self, tup: Tuple) -> None:
+        kept = self.counts.get(tup["word"])
+        count = 1 + (kept.count if isinstance(kept, Tally) else kept or 0)
+        self.counts.put(tup["word"], self.kind(count))
+        self.collector.ack(tup)
+
+
+def tallying(app: Mapping[str, Any]) -> CoreTopology:
+    """For the command line: values that expire, values of a class, both."""
+    made = Tallies(app["app.id"])
+    made.kind = Tally if app["app.class"] else int
+    made.state_ttl_s = 3600.0 if app["app.ttl"] else None
+    builder = TopologyBuilder(app["app.id"])
+    builder.set_spout("words", Log(app["app.id"], [WORDS]))
+    builder.set_bolt("count", made, int(app.get("app.counters", 2))).fields_grouping("words", Fields("word"))
+    return builder.build()
+
+
+@pytest.mark.parametrize(("class_", "ttl"), [(False, True), (True, False), (True, True)])
+def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
+    servers: EmbeddedServers, tmp_path: Path, class_: bool, ttl: bool
+) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    app = {"app.id": key, "app.class": class_, "app.ttl": ttl}
+    settings = {
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "topology.state.checkpoint.interval.ms": 50,
+        "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
+        "topology.state.provider.config.path": str(tmp_path / "state"),
+        **({"topology.state.provider.config.valueClass": f"{__name__}.Tally"} if class_ else {}),
+        **app,
+    }
+
+    def command(*words: str, status: int = 0) -> str:
+        overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={json.dumps(value)}")]
+        done = call("framework.state", f"{__name__}:tallying", *words, *overrides)
+        assert done.returncode == status, done.stderr
+        return done.stdout
+
+    saved, again = tmp_path / "saved", tmp_path / "again"
+    with submit(tallying(app), settings, executor="local") as started:
+        started.wait_until_idle(60)
+    command("snapshot", str(saved))
+    before = command("scan")
+    command("forget")
+    command("restore", str(saved), "--set", "app.counters=3")
+    assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
+    command("snapshot", str(again))
+    lines = [sorted(json.loads(line)[:4] for line in file.read_text().splitlines()[1:-1]) for file in (saved, again)]
+    assert lines[0] == lines[1]  # the times are those at which the values were put; the tasks differ
+    assert command("diff", str(saved), str(again)) == ""
+    with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
+        started.wait_until_idle(60)  # it goes on
+    assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
+
+
 def test_a_topology_whose_state_is_forgotten_begins_anew(settings: dict[str, Any]) -> None:
     key = f"t{uuid.uuid4().hex[:8]}"
     assert "no checkpoint to forget" in command("forget", settings=settings, key=key)[0]
@@ -140,6 +211,19 @@ def test_a_file_that_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_pat
     saved.write_text(whole[0].replace(key, "other", 1) + "\n")
     assert "is of topology 'other'" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
     assert held(key, settings) == Counter(WORDS)  # nothing of that has changed anything
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_restore_says_when_the_snapshot_has_no_positions(
+    settings: dict[str, Any], tmp_path: Path, exact: bool
+) -> None:
+    key = f"t{uuid.uuid4().hex[:8]}"
+    settings["topology.state.exactly.once"] = exact
+    run(key, [WORDS], settings)
+    saved = tmp_path / "state.snapshot"
+    command("snapshot", str(saved), settings=settings, key=key)
+    said = command("restore", str(saved), settings=settings, key=key)[1]
+    assert ("has no positions" in said) != exact
 
 
 def test_a_topology_that_runs_is_not_restored(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -133,6 +133,42 @@ def test_bytes_that_are_not_messagepack_are_corrupt() -> None:
         MsgpackSerializer().loads(b"\xc1")
 
 
+def test_files_of_lmdb_are_their_users_alone(tmp_path: Path) -> None:
+    provider = LmdbKeyValueStateProvider()
+    conf = {CONFIG: {"path": str(tmp_path / "state")}}
+    (tmp_path / "state/t/b/1/0").mkdir(parents=True)  # of a release that left it open
+    provider.check(conf)
+    provider.new_state("t/b/1/0", conf, None)
+    files = sorted((tmp_path / "state/t/b/1/0").iterdir())
+    assert [each.name for each in files] == ["data.mdb", "lock.mdb"]
+    assert [each.stat().st_mode & 0o077 for each in (files[0].parent, *files)] == [0, 0, 0]
+    provider.close()
+
+
+def test_a_state_in_lmdb_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = LmdbKeyValueStateProvider()
+    state = provider.new_state("t/b/1/0", {CONFIG: {"path": str(tmp_path), "sync": False}}, None)
+    expected = dict.fromkeys(range(5000), "x" * 1000)
+    for number, value in expected.items():
+        state.put(number, value)
+    state.prepare_commit(1)
+    state.commit(1)
+    reading = state.items()
+    found = dict([next(reading)])
+    outside = provider.new_state("t/b/1/0", {CONFIG: {"path": str(tmp_path), "sync": False}}, None)
+    _, committed = outside.committed_items()
+    seen = dict([next(committed)])
+    for number in range(100):  # more than the map has room for
+        state.put(f"more {number}", b"y" * 1_000_000)
+    state.prepare_commit(2)
+    state.commit(2)
+    found.update(reading)
+    seen.update(committed)
+    assert {key: value for key, value in found.items() if key in expected} == expected
+    assert seen == expected  # as of one moment
+    provider.close()
+
+
 def test_lmdb_grows_as_needed_and_holds_keys_of_any_length(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
@@ -164,6 +200,29 @@ def test_lmdb_is_read_by_another_process_while_it_grows(tmp_path: Path) -> None:
         state.prepare_commit(2)
         state.commit(2)
         assert reader.communicate("go on\n", timeout=60)[0] == "2 100 True\n"
+
+
+@pytest.mark.integration
+def test_redis_shows_a_key_once_though_a_scan_gives_it_twice(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``HSCAN`` does now and then while its table shrinks."""
+    conf = {CONFIG: {"jedisPoolConfig": redis_pool(redis_server)}}
+    provider = RedisKeyValueStateProvider()
+    namespace = f"twice/{uuid.uuid4().hex}/1/0"
+    state = provider.new_state(namespace, conf, None)
+    expected = {"a": 1, "k" * 100: 2}
+    state.load(expected.items(), 1)
+    real = redis.Redis.hscan_iter
+
+    def twice(self: Any, *arguments: Any, **more: Any) -> Any:
+        for _ in range(2):
+            yield from real(self, *arguments, **more)
+
+    monkeypatch.setattr(redis.Redis, "hscan_iter", twice)
+    assert sorted(state.items()) == sorted(expected.items())
+    assert sorted(state.committed_items()[1]) == sorted(expected.items())
+    provider.drop(namespace, conf)
 
 
 @pytest.mark.integration

@@ -131,6 +131,26 @@ def test_sliding_windows_by_count_without_a_key_slide_over_all_tuples() -> None:
     }
 
 
+def test_sliding_windows_by_count_that_fire_early_do_so_from_the_first_step_on() -> None:
+    """As in Storm."""
+    assert results(by_user("a" * 9), CountWindow(5, step=2, early=True), key=["user"]) == {
+        ("a", 0.0, 0): (4.0, [0, 1, 2, 3]),  # the last of those that begin there
+        ("a", 1.0, 0): (6.0, [1, 2, 3, 4, 5]),
+        ("a", 3.0, 0): (8.0, [3, 4, 5, 6, 7]),
+    }
+
+
+def test_tuples_of_a_sliding_window_by_time_are_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    """Not in that of their times; after a restart, too."""
+    events = [("a", 7.0, 1), ("a", 2.0, 2), ("a", 8.0, 3), ("a", 1.0, 4), ("a", 20.0, 5)]
+    key, store, conf = f"w{uuid.uuid4().hex[:8]}", MemoryStore(), lmdb(tmp_path)
+    for end in (2, 5):
+        topology = windowed(key, events[:end], Gather(key, TimeWindow(10, "at", step_s=5, lag_s=8), key=["user"]))
+        with submit(topology, conf, store=store, executor="local") as run:
+            run.wait_until_idle(60)
+    assert journal(key).results[("a", 0.0, 0)] == (10.0, [1, 2, 3, 4])
+
+
 def test_tumbling_windows_by_time_fire_when_the_watermark_has_passed() -> None:
     events = [("a", 1.0, 1), ("a", 11.0, 2), ("a", 9.0, 3), ("a", 13.0, 4), ("a", 26.0, 5)]
     assert results(events, TimeWindow(10, "at", lag_s=3), key=["user"]) == {
@@ -358,6 +378,34 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     with submit(builder.build(), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
     assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("how", ["by different fields", "in different orders", "by a part of the key each"])
+def test_windows_whose_inputs_go_to_different_tasks_are_refused(how: str) -> None:
+    first, second = {
+        "by different fields": (["user"], ["n"]),
+        "in different orders": (["user", "n"], ["n", "user"]),
+        "by a part of the key each": (["user", "n"], ["user"]),
+    }[how]
+    builder = TopologyBuilder("refused")
+    builder.set_spout("one", Events("refused", []))
+    builder.set_spout("two", Events("refused", []))
+    bolt = builder.set_bolt("gather", Gather("refused", CountWindow(2), key=["user", "n"]), 2)
+    bolt.fields_grouping("one", Fields(*first)).fields_grouping("two", Fields(*second))
+    with pytest.raises(
+        TopologyError, match="'gather' (has windows per user, n: .* all streams by the same|takes 'one' by)"
+    ):
+        builder.build()
+
+
+def test_windows_whose_key_goes_to_two_tasks_are_refused() -> None:
+    builder = TopologyBuilder("refused")
+    builder.set_spout("one", Events("refused", []))
+    bolt = builder.set_bolt("gather", Gather("refused", CountWindow(2), key=["user"]), 2)
+    bolt.partial_key_grouping("one", Fields("user"))
+    with pytest.raises(TopologyError, match="has windows per user: group"):
+        builder.build()
 
 
 def test_windows_without_a_key_refuse_another_number_of_tasks(tmp_path: Path) -> None:

@@ -71,6 +71,31 @@ def test_tls_with_sasl_connects_and_leaves_no_znode_open_to_others(
     store.close()
 
 
+def test_a_certificate_alone_leaves_no_znode_open_to_others(
+    server: ZooKeeperServer, certificates: Certificates, name: str
+) -> None:
+    alone = {"sasl_username": None, "sasl_password": None}
+    store = opened(settings(server.secure_address, certificates, root=f"/{name}", **alone))
+    store.apply([Put("topology/x", b"1")])
+    assert isinstance(store, ZooKeeperStore)
+    for path in ("", "/topology", "/topology/x"):
+        acls, _ = store._client.get_acls(f"/{name}{path}")
+        assert {acl.id.scheme for acl in acls} == {"x509"}, path
+    with pytest.raises(ConfigError, match=f"ZooKeeper denies access to /{name}: check the ACLs there"):
+        ZooKeeperStore(server.address, f"/{name}")
+    store.close()
+
+
+def test_a_certificate_that_the_server_does_not_look_at_is_named(certificates: Certificates, tmp_path: Path) -> None:
+    secure = SecurePort(certificates.broker, certificates.authority, clients=False)
+    alone = {"sasl_username": None, "sasl_password": None}
+    with (
+        ZooKeeperServer(tmp_path, secure=secure) as server,
+        pytest.raises(ConfigError, match="takes the credentials given for nobody's"),
+    ):
+        opened(settings(server.secure_address, certificates, **alone))
+
+
 def test_sasl_connects_without_tls(server: ZooKeeperServer, certificates: Certificates, name: str) -> None:
     plain = {f"tls_{key}": None for key in ("enabled", "ca", "certificate", "key")}
     store = opened(settings(server.address, certificates, root=f"/{name}", **plain))

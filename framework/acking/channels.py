@@ -1,0 +1,240 @@
+"""Channels between processes of a run: messages both ways, over a socket on this host or, encrypted, between hosts.
+
+Invariants:
+
+1. Nothing of what comes is unpickled before the other side has shown that it has the run's key.
+2. Whoever connects and does not show it keeps nobody else waiting: it is let in by a thread of its own, which has a limit, and of
+   those that have not shown it yet the oldest goes when there are too many.
+3. What leaves the host is encrypted, to the run's own certificate and to no other.
+4. Every wait for the other side has an end, but for the wait of a server for the next message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import pickle
+import secrets
+import socket
+import ssl
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from framework.errors import InvariantViolation
+
+#: A path on this host, or a host and a port.
+Place = Union[str, tuple[str, int]]
+
+#: How many connections may be on their way in at once.
+STRANGERS_MAX = 64
+_BACKLOG = 64
+_NONCE_BYTES = 32
+_MAC_BYTES = 32
+_LENGTH = struct.Struct(">Q")
+_DIGEST = "sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What the processes of one run share. ``certificate``: PEM of a certificate and its key, made for this run; None where no
+    channel leaves the host."""
+
+    key: bytes = field(repr=False)
+    certificate: bytes | None = field(repr=False)
+
+    @classmethod
+    def new(cls, certificate: bytes | None) -> Credentials:
+        return cls(secrets.token_bytes(32), certificate)
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """TLS that trusts the run's certificate alone. Raises ``InvariantViolation`` when there is none."""
+        if self.certificate is None:
+            raise InvariantViolation("a channel leaves the host, and the run has no certificate")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if not server:
+            context.check_hostname = False  # the certificate names nobody: it is the run's or not
+            context.load_verify_locations(cadata=_public(self.certificate))
+            return context
+        context.num_tickets = 0  # nothing comes that is not a message
+        handle, path = tempfile.mkstemp()
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(self.certificate)
+            context.load_cert_chain(path)
+        finally:
+            os.unlink(path)
+        return context
+
+
+class Channel:
+    """One end, open to the other. Every method raises ``OSError`` or ``EOFError`` when the other side is gone, ``TimeoutError``
+    when it is silent for too long."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def send(self, message: Any, within_s: float) -> None:
+        payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._socket.settimeout(within_s)
+        self._socket.sendall(_LENGTH.pack(len(payload)))
+        self._socket.sendall(payload)
+
+    def receive(self, within_s: float | None) -> Any:
+        """``within_s``: how long the other side may be silent; None for ever."""
+        self._socket.settimeout(within_s)
+        (length,) = _LENGTH.unpack(_exactly(self._socket, _LENGTH.size))
+        return pickle.loads(_exactly(self._socket, length))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
+    """A channel to a server of this run. Raises ``TimeoutError`` when it is there and lets nobody in, ``OSError`` or ``EOFError``
+    when it is not there or has another key."""
+    until = time.monotonic() + within_s
+    plain = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET, socket.SOCK_STREAM)
+    made = plain
+    try:
+        plain.settimeout(within_s)
+        plain.connect(place)
+        if not isinstance(place, str):
+            _tune(plain)
+            made = credentials.context(server=False).wrap_socket(plain)
+        asked = _exactly(made, _NONCE_BYTES, until)
+        mine = secrets.token_bytes(_NONCE_BYTES)
+        made.sendall(mine + _proof(credentials, b"client", asked, mine))
+        if not hmac.compare_digest(_exactly(made, _MAC_BYTES, until), _proof(credentials, b"server", asked, mine)):
+            raise ConnectionRefusedError("it has not the key of this run")
+    except TimeoutError:
+        made.close()
+        raise TimeoutError(f"it did not let anybody in for {within_s:g} s") from None
+    except BaseException:
+        made.close()
+        raise
+    return Channel(made)
+
+
+class Server:
+    """Listens at a place, and hands each channel to ``serve``, in a thread of its own. ``within_s``: how long it may take to show
+    the key."""
+
+    def __init__(
+        self, place: Place, credentials: Credentials, serve: Callable[[Channel], None], within_s: float
+    ) -> None:
+        self._credentials = credentials
+        self._serve = serve
+        self._within_s = within_s
+        self._context = None if isinstance(place, str) else credentials.context(server=True)
+        self._listening = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET)
+        self._listening.bind(place)
+        self._listening.listen(_BACKLOG)
+        self._strangers: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    @property
+    def place(self) -> Place:
+        bound = self._listening.getsockname()
+        return bound if isinstance(bound, str) else (bound[0], bound[1])
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more. Channels that are open stay so."""
+        self._closed.set()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                stranger, _ = self._listening.accept()
+                if self._context is not None:
+                    _tune(stranger)
+                    stranger = self._context.wrap_socket(stranger, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it went away at once, or there are too many files open: the next one may be right
+                if self._closed.wait(0.05):
+                    return
+                continue
+            with self._lock:
+                self._strangers.append(stranger)
+                too_many = self._strangers[:-STRANGERS_MAX]
+            for each in too_many:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)  # its thread hears of it
+            threading.Thread(target=self._let_in, args=(stranger,), daemon=True).start()
+
+    def _let_in(self, stranger: socket.socket) -> None:
+        known = False
+        try:
+            known = self._shows_the_key(stranger)
+        except (OSError, EOFError):
+            pass
+        finally:
+            with self._lock:
+                self._strangers.remove(stranger)
+            if not known:
+                stranger.close()
+        if known:
+            self._serve(Channel(stranger))
+
+    def _shows_the_key(self, stranger: socket.socket) -> bool:
+        until = time.monotonic() + self._within_s
+        stranger.settimeout(self._within_s)
+        if isinstance(stranger, ssl.SSLSocket):
+            stranger.do_handshake()
+        mine = secrets.token_bytes(_NONCE_BYTES)
+        stranger.sendall(mine)
+        theirs = _exactly(stranger, _NONCE_BYTES, until)
+        if not hmac.compare_digest(
+            _exactly(stranger, _MAC_BYTES, until), _proof(self._credentials, b"client", mine, theirs)
+        ):
+            return False
+        stranger.sendall(_proof(self._credentials, b"server", mine, theirs))
+        return True
+
+
+def _proof(credentials: Credentials, side: bytes, servers: bytes | bytearray, clients: bytes | bytearray) -> bytes:
+    return hmac.digest(credentials.key, side + servers + clients, _DIGEST)
+
+
+def _exactly(source: socket.socket, count: int, until: float | None = None) -> bytearray:
+    """So many bytes; by a moment, where one is given."""
+    found = bytearray(count)
+    view = memoryview(found)
+    while view:
+        if until is not None:
+            source.settimeout(max(until - time.monotonic(), 0.001))
+        read = source.recv_into(view)
+        if not read:
+            raise EOFError("the other side is gone")
+        view = view[read:]
+    return found
+
+
+def _tune(connection: socket.socket) -> None:
+    """Small messages leave at once, and a host that has gone is noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _public(pem: bytes) -> str:
+    text = pem.decode()
+    return text[text.index("-----BEGIN CERTIFICATE-----") :]
