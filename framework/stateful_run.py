@@ -133,7 +133,9 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
         with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
             # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
-            _RecordLog(store, leadership, topology.id).save(CheckpointRecord(last=current.last))
+            forgotten = {*(each.id for each in topology.spouts), *(current.positions or ()), *current.forgotten}
+            forgot = CheckpointRecord(last=current.last, forgotten=sorted(forgotten))
+            _RecordLog(store, leadership, topology.id).save(forgot)
             _drop(topology.id, current, provider, conf)
     finally:
         provider.close()

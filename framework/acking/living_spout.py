@@ -64,9 +64,11 @@ class LivingSpout(Living):
         self._pending: RotatingMap[int, tuple[Any, float]] = self._new_pending()
         self._emitted = 0
         self._exact = False
+        self._said: Any = None  # its position in the checkpoint that is prepared
 
     def begin(self, made: BaseRichSpout) -> None:
         self._pending = self._new_pending()
+        self._said = None
         made.open(self.topology.conf, self.context, SpoutCollector(self))
 
     def end(self, made: BaseRichSpout) -> None:
@@ -125,30 +127,48 @@ class LivingSpout(Living):
         return self._emitted > first
 
     def recover(self, marker: Marker) -> None:
-        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays: what
-        is under way fails, and it emits that again."""
+        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays, and
+        emits again what is under way. That is no failure of what is under way (C36)."""
         self._exact = marker.exact
-        self.out.counts.failed += len(self._pending)
         if not marker.exact and self._instance is not None:
-            self._fail_pending()
+            self._repeat_pending()
             return
         super().recover(marker)
         spout = self.instance()
-        positions = marker.positions.get(self.component.id) if marker.positions is not None else None
-        if isinstance(spout, ReplayableSpout) and positions is not None:
+        if isinstance(spout, ReplayableSpout):
             try:
-                spout.seek(positions)
+                self._place(spout, marker)
             except RetryableError as error:
                 self.report(error)
                 self.close()
             except Exception as error:  # noqa: BLE001 - user code
                 self.died(error)
 
+    def _place(self, spout: ReplayableSpout, marker: Marker) -> None:
+        """Tell a spout where to begin, as far as that is recorded."""
+        if marker.exact:
+            spout.follow_checkpoints()
+        positions = marker.positions.get(self.component.id) if marker.positions is not None else None
+        if positions is not None:
+            spout.seek(positions)
+        elif self.component.id in marker.forgotten:
+            spout.begin_anew()
+
+    def commit(self, marker: Marker) -> None:
+        said, self._said = self._said, None
+        if marker.durable and said is not None and isinstance(self._instance, ReplayableSpout):
+            try:
+                self._instance.committed(said)
+            except Exception as error:  # noqa: BLE001 - user code
+                self.died(error)
+
     def standing(self, marker: Marker) -> Standing | None:
         if not marker.exact or self._instance is None:
             return None
+        position = None
         try:
-            position = self._instance.position() if marker.action is CheckpointAction.PREPARE else None
+            if marker.action is CheckpointAction.PREPARE:
+                position = self._said = self._instance.position()
         except RetryableError as error:  # its source is away: the checkpoint is for later
             self.report(error)
             return None
@@ -166,13 +186,13 @@ class LivingSpout(Living):
             self.died(error)
         return super().take()
 
-    def _fail_pending(self) -> None:
+    def _repeat_pending(self) -> None:
         pending, self._pending = self._pending, self._new_pending()
         for root in pending:
             entry = pending.get(root)
             if entry is not None and entry[0] is not None and self._instance is not None:
                 try:
-                    self._instance.fail(entry[0])
+                    self._instance.repeat(entry[0])
                 except Exception as error:  # noqa: BLE001 - user code
                     self.died(error)
 
@@ -187,15 +207,17 @@ class LivingSpout(Living):
             if message_id is not None:
                 self._instance.ack(message_id)
         else:
-            self.out.counts.failed += 1
-            if message_id is not None:
-                self._instance.fail(message_id)
+            self._failed(message_id)
 
     def _new_pending(self) -> RotatingMap[int, tuple[Any, float]]:
         return RotatingMap(TIMEOUT_TICKS + 1, self._expire)
 
     def _expire(self, root: int, entry: tuple[Any, float]) -> None:
         self.out.counts.timed_out += 1
+        self._failed(entry[0])
+
+    def _failed(self, message_id: Any) -> None:
+        """Where state is exactly-once, a recovery follows, and the spout goes back."""
         self.out.counts.failed += 1
-        if entry[0] is not None:
-            self._instance.fail(entry[0])
+        if message_id is not None and not self._exact:
+            self._instance.fail(message_id)
