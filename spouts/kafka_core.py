@@ -89,26 +89,28 @@ class KafkaSpout(ReplayableSpout):
     of the topics. ``start``: where a partition begins that the group has no position for: "earliest", "latest", milliseconds since
     1970 or a ``datetime`` with a zone.
 
-    **Guarantee.** ``"at_least_once"``: a record's offset is committed once it and all before it in its partition are acked,
-    every ``commit_every_s`` seconds, changed or not, and at the end; what fails is emitted again, at once the first time, then after 2 ms and
-    twice as long each time, up to 10 s (``retry``). When that has been tried ``retry.retries_max`` times, ``on_exhausted`` says
-    what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with ``DEAD_LETTER_FIELDS``, "drop" reports
-    it and lets it go. ``"at_most_once"``: offsets are committed before their records are emitted; nothing is emitted twice, and
-    what fails is lost. ``"none"``: not tracked; offsets are committed now and then, records may be lost or come twice.
+    **Guarantee.** ``"at_least_once"``: a record's offset is committed once it and all before it in its partition are acked, every
+    ``commit_every_s`` seconds, changed or not, and at the end; what fails is emitted again, at once the first time, then
+    after 2 ms and twice as long each time, up to 10 s (``retry``). When that has been tried ``retry.retries_max`` times,
+    ``on_exhausted`` says what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with
+    ``DEAD_LETTER_FIELDS``, "drop" reports it and lets it go. ``"at_most_once"``: offsets are committed before their records
+    are emitted; nothing is emitted twice, and what fails is lost. ``"none"``: not tracked; offsets are committed now and
+    then, records may be lost or come twice.
 
-    **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them: the state is exactly-once, ``guarantee``,
-    ``retry`` and ``on_exhausted`` have no part in it. The group says where the spout begins when it is started for the first time;
-    after that its offsets only tell others how far the last committed checkpoint is, and nobody reads them here. A partition that
-    appears after the first checkpoint is read from its earliest offset.
+    **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them: the state is exactly-once,
+    ``guarantee``, ``retry`` and ``on_exhausted`` have no part in it. The group says where the spout begins when it is started
+    for the first time; after that its offsets only tell others how far the last committed checkpoint is, and nobody reads
+    them here. A partition that appears after the first checkpoint is read from its earliest offset.
 
     **How far ahead.** ``topology.max.spout.pending`` bounds the tuples of a task whose fate is open. ``uncommitted_max`` bounds the
     offsets of each partition between what is done and what is next, so that one record that fails for ever does not let the others
     run arbitrarily far ahead; what was read beyond it is emitted again after a restart.
 
     ``on_bad_record``: a record that cannot be decoded fails the topology ("fail"), is left out ("skip"), or is emitted on the
-    stream ``dead_letters`` ("dead_letter"). ``on_data_loss``: an offset that is gone before it was read, because of retention, because
-    the log was truncated, or because the topic was deleted and made again, fails the topology ("fail") or is skipped ("skip");
-    a topic that was made again is then read from its beginning. ``bootstrap_servers`` and ``settings`` as for the transactional spouts.
+    stream ``dead_letters`` ("dead_letter"). ``on_data_loss``: an offset that is gone before it was read, because of
+    retention, because the log was truncated, or because the topic was deleted and made again, fails the topology ("fail") or
+    is skipped ("skip"); a topic that was made again is then read from its beginning. ``bootstrap_servers`` and ``settings``
+    as for the transactional spouts.
     """
 
     def __init__(
@@ -291,7 +293,9 @@ class _Task:
         self._under_way: dict[Key, _Row] = {}
         self._retries: Retries[Key] = Retries(retry)
         self._published_at = clock()
-        self._checkpointed: Mapping[Where, Position] | None = None  # by the last checkpoint, where those hold the positions
+        self._checkpointed: Mapping[Where, Position] | None = (
+            None  # by the last checkpoint, where those hold the positions
+        )
         self._unsure: list[Any] = []  # read, and to be committed before they may be emitted
         self._trouble: str | None = None
 
@@ -333,7 +337,9 @@ class _Task:
             self._retries.failed(key, self._clock(), for_ever=True)
             return
         self._collector.report_error(
-            RuntimeError(f"{partition_id(*key.where)}, offset {key.offset}: given up after its retries; the record is dropped")
+            RuntimeError(
+                f"{partition_id(*key.where)}, offset {key.offset}: given up after its retries; the record is dropped"
+            )
         )
         self.acked(key)
 
@@ -354,8 +360,8 @@ class _Task:
         self._tail.begin_anew()
 
     def position(self) -> dict[Where, Position]:
-        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin, or whether the topics are still the ones
-        that were read."""
+        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin, or whether the topics are still the
+        ones that were read."""
         if not self._tail.settled:
             self._begin()
             self._tail.settle()
@@ -426,7 +432,7 @@ class _Task:
             if self._unsure and self._commits_first:
                 self._commit_first()
         elif self._commits_first:
-            self._tail.poll_answers()
+            self._tail.hear()
         if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
             return
         messages, self._unsure = self._unsure, []

@@ -24,6 +24,8 @@ _log = structlog.get_logger()
 
 #: How long ``close`` waits for the last offsets to be published.
 CLOSE_TIMEOUT_S = 5.0
+#: And where they could not be published lately.
+_CLOSE_FAILING_S = 0.5
 #: A request that has not been answered for this long counts as failed; librdkafka goes on trying meanwhile.
 ANSWER_TIMEOUT_S = 30.0
 #: How soon what has failed is tried again.
@@ -79,8 +81,9 @@ class GroupOffsets:
 
     def close(self) -> None:
         """Publish what waits, for as long as that may take. Closes the client, unless it is lent."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        while (self._sent or self._waiting) and time.monotonic() < deadline and self._failed_at is None:
+        failing = self._failed_at
+        deadline = time.monotonic() + (CLOSE_TIMEOUT_S if failing is None else _CLOSE_FAILING_S)
+        while (self._sent or self._waiting) and time.monotonic() < deadline and self._failed_at == failing:
             self.advance()
             if self._client is not None:
                 self._client.poll(0.02)

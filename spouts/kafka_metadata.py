@@ -152,9 +152,7 @@ class KafkaMetadata:
         """The first offset that each partition still holds."""
         return self._offsets(partitions, OffsetSpec.earliest(), patient=patient)
 
-    def at_timestamp(
-        self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True
-    ) -> dict[str, Offset]:
+    def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True) -> dict[str, Offset]:
         """The first record at or after a time; -1 where there is none."""
         return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=patient)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from framework.errors import DataLossError, FailedException, RetryableError
+from framework.errors import ConfigError, DataLossError, FailedException, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
 from spouts.kafka_group import GroupOffsets, position_of_group
 from spouts.kafka_metadata import KafkaMetadata, KafkaTopics
@@ -35,6 +35,8 @@ LOOK_UP_EVERY_S = 5.0
 AGAIN_AFTER_S = 0.25
 _REQUEST_S = 5.0
 CHUNK_RECORDS = 2_000
+#: Records that may wait while an answer of the group is waited for.
+EARLY_MAX = 10_000
 _DECIDE = "say on_data_loss='skip' to go on with what is there"
 
 
@@ -72,9 +74,12 @@ class KafkaTail:
         self._group.use(self._consumer)
         self._assigned: dict[Where, Position] = {}  # where each began
         self._starting: dict[Where, Position] = {}  # as soon as the group has that
-        self._lost: dict[Where, int] = {}  # not in the log any more: the offset that was asked for
+        self._lost: dict[
+            Where, tuple[int, str]
+        ] = {}  # offsets that the log does not hold, and what the consumer says of that
         self._paused: set[Where] = set()
         self._ended: set[Where] = set()
+        self._early: list[Message] = []
         self._problem: Exception | None = None
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
@@ -117,7 +122,9 @@ class KafkaTail:
         if not self._unconfirmed:
             return
         try:
-            self._metadata.confirm_topics({where[0]: at.topic_id for where, at in self._assigned.items() if at.topic_id})
+            self._metadata.confirm_topics(
+                {where[0]: at.topic_id for where, at in self._assigned.items() if at.topic_id}
+            )
         except DataLossError as error:
             raise (FailedException(str(error)) if self._skip_lost else error) from None
         self._unconfirmed = False
@@ -146,29 +153,34 @@ class KafkaTail:
         """Whether every partition that there is has been read to its end."""
         return self._complete and not self._starting and not self._lost and self._assigned.keys() <= self._ended
 
-    def poll(self, wait_s: float = 0.0) -> list[Message]:
+    def poll(self) -> list[Message]:
         """Records that have come, in the order of their partitions."""
-        problem, self._problem = self._problem, None
-        if problem is not None:
+        if not self._early and self._problem is None:
+            self.hear()
+        if not self._early and self._problem is not None:
+            problem, self._problem = self._problem, None
             raise problem
+        records, self._early = self._early, []
+        return records
+
+    def hear(self) -> None:
+        """Take what has come, answers of the group among it; records are for the next ``poll``."""
+        if len(self._early) >= EARLY_MAX:
+            self.pause(self._assigned)  # the next call of ``pause`` lets them go on
         try:
-            heard = self._consumer.consume(CHUNK_RECORDS, wait_s)
+            heard = self._consumer.consume(CHUNK_RECORDS, 0)
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        records = []
         for message in heard:
             if message.error() is None:
                 self._ended.discard((message.topic(), message.partition()))
-                records.append(message)
+                self._early.append(message)
+                self._unconfirmed = True
                 continue
             try:
                 self._event(message)
-            except (RetryableError, DataLossError) as error:
+            except (ConfigError, DataLossError, RetryableError) as error:
                 self._problem = self._problem or error
-        self._unconfirmed = self._unconfirmed or bool(records)
-        if self._problem is not None and not records:
-            return self.poll()  # raises it
-        return records
 
     def pause(self, wanted: Iterable[Where]) -> None:
         """Fetch nothing from these partitions; go on with the others."""
@@ -303,9 +315,14 @@ class KafkaTail:
                     raise FailedException(f"{lost}; states and spouts go back to the last checkpoint")
                 replaced.append(where)
         begins = self._starts(replaced, "earliest", topics)
-        cut = {where: asked for where, asked in self._lost.items() if where not in replaced}
+        cut = {where: asked for where, (asked, _) in self._lost.items() if where not in replaced}
+        for where, asked in cut.items():
+            self._data_lost(
+                f"partition {partition_id(*where)} no longer holds offset {asked}: {self._lost[where][1]}. Retention removed it, or "
+                "the log was truncated"
+            )
         lows, ends = self._starts(list(cut), "earliest", topics), self._starts(list(cut), "latest", topics)
-        further = {}
+        further: dict[Where, Position] = {}
         for where, asked in cut.items():
             if where in lows and where in ends:
                 at = min(max(asked, lows[where].offset), ends[where].offset)
@@ -331,18 +348,15 @@ class KafkaTail:
             self._lost.pop(where, None)
             self._ended.discard(where)
             self._paused.discard(where)
+        self._early = [each for each in self._early if (each.topic(), each.partition()) not in begins]
 
     def _event(self, message: Message) -> None:
         error, where = message.error(), (message.topic(), message.partition())
         if error.code() == KafkaError._PARTITION_EOF:
             self._ended.add(where)
         elif error.code() in NOT_IN_LOG:
-            self._data_lost(
-                f"partition {partition_id(*where)} no longer holds offset {message.offset()}: {error.str()}. Retention removed it, "
-                "the log was truncated, or the topic was created again"
-            )
-            self._lost[where] = message.offset()
-            self._looked_up = None  # where to go on is asked at once
+            self._lost[where] = message.offset(), error.str()
+            self._looked_up = None  # what has become of it is asked at once
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"Kafka at {self._where}")
 
@@ -361,6 +375,6 @@ def _placed(where: Where, position: Position) -> TopicPartition:
 
 def _made_again(where: Where, position: Position, current: str) -> str:
     return (
-        f"topic {where[0]!r} was deleted and created again (its id was {position.topic_id}, is {current}): what had not been read of "
-        f"partition {partition_id(*where)} is lost"
+        f"topic {where[0]!r} was deleted and created again (its id was {position.topic_id}, is {current}): "
+        f"what had not been read of partition {partition_id(*where)} is lost"
     )

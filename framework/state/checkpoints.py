@@ -15,9 +15,9 @@ Invariants:
 1. An id is used for one checkpoint, ever: it is saved before the first task prepares it.
 2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and before any commits.
 3. Nothing is processed between a failure and the recovery that follows it.
-4. Exactly-once: no spout gives anything before a checkpoint holds where it begins (C35). When a checkpoint is prepared, every tree that was emitted is complete, and none is emitted before the round has
-   passed: the states hold exactly the input up to the positions. After any failure, states and spouts go back to the last
-   checkpoint together.
+4. Exactly-once: no spout gives anything before a checkpoint holds where it begins (C35). When a checkpoint is prepared, every
+   tree that was emitted is complete, and none is emitted before the round has passed: the states hold exactly the input up to
+   the positions. After any failure, states and spouts go back to the last checkpoint together.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for
-    spouts that cannot go back. ``pending``: the next one, when it has been begun, by the components of ``pending_layouts``;
-    ``prepared``: by all tasks, at ``pending_positions``. ``layouts``: of the components that were part of ``txid``; ``assigned``: of
-    all components of the topology. ``last``: the highest id ever used. ``base``: positions that the run began at, for states that
-    do not survive. ``forgotten``: spouts whose positions were forgotten by explicit wish, and that have none yet."""
+    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
+    that cannot go back. ``pending``: the next one, when it has been begun, by the components of ``pending_layouts``;
+    ``prepared``: by all tasks, at ``pending_positions``. ``layouts``: of the components that were part of ``txid``;
+    ``assigned``: of all components of the topology. ``last``: the highest id ever used. ``base``: positions that the run
+    began at, for states that do not survive. ``forgotten``: spouts whose positions were forgotten by explicit wish, and that
+    have none yet."""
 
     txid: int = 0
     positions: Positions | None = None
