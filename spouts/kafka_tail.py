@@ -318,8 +318,8 @@ class KafkaTail:
         cut = {where: asked for where, (asked, _) in self._lost.items() if where not in replaced}
         for where, asked in cut.items():
             self._data_lost(
-                f"partition {partition_id(*where)} no longer holds offset {asked}: {self._lost[where][1]}. Retention removed it, or "
-                "the log was truncated"
+                f"partition {partition_id(*where)} no longer holds offset {asked}: {self._lost[where][1]}. Retention "
+                "removed it, or the log was truncated"
             )
         lows, ends = self._starts(list(cut), "earliest", topics), self._starts(list(cut), "latest", topics)
         further: dict[Where, Position] = {}

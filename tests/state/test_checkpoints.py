@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from framework import CoreTopologyFailed, Fields, TopologyBuilder, submit
+from framework import CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.metrics import CoreRunCollector
-from framework.stateful_run import read_record
+from framework.state.checkpoints import CheckpointRecord
+from framework.stateful_run import _RecordLog, read_record
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -262,6 +263,52 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
     assert record is not None
     assert record.layouts["count"].tasks == after
     assert len(list((tmp_path / key / "count").iterdir())) == 1  # the old namespaces are gone
+
+
+class Gone(BaseException):
+    """The driver's process, and its homes with it."""
+
+
+def grown(key: str, words: list[list[str]], counters: Mapping[str, int]) -> CoreTopology:
+    """Words counted by each of several bolts, with so many tasks."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, words))
+    for name, tasks in counters.items():
+        builder.set_bolt(name, Count(key), tasks).fields_grouping("words", Fields("word"))
+    return builder.build()
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize("prepared", [1, 2])
+@pytest.mark.parametrize(
+    "after",
+    [{"count": 2, "more": 2}, {"count": 3}, {"count": 1}, {"other": 1}, {"count": 2}],
+    ids=["one more bolt", "more tasks", "fewer tasks", "another bolt", "the same"],
+)
+def test_a_checkpoint_that_is_prepared_is_finished_under_its_own_layout(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: int, after: Mapping[str, int]
+) -> None:
+    """The driver dies between *prepared* and *committed*, and the topology that is started then is another one."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    real = _RecordLog.save
+
+    def save(log: _RecordLog, record: CheckpointRecord) -> None:
+        real(log, record)
+        if record.prepared and record.pending == prepared:
+            raise Gone
+
+    monkeypatch.setattr(_RecordLog, "save", save)
+    run = submit(grown(key, [WORDS], {"count": 2}), conf, store=store, executor="local")
+    with pytest.raises(Gone):
+        run.join(30)
+    monkeypatch.undo()
+    words = [*WORDS, "more"]
+    with submit(grown(key, [words], after), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    begun = words if prepared == 1 else ["more"]  # what a bolt that is new has seen
+    for name in after:
+        assert checkpointed(conf, store, key, name) == Counter(words if name == "count" else begun)
 
 
 @pytest.mark.behaviour("5.2")
