@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from framework import CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
+from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.metrics import CoreRunCollector
 from framework.state.checkpoints import CheckpointRecord
-from framework.stateful_run import _RecordLog, read_record
+from framework.stateful_run import _RecordLog, read_record, restore_state
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -419,3 +419,76 @@ def test_an_impossible_state_setting_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         submit(counting(key, Source(key, WORDS)), conf, executor="local")
+
+
+@pytest.mark.rule("C35")
+def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_path: Path) -> None:
+    """What it keeps of its positions elsewhere is ahead of the states that are put back."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def topology(*spouts: str) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        for name in spouts:
+            builder.set_spout(name, Journaled(key, [WORDS]))
+        count = builder.set_bolt("count", Count(key))
+        for name in spouts:
+            count.fields_grouping(name, Fields("word"))
+        return builder.build()
+
+    with submit(topology("first"), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    record, counts = read_record(store, key), checkpointed(conf, store, key)
+    assert record is not None
+    with submit(topology("first", "second"), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key)["the"] == 6
+    journal(key).steps.clear()
+    entries = [("count", word, count) for word, count in counts.items()]
+    restore_state(
+        topology("first", "second"), Config.of(conf), store, record.document(), lambda: iter(entries), "the snapshot"
+    )
+    for _ in range(2):
+        with submit(topology("first", "second"), conf, store=store, executor="local") as run:
+            run.wait_until_idle(30)
+    begun = [(name, what) for name, _, what in journal(key).steps if what in ("sought", "begun anew")]
+    assert begun == [("first", "sought"), ("second", "begun anew"), ("first", "sought"), ("second", "sought")]
+
+
+class Journaled(Log):
+    """Writes down how it is told to begin."""
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        self.component_id = context.component_id
+
+    def begin_anew(self) -> None:
+        journal(self.key).steps.append((self.component_id, 0, "begun anew"))
+
+    def seek(self, positions: Any) -> None:
+        super().seek(positions)
+        journal(self.key).steps.append((self.component_id, 0, "sought"))
+
+
+class Counted(Source):
+    """A spout that tells apart what failed and what is only to come again."""
+
+    def repeat(self, message_id: Any) -> None:
+        journal(self.key).steps.append(("words", 0, "repeat"))
+        self.waiting.append(message_id)
+
+
+@pytest.mark.rule("C36")
+def test_a_recovery_is_no_failure_of_what_is_under_way(key: str) -> None:
+    def once(txid: int) -> None:
+        if not any(what == "repeat" for _, _, what in journal(key).steps):
+            raise RuntimeError("the states go back")
+
+    journal(key).on["pre_prepare"] = once
+    conf = {"topology.state.checkpoint.interval.ms": 50}
+    with submit(counting(key, Counted(key, WORDS)), conf, executor="local") as run:
+        run.wait_until_idle(30)
+        assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
+        assert run.status().components["words"].failed == 0
+    assert steps_of(key, "words").count("repeat") >= 1
+    assert journal(key).failed == []
+    assert sorted(journal(key).acked) == list(range(len(WORDS)))
