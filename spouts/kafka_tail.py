@@ -135,13 +135,14 @@ class KafkaTail:
         now = time.monotonic()
         begins = {}
         if self._looked_up is None or now - self._looked_up >= LOOK_UP_EVERY_S:
-            self._looked_up = now - LOOK_UP_EVERY_S + AGAIN_AFTER_S  # when it fails: not in every round, but soon
+            # When it fails: soon, but not in every round; and it must not hold up what there is to do already.
+            self._looked_up = now if self._assigned else now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
             try:
                 begins = self._found()
             except KafkaException as error:
                 raise self._errors.explain(error) from error
             if self._complete:
-                self._looked_up = now
+                self._looked_up = time.monotonic()
         for where, position in list(self._starting.items()):
             if self._group.has(partition_id(*where), position):
                 begins[where] = self._starting.pop(where)
