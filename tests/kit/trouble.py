@@ -12,6 +12,8 @@ import numpy as np
 from framework.acking.roots import LedgerPart
 from framework.acking.rounds import Addressed, Record, Round, stepping
 from framework.errors import RetryableError
+from framework.execution.records import Piece
+from framework.state.checkpoints import CheckpointAction
 from tests.kit.core_parts import Stepped
 
 TROUBLES = (
@@ -119,7 +121,11 @@ class TroubledRounds:
         world, chance = self.world, self.world.chance
         if world.strikes("round breaks off", 0.006):
             raise RetryableError("broke off")
-        arriving = [*records, *self._late.pop((level, partition), [])]
+        late = self._late.pop((level, partition), [])
+        if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.RECOVER:
+            # What carries rows ends with its round, and no round is under way when a recovery begins.
+            late = [each for each in late if not isinstance(each, Piece)]
+        arriving = [*records, *late]
         now: list[Record] = []
         for record in arriving:
             if isinstance(record, LedgerPart):
