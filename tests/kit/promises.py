@@ -116,7 +116,7 @@ RULES: dict[str, str] = {
     "C35": "Where exactly-once input begins is in the record of checkpoints alone; a consumer group is published, and read once.",
     "C36": "A recovery is no failure of the records under way: retries and limits count what the record itself did.",
     "C37": "A topic that was deleted and made again is lost data for every spout; positions carry the topic's id.",
-    "C39": "A checkpoint that is prepared is finished under the layout that it was prepared under; keys move with what is kept of them.",
+    "C39": "A checkpoint that is prepared is finished under the layout that it was prepared under.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}
