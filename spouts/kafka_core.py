@@ -219,9 +219,6 @@ class KafkaSpout(ReplayableSpout):
     def fail(self, message_id: Key) -> None:
         self._task.failed(message_id)
 
-    def repeat(self, message_id: Key) -> None:
-        self._task.repeat(message_id)
-
     def close(self) -> None:
         self._task.close()
 
@@ -342,10 +339,6 @@ class _Task:
             )
         )
         self.acked(key)
-
-    def repeat(self, key: Key) -> None:
-        if key in self._under_way:
-            self._retries.repeat(key, self._clock())
 
     def caught_up(self) -> bool:
         waits = self._unsure or len(self._retries) or any(each.buffer for each in self._partitions.values())

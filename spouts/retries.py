@@ -64,12 +64,6 @@ class Retries(Generic[K]):
         heapq.heappush(self._due, (now + self._policy.delay_after(failures), self._count, key))
         return True
 
-    def repeat(self, key: K, now: float) -> None:
-        """Try it at once, though it has not failed."""
-        self._failures.setdefault(key, 0)
-        self._count += 1
-        heapq.heappush(self._due, (now, self._count, key))
-
     def done(self, key: K) -> None:
         """It has succeeded, or is given up."""
         self._failures.pop(key, None)

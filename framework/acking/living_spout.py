@@ -127,11 +127,12 @@ class LivingSpout(Living):
         return self._emitted > first
 
     def recover(self, marker: Marker) -> None:
-        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays, and
-        emits again what is under way. That is no failure of what is under way (C36)."""
+        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays: what
+        is under way fails, and it emits that again."""
         self._exact = marker.exact
+        self.out.counts.failed += len(self._pending)
         if not marker.exact and self._instance is not None:
-            self._repeat_pending()
+            self._fail_pending()
             return
         super().recover(marker)
         spout = self.instance()
@@ -186,13 +187,13 @@ class LivingSpout(Living):
             self.died(error)
         return super().take()
 
-    def _repeat_pending(self) -> None:
+    def _fail_pending(self) -> None:
         pending, self._pending = self._pending, self._new_pending()
         for root in pending:
             entry = pending.get(root)
             if entry is not None and entry[0] is not None and self._instance is not None:
                 try:
-                    self._instance.repeat(entry[0])
+                    self._instance.fail(entry[0])
                 except Exception as error:  # noqa: BLE001 - user code
                     self.died(error)
 

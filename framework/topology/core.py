@@ -101,11 +101,6 @@ class BaseRichSpout(ABC):
         """The tuple that was emitted with this id has failed, or has not been fully processed in time. Called once. To emit it
         again is the spout's decision."""
 
-    def repeat(self, message_id: Any) -> None:
-        """The tuple that was emitted with this id is to be emitted again, though it has not failed: the states went back behind it.
-        Called once, instead of ``ack`` and ``fail``. By default it counts as a failure."""
-        self.fail(message_id)
-
     def caught_up(self) -> bool:
         """Whether the spout has nothing more to give, as far as it knows; False while it only waits for what is on its way. Who
         waits for a topology to be idle waits for this."""

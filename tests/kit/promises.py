@@ -114,7 +114,6 @@ RULES: dict[str, str] = {
     "C32": "What is needed to read a table of files is in the table; readers that assume otherwise are refused.",
     "C33": "Names that a store folds, cuts off or reserves are kept as they are, or refused; two states never share a row.",
     "C35": "Where exactly-once input begins is in the record of checkpoints alone; a consumer group is published, and read once.",
-    "C36": "A recovery is no failure of the records under way: retries and limits count what the record itself did.",
     "C37": "A topic that was deleted and made again is lost data for every spout; positions carry the topic's id.",
     "C39": "A checkpoint that is prepared is finished under the layout that it was prepared under.",
 }

@@ -71,13 +71,3 @@ def test_the_committable_offset_never_passes_one_that_is_not_acked(gaps: list[in
         offsets.acked(waiting.pop())
     assert offsets.committable == position
     assert offsets.span == 0
-
-
-def test_what_is_to_come_again_without_having_failed_uses_up_no_retry() -> None:
-    retries: Retries[str] = Retries(RetryPolicy(retries_max=1))
-    for _ in range(5):
-        retries.repeat("a", 0.0)
-        assert retries.due(0.0) == "a"
-    assert retries.failed("a", 0.0)
-    assert retries.due(0.0) == "a"
-    assert not retries.failed("a", 0.0)

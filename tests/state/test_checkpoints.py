@@ -467,28 +467,3 @@ class Journaled(Log):
     def seek(self, positions: Any) -> None:
         super().seek(positions)
         journal(self.key).steps.append((self.component_id, 0, "sought"))
-
-
-class Counted(Source):
-    """A spout that tells apart what failed and what is only to come again."""
-
-    def repeat(self, message_id: Any) -> None:
-        journal(self.key).steps.append(("words", 0, "repeat"))
-        self.waiting.append(message_id)
-
-
-@pytest.mark.rule("C36")
-def test_a_recovery_is_no_failure_of_what_is_under_way(key: str) -> None:
-    def once(txid: int) -> None:
-        if not any(what == "repeat" for _, _, what in journal(key).steps):
-            raise RuntimeError("the states go back")
-
-    journal(key).on["pre_prepare"] = once
-    conf = {"topology.state.checkpoint.interval.ms": 50}
-    with submit(counting(key, Counted(key, WORDS)), conf, executor="local") as run:
-        run.wait_until_idle(30)
-        assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
-        assert run.status().components["words"].failed == 0
-    assert steps_of(key, "words").count("repeat") >= 1
-    assert journal(key).failed == []
-    assert sorted(journal(key).acked) == list(range(len(WORDS)))
