@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import structlog
 
+from framework.acking.budget import Share
 from framework.acking.core_status import CoreStatus
 from framework.acking.home import CorePlan
 from framework.acking.living import TIMEOUT_TICKS
@@ -47,14 +48,15 @@ DRAIN_S = 10.0
 
 
 class _Found(NamedTuple):
-    """What a round says. ``busy``: something happened. ``failed``: a tree, a tuple or a component did. ``silent``: a task that
-    has said nothing, or is new and knows of no checkpoint."""
+    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: a tree, a tuple or a component did. ``silent``:
+    a task that has said nothing, or is new and knows of no checkpoint. ``died``: components that have, with their tasks."""
 
     busy: bool
     failed: bool
     troubles: Sequence[Trouble]
     standings: Sequence[Standing]
     silent: str | None
+    died: Sequence[tuple[str, int]]
 
 
 class RoundDriver:
@@ -85,6 +87,7 @@ class RoundDriver:
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._trees: dict[int, int] = {}
+        self._share = Share()
         self._ticked_at = clock()
         self._number = 0
         self._lost = 0  # the last round that was
@@ -168,15 +171,18 @@ class RoundDriver:
         now = self._clock()
         ticks = int((now - self._ticked_at) / self._tick_s)
         self._ticked_at += ticks * self._tick_s
+        waiting = self._waiting()
+        if waiting:
+            ticks = min(ticks, 1)  # what waits is given its time again once per round
         step, patience_s = Step(), self._patience_s
         if self._checkpoints is not None:
             due_in_s = self._checkpoints.due_in(now)
             patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
-            step = self._checkpoints.plan(now, quiet=self._quiet())
+            step = self._checkpoints.plan(now, quiet=self._quiet(), waiting=bool(waiting))
             if step.drain and step.marker is None and self._patience_s:
                 self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
-        if step.marker is not None and step.marker.action is CheckpointAction.RECOVER:
-            self._orders.clear()  # they are of trees that nobody tracks any more
+        if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
+            self._orders.clear()  # they are of trees that nobody tracks any more; elsewhere the spouts stay, and hear them
         orders, self._orders = self._orders, {}
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
@@ -186,10 +192,11 @@ class RoundDriver:
             ticks,
             orders,
             0.0 if step.alone else patience_s,
-            drain or step.drain,
+            drain or step.drain or bool(waiting),
             follows,
             self._executor.rounds_max,
             step.marker,
+            self._share.tuples,
         )
         self._under_way.append(round_)
         return round_
@@ -270,6 +277,9 @@ class RoundDriver:
         busy = failed = False
         troubles: list[Trouble] = []
         standings: list[Standing] = []
+        did: list[Counts] = []
+        died: list[tuple[str, int]] = []
+        given = 0
         silent = dict.fromkeys(self._speakers)
         for record in records:
             if isinstance(record, (Decisions, News)) and record.round == round_.number:
@@ -283,7 +293,11 @@ class RoundDriver:
                 failed = failed or bool(record.failed)
             elif isinstance(record, News):
                 busy = self._heard(record) or busy
-                failed = failed or any(each.failed or each.died for each in record.counts.values())
+                if record.round == round_.number:
+                    did += record.counts.values()
+                    given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
+                died += [key for key, each in record.counts.items() if each.died]
+                failed = failed or bool(died) or any(each.failed for each in record.counts.values())
                 troubles += record.troubles
                 standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
@@ -292,37 +306,37 @@ class RoundDriver:
         if troubles:
             self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
+        if not round_.drain:
+            self._share.heard(given, did)
         first = next(iter(silent), None)
-        return _Found(
-            busy or bool(troubles), failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]"
-        )
+        busy = busy or bool(troubles) or self._waiting() > 0
+        return _Found(busy, failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]", died)
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
         marker = round_.checkpoint
+        died = [each for each in found.troubles if each.kind is TroubleKind.DIED]
         if found.silent is not None:
             checkpoints.lost(f"{found.silent} is gone or began anew")
             return False
         if found.busy and (marker is None or marker.action is not CheckpointAction.RECOVER):
             checkpoints.worked()
-        if marker is not None:
+        if marker is not None and marker.action is CheckpointAction.PREPARE and self._waiting():
+            checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
+        elif marker is not None:
             checkpoints.heard(marker, found.standings)
         if marker is None or marker.action is not CheckpointAction.RECOVER:
-            why = next(
-                (
-                    str(each)
-                    for each in found.troubles
-                    if each.kind is TroubleKind.DIED and (checkpoints.exact or each.component_id in self._plan.stateful)
-                ),
-                "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None,
-            )
+            dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
+            why = "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None
+            if dead:
+                told = (str(each) for each in died if (each.component_id, each.task) in dead)
+                why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
             if why is not None:
                 checkpoints.failed(why)
                 self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
         elif checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
-            died = [each for each in found.troubles if each.kind is TroubleKind.DIED]
             self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)
             _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
         return checkpoints.settled
@@ -342,7 +356,7 @@ class RoundDriver:
         busy = False
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
-            total.pending = total.behind = 0  # they are as of now
+            total.pending = total.behind = total.waiting = 0  # they are as of now
             total.add(counts)
             did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
             if did and not counts.died:
@@ -370,10 +384,14 @@ class RoundDriver:
     def _pending(self) -> int:
         return sum(each.pending for each in self._totals.values())
 
+    def _waiting(self) -> int:
+        """Tuples that have come to bolts and are not executed, as of the last round: spouts give nothing meanwhile."""
+        return sum(each.waiting for each in self._totals.values())
+
     def _quiet(self) -> bool:
-        """Whether every tree is complete, and no round is under way: the ackers track none, and the spouts have none whose
-        completion they are not about to be told of."""
-        if self._under_way or sum(self._trees.values()):
+        """Whether every tree is complete, no tuple waits, and no round is under way: the ackers track none, and the spouts
+        have none whose completion they are not about to be told of."""
+        if self._under_way or sum(self._trees.values()) or self._waiting():
             return False
         return self._pending() == sum(len(each.completed) for each in self._orders.values())
 

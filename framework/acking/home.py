@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +16,23 @@ from typing import Any
 import pyarrow as pa
 
 from framework.acking.acker import Acker
-from framework.acking.living import TIMEOUT_TICKS, Living
+from framework.acking.budget import ROUND_EXECUTE_S, Budget
+from framework.acking.living import TIMEOUT_TICKS, USER_ERRORS, Living
 from framework.acking.living_bolt import LivingBolt
 from framework.acking.living_spout import LivingSpout
-from framework.acking.roots import Ledger, LedgerPart, Roots, spout_task_of
-from framework.acking.rounds import Addressed, Counts, Decisions, News, Orders, Record, Round, Trouble, TroubleKind
+from framework.acking.outcome import Outcome
+from framework.acking.roots import LedgerPart, Roots, spout_task_of
+from framework.acking.rounds import Addressed, Decisions, News, Orders, Record, Round
 from framework.acking.stateful import LivingStatefulBolt
 from framework.acking.turns import OVERTAKE_S, Turns
+from framework.errors import InvariantViolation
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
 from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
-from framework.state.checkpoints import CheckpointAction, Standing
+from framework.state.checkpoints import CheckpointAction, Marker
 from framework.state.settings import provider_of
 from framework.topology import StateProvider
 
-#: Errors of user code that a task tells of after one round.
-TROUBLES_MAX = 10
 #: How long spouts with nothing to give are left alone: longer and longer.
 _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 
@@ -66,7 +66,15 @@ class CorePlan:
 class Home:
     """Where tasks live. ``encode``: rows leave the process between levels. Several threads may run tasks."""
 
-    def __init__(self, plan: CorePlan, *, encode: bool, overtake_s: float = OVERTAKE_S) -> None:
+    def __init__(
+        self,
+        plan: CorePlan,
+        *,
+        encode: bool,
+        overtake_s: float = OVERTAKE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._plan = plan
         self._overtake_s = overtake_s
         self._topology = PlannedTopology(plan.plan, plan.conf)
@@ -89,13 +97,21 @@ class Home:
     ) -> Sequence[Addressed]:
         """Run several, when it is that round's turn at each: partitions, with what came for them. Raises ``OvertakenError``."""
         with ExitStack() as turns:
-            tasks = [(self._task(turns, round_, level, partition), records) for partition, records in arriving]
-            for task, _ in tasks:
-                task.begin(round_)
-            givers = [task for task, _ in tasks if isinstance(task, SegmentTask) and task.gives]
-            if givers and round_.patience_s and not round_.drain:
-                self._await_a_spout(round_, givers)
-            return [exit_ for task, records in tasks for exit_ in task.run(round_, records)]
+            for partition, _ in arriving:
+                self._await_turn(turns, round_, level, partition)
+            tasks = [(self._task(round_, level, partition), records) for partition, records in arriving]
+            try:
+                for task, _ in tasks:
+                    task.begin(round_)
+                givers = [task for task, _ in tasks if isinstance(task, SegmentTask) and task.gives]
+                if givers and round_.patience_s and not round_.drain:
+                    self._await_a_spout(round_, givers)
+                budget = Budget(self._clock, None if _prepares(round_) else ROUND_EXECUTE_S)
+                return [exit_ for task, records in tasks for exit_ in task.run(round_, records, budget)]
+            except BaseException:
+                for task, _ in tasks:
+                    task.throw_away()
+                raise
 
     def hurry(self, number: int) -> None:
         """Have the spouts wait no longer in a round; in any, when it is 0."""
@@ -117,14 +133,24 @@ class Home:
                 pause_s = min(pause_s * 2, _POLL_MAX_S)
             self._waiting_round = 0
 
-    def _task(self, turns: ExitStack, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
+    def _await_turn(self, turns: ExitStack, round_: Round, level: int, partition: int) -> None:
         with self._lock:
             its = self._turns.setdefault((level, partition), Turns(self._overtake_s))
         turns.enter_context(its.of(round_.number, round_.follows))
-        task = self._tasks.get((level, partition))
-        if task is None:
-            task = self._tasks[(level, partition)] = self._begin(round_, level, partition)
-        return task
+
+    def _task(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
+        """The task that lives there; a new one when there is none, and in place of the one that is there when everything goes back
+        to a checkpoint."""
+        place = level, partition
+        found, marker = self._tasks.get(place), round_.checkpoint
+        if found is not None and (marker is None or marker.action is not CheckpointAction.RECOVER):
+            return found
+        made = self._begin(round_, level, partition)
+        if isinstance(made, SegmentTask) and marker is not None and marker.action is CheckpointAction.RECOVER:
+            self._tasks.pop(place, None)
+            made.recover(marker, found if isinstance(found, SegmentTask) else None)
+        self._tasks[place] = made
+        return made
 
     def close(self) -> None:
         """Close spouts and clean bolts up."""
@@ -137,7 +163,7 @@ class Home:
     def _begin(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
         levels = self._plan.plan.processing
         if level == len(levels):
-            return AckerTask(partition)
+            return AckerTask(partition, round_.number)
         segment, task = levels[level].slot(partition)
         return SegmentTask(
             self._plan,
@@ -154,7 +180,8 @@ class Home:
 
 
 class SegmentTask:
-    """The fused components of one task, alive."""
+    """The fused components of one task, alive: the ``Surroundings`` of each. Where there is state, a new one waits for a recovery
+    before its spouts give anything."""
 
     def __init__(
         self,
@@ -176,41 +203,48 @@ class SegmentTask:
         self._task = task
         self._sequence = 0
         self._unrecovered = bool(plan.stateful)
-        self._troubles: list[Trouble] = []
-        self._exits: list[Addressed] = []
+        self.outcome = Outcome(segment.components)
         self._spouts: dict[int, LivingSpout] = {}
         self._living: dict[str, Living] = {}
         for component_id in segment.components:
             component = plan.plan.components[component_id]
             living: Living
             if component_id in plan.stateful and provider is not None:
-                living = LivingStatefulBolt(topology, component, task, self._hear, provider)
+                living = LivingStatefulBolt(topology, component, task, self, provider)
             elif component.inputs:
-                living = LivingBolt(topology, component, task, self._hear)
+                living = LivingBolt(topology, component, task, self)
             else:
                 number = numbers[(component_id, task)]
                 living = self._spouts[number] = LivingSpout(
                     topology,
                     component,
                     task,
-                    self._hear,
+                    self,
                     number=number,
                     first_round=first_round,
                     pending_max=plan.pending_max,
                     tracked=plan.ackers > 0,
+                    keeps=bool(plan.stateful),
                 )
-            living.out.deliver = self._deliver
             self._living[component_id] = living
 
+    def recover(self, marker: Marker, before: SegmentTask | None) -> None:
+        """Begin as of a checkpoint, in place of who was here before: of what that one has made, nobody hears any more."""
+        if before is not None:
+            before.throw_away()
+            for living in before._living.values():
+                living.end_for(marker)
+            for trouble in before.outcome.troubles:
+                self.outcome.hear(trouble)
+        self._unrecovered = False
+        for component_id, living in self._living.items():
+            living.recover(marker, before._living[component_id] if before is not None else None)
+
     def begin(self, round_: Round) -> None:
-        """Go back to a checkpoint or commit one, and tell the spouts what became of their trees."""
-        if round_.checkpoint is not None:
+        """Commit a checkpoint, and tell the spouts what became of their trees."""
+        if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
             for living in self._living.values():
-                if round_.checkpoint.action is CheckpointAction.RECOVER:
-                    self._unrecovered = False
-                    living.recover(round_.checkpoint)
-                elif round_.checkpoint.action is CheckpointAction.COMMIT:
-                    living.commit(round_.checkpoint)
+                living.commit(round_.checkpoint)
         for number, spout in self._spouts.items():
             spout.tell(round_.orders.get(number, Orders()), round_.ticks)
 
@@ -224,73 +258,78 @@ class SegmentTask:
         from where on."""
         if self._unrecovered:
             return False
-        gave = [spout.give(round_.at_once) for spout in self._spouts.values()]
+        gave = [spout.give(round_.at_once, round_.share) for spout in self._spouts.values()]
         return any(gave)
 
-    def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run(self, round_: Round, records: Sequence[Record], budget: Budget) -> Sequence[Addressed]:
+        """The task's part of a round. Raises only what is a bug, or the end of the process: then the outcome is thrown away."""
         pieces: list[Piece] = []
         for record in records:
             if isinstance(record, Piece) and self._is_mine(record):
                 pieces.append(record)
             else:
                 self._pass_on(record)
-        by_target: dict[str, list[Piece]] = defaultdict(list)
         for piece in sorted(pieces, key=arrival):
-            by_target[self._plan.plan.edges[piece.edge].target].append(piece)
+            self._receive(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
         if not round_.drain:
             self.give(round_)
-        for component_id, living in self._living.items():  # in topological order: fused rows come before the flush
-            for piece in by_target[component_id]:
-                self._execute(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
-            if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.PREPARE:
+        for living in self._living.values():  # in topological order: fused rows come before the flush
+            living.work(budget)
+            if round_.checkpoint is not None and _prepares(round_):
                 living.prepare(round_.checkpoint)
-            try:
-                living.out.flush()
-            except Exception as error:  # noqa: BLE001 - what was emitted does not fit what was declared
-                living.died(error)
-        return self._leave(round_)
+            self._flush(living)
+        for living in self._living.values():
+            standing = living.standing(round_.checkpoint) if round_.checkpoint is not None else None
+            if standing is not None:
+                self.outcome.standings.append(standing)
+            living.look()
+        while any(made.rows for made in self.outcome.of.values()):  # instances that have died since have emitted these
+            for living in self._living.values():
+                self._flush(living)
+        return self._hand_over(round_)
+
+    def throw_away(self) -> None:
+        """The round is lost, and all that this task has made in it."""
+        self.outcome = Outcome(self._living)
 
     def close(self) -> None:
         for living in self._living.values():
             living.close()
 
-    def _hear(self, trouble: Trouble) -> None:
-        """Keep the first few of a round, and all that decide about the topology: one bad record may fail in thousands of copies."""
-        decides = trouble.kind in (TroubleKind.CANNOT_START, TroubleKind.FATAL)
-        if len(self._troubles) < TROUBLES_MAX or (decides and len(self._troubles) < 2 * TROUBLES_MAX):
-            self._troubles.append(trouble)
-
-    def _execute(self, edge: Edge, batch: pa.RecordBatch) -> None:
-        living = self._living[edge.target]
-        fields = self._plan.plan.components[edge.source].streams[edge.stream]
-        assert isinstance(living, LivingBolt)
-        living.execute(edge, fields, batch)
-
-    def _deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
+    def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
         if edge.fused:
-            self._execute(edge, batch)
+            self._receive(edge, batch)
             return
         payload = encode_batch(batch) if self._encode else batch
         piece = Piece(edge.index, target, self._task, self._sequence, batch.num_rows, payload)
         self._sequence += 1
         self._pass_on(piece)
 
-    def _leave(self, round_: Round) -> Sequence[Addressed]:
-        ledger = Ledger()
-        counts: dict[tuple[str, int], Counts] = {}
-        standings: list[Standing] = []
+    def _flush(self, living: Living) -> None:
+        try:
+            living.out.flush()
+        except USER_ERRORS as error:  # what was emitted does not fit what was declared
+            living.died(error)
+
+    def _receive(self, edge: Edge, batch: pa.RecordBatch) -> None:
+        living = self._living[edge.target]
+        fields = self._plan.plan.components[edge.source].streams[edge.stream]
+        if not isinstance(living, LivingBolt):
+            raise InvariantViolation(f"{edge.target} is no bolt, and an edge leads to it")
+        living.receive(edge, fields, batch)
+
+    def _hand_over(self, round_: Round) -> Sequence[Addressed]:
+        outcome = self.outcome
         for component_id, living in self._living.items():
-            standing = living.standing(round_.checkpoint) if round_.checkpoint is not None else None
-            if standing is not None:
-                standings.append(standing)
-            its_ledger, counts[(component_id, self._task)] = living.take()
-            ledger.merge(its_ledger)
-        for part in ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
+            outcome.of[component_id].counts.waiting = living.waiting
+            if round_.ticks:
+                outcome.ledger.reset(living.kept())
+        for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
-        self._pass_on(News(round_.number, counts, tuple(self._troubles), standings, self._unrecovered))
-        self._troubles.clear()
-        exits, self._exits = self._exits, []
-        return exits
+        counts = {(component_id, self._task): made.counts for component_id, made in outcome.of.items()}
+        self._pass_on(News(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered))
+        self.outcome = Outcome(self._living)
+        return outcome.exits
 
     def _is_mine(self, piece: Piece) -> bool:
         plan = self._plan.plan
@@ -306,33 +345,42 @@ class SegmentTask:
             partition = plan.onward(Phase.PROCESSING, self._level, self._partition)
         else:
             partition = record.acker if isinstance(record, LedgerPart) else 0
-        self._exits.append((partition, record))
+        self.outcome.exits.append((partition, record))
+
+
+def _prepares(round_: Round) -> bool:
+    """Whether everything that comes must be done before the round ends: a checkpoint holds nothing that waits."""
+    return round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.PREPARE
 
 
 class AckerTask:
     """An acker, alive: it tells of trees in the round in which it decides about them.
 
     Invariant: what a task says of a round is taken once, and nothing that it has said before it is taken after it. A tree that
-    misses something for that times out; one that heard something twice could have passed for complete."""
+    misses something for that times out; one that heard something twice could have passed for complete. Nor is anything taken of
+    rounds before its ``first_round``: of those nobody tracks a tree any more."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, first_round: int) -> None:
         self._number = number
+        self._before = first_round - 1
         self._heard: dict[tuple[int, int], int] = {}  # task -> the last round that it has spoken of
         self._completed: list[int] = []
         self._failed: list[int] = []
-        self._acker = self._new_acker()
+        self._acker: Acker[int, int] = Acker(
+            on_complete=lambda root, task: self._completed.append(root),
+            on_fail=lambda root, task: self._failed.append(root),
+            buckets=TIMEOUT_TICKS + 1,
+        )
 
     def begin(self, round_: Round) -> None:
-        """After a recovery, no tree from before it is tracked."""
-        if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.RECOVER:
-            self._acker = self._new_acker()
+        """Nothing to do before the round."""
 
-    def run(self, round_: Round, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run(self, round_: Round, records: Sequence[Record], budget: Budget) -> Sequence[Addressed]:
         passing: list[Addressed] = []
         reset: set[int] = set()
         for record in records:
             if isinstance(record, LedgerPart):
-                if record.round > self._heard.get(record.task, 0):
+                if record.round > self._heard.get(record.task, self._before):
                     self._heard[record.task] = record.round
                     reset.update(self._apply(record))
             else:
@@ -351,15 +399,11 @@ class AckerTask:
         self._failed.clear()
         return [*passing, (0, decisions)]
 
+    def throw_away(self) -> None:
+        """What has been decided is told in the next round: the spouts have not heard of it."""
+
     def close(self) -> None:
         """Nothing to let go."""
-
-    def _new_acker(self) -> Acker[int, int]:
-        return Acker(
-            on_complete=lambda root, task: self._completed.append(root),
-            on_fail=lambda root, task: self._failed.append(root),
-            buckets=TIMEOUT_TICKS + 1,
-        )
 
     def _apply(self, part: LedgerPart) -> Iterable[int]:
         """Take in what a task says; returns the trees that are given the whole timeout again."""

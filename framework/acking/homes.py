@@ -330,7 +330,7 @@ class HomeServer:
                     outcome = number, "ok", self._do(*message)
                 except RetryableError as error:
                     outcome = number, "lost", str(error)
-                except Exception:  # noqa: BLE001 - user code's errors stay inside; this is a bug
+                except BaseException:  # noqa: BLE001 - user code's errors stay inside; this is a bug, and who asks waits
                     outcome = number, "bug", traceback.format_exc()
                 finally:
                     with self._lock:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.roots import EdgeIds, Ids, Ledger
+from framework.acking.budget import Budget
+from framework.acking.outcome import Outcome, Rows, Surroundings
+from framework.acking.roots import EdgeIds, Ids
 from framework.acking.rounds import Counts, Trouble, TroubleKind
 from framework.errors import (
     BadRecordError,
@@ -28,19 +30,15 @@ from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology, no_such_task
 from framework.state.checkpoints import Marker, Standing
-from framework.topology import (
-    Fields,
-    Tuple,
-)
+from framework.topology import Fields, Tuple
 
 EDGE, ROOTS = "__edge", "__roots"
 #: Shares of the timeout by which time goes on: a tuple fails between one timeout and one and a half after it was emitted.
 TIMEOUT_TICKS = 2
+#: What user code may end with. ``sys.exit()`` ends the instance, not the home.
+USER_ERRORS = (Exception, SystemExit)
 #: What no new instance would do better at: the topology fails.
 _FATAL = (BadRecordError, ConfigError, CorruptStateError, DataLossError, InvariantViolation)
-
-#: Takes rows of one edge for one task.
-Deliver = Callable[[Edge, int, pa.RecordBatch], None]
 
 
 class AnchoredTuple(Tuple):
@@ -67,47 +65,56 @@ class Outflow:
     """What a component emits in one task: rows are gathered per stream, cut by the groupings, and each copy of a row becomes an
     edge of the trees that it is part of."""
 
-    def __init__(self, component: TaskComponent, task: int, edges: Iterable[Edge], ids: EdgeIds) -> None:
+    def __init__(
+        self, component: TaskComponent, task: int, edges: Iterable[Edge], ids: EdgeIds, surroundings: Surroundings
+    ) -> None:
         self._streams = Streams(component.id, component.streams, component.direct_streams)
         self._component_id = component.id
-        self._task = task
         self._ids = ids
         self._edges: dict[str, list[Edge]] = defaultdict(list)
         for edge in edges:
             self._edges[edge.stream].append(edge)
-        self._rows: dict[tuple[str, int | None], tuple[list[Sequence[Any]], list[Sequence[int]]]] = {}
         self._turn = task
-        self.ledger = Ledger()
-        self.counts = Counts()
-        self.deliver: Deliver | None = None
+        self._surroundings = surroundings
 
     def emit(self, values: Sequence[Any], roots: Sequence[int], stream: str, task: int | None) -> None:
-        rows, trees = self._rows.setdefault((stream, task), ([], []))
-        rows.append(tuple(self._streams.checked(values, stream, task)))
-        trees.append(roots)
-        self.counts.emitted += 1
-        if len(rows) >= BUFFERED_ROWS_MAX:
+        made = self._surroundings.outcome.of[self._component_id]
+        rows = made.rows.get((stream, task))
+        if rows is None:
+            rows = made.rows[(stream, task)] = Rows()
+        rows.values.append(tuple(self._streams.checked(values, stream, task)))
+        rows.roots.append(roots)
+        made.counts.emitted += 1
+        if len(rows.values) >= BUFFERED_ROWS_MAX:
             self._flush(stream, task)
 
     def flush(self) -> None:
-        for stream, task in list(self._rows):
-            self._flush(stream, task)
+        """Bring all rows of all streams on their way. Those of a stream that cannot be fail their trees; the others leave all the
+        same. Raises the first error."""
+        failed: BaseException | None = None
+        for stream, task in list(self._surroundings.outcome.of[self._component_id].rows):
+            try:
+                self._flush(stream, task)
+            except USER_ERRORS as error:
+                failed = failed if failed is not None else error
+        if failed is not None:
+            raise failed
 
     def _flush(self, stream: str, task: int | None) -> None:
-        rows, trees = self._rows.pop((stream, task), ([], []))
-        if not rows or not self._edges[stream]:
+        outcome = self._surroundings.outcome
+        rows = outcome.of[self._component_id].rows.pop((stream, task), None)
+        if rows is None or not rows.values or not self._edges[stream]:
             return
         try:
-            self._cut(stream, task, rows, trees)
-        except Exception:
+            self._cut(stream, task, rows)
+        except USER_ERRORS:
             # Nobody will ever receive these rows, and whoever emitted them may have acked what they were made of.
-            self.ledger.failed(root for roots in trees for root in roots)
+            outcome.ledger.failed(root for roots in rows.roots for root in roots)
             raise
 
-    def _cut(
-        self, stream: str, task: int | None, rows: Sequence[Sequence[Any]], trees: Sequence[Sequence[int]]
-    ) -> None:
-        batch = self._streams.batch(stream, rows).append_column(ROOTS, pa.array(trees, pa.list_(pa.uint64())))
+    def _cut(self, stream: str, task: int | None, rows: Rows) -> None:
+        batch = self._streams.batch(stream, rows.values)
+        batch = batch.append_column(ROOTS, pa.array(rows.roots, pa.list_(pa.uint64())))
         for edge in self._edges[stream]:
             if task is None:
                 split: Iterable[tuple[int, pa.RecordBatch]] = edge.grouping.split(batch, edge.target_tasks, self._turn)
@@ -121,11 +128,8 @@ class Outflow:
 
     def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:
         ids = self._ids.take(part.num_rows)
-        trees = part.column(ROOTS)
-        self.ledger.emitted(*_edges_of(trees, ids))
-        if self.deliver is None:
-            raise TopologyError(f"component {self._component_id!r} emitted while nothing runs")
-        self.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
+        self._surroundings.outcome.ledger.emitted(*_edges_of(part.column(ROOTS), ids))
+        self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
 
 
 def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:
@@ -135,25 +139,44 @@ def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:
 
 
 class Living:
-    """One component in one task. ``trouble`` hears of errors in user code; they end the instance, and the next use makes
+    """One component in one task. Errors in user code are part of the task's outcome; they end the instance, and the next use makes
     another."""
 
     def __init__(
-        self, topology: PlannedTopology, component: TaskComponent, task: int, trouble: Callable[[Trouble], None]
+        self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
     ) -> None:
         self.topology = topology
         self.component = component
         self.task = task
         self.context = topology.context(component, task)
-        self.out = Outflow(component, task, topology.plan.edges_from(component.id), EdgeIds())
-        self._trouble = trouble
+        self.out = Outflow(component, task, topology.plan.edges_from(component.id), EdgeIds(), surroundings)
+        self._surroundings = surroundings
         self._instance: Any = None
 
-    def take(self) -> tuple[Ledger, Counts]:
-        """What has happened since this was last asked."""
-        taken = self.out.ledger, self.out.counts
-        self.out.ledger, self.out.counts = Ledger(), Counts()
-        return taken
+    @property
+    def outcome(self) -> Outcome:
+        """Of the round that is under way, or of the next one."""
+        return self._surroundings.outcome
+
+    @property
+    def counts(self) -> Counts:
+        """Of this component, in it."""
+        return self._surroundings.outcome.of[self.component.id].counts
+
+    def work(self, budget: Budget) -> None:
+        """Do what waits, as far as the budget goes."""
+
+    @property
+    def waiting(self) -> int:
+        """Tuples that have come and are not executed yet."""
+        return 0
+
+    def kept(self) -> Iterable[int]:
+        """Roots of tuples that wait for their turn, or for a checkpoint: that is no time of theirs."""
+        return ()
+
+    def look(self) -> None:
+        """Count what is counted as of now: at the end of a round."""
 
     def instance(self) -> Any:
         """The user's object, made and opened when there is none. None when that fails."""
@@ -161,7 +184,7 @@ class Living:
             try:
                 self._instance = self.topology.instance(self.component)
                 self.begin(self._instance)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self._instance = None
                 self.report(error, TroubleKind.CANNOT_START)
         return self._instance
@@ -174,9 +197,12 @@ class Living:
         """Close or clean up."""
         raise NotImplementedError
 
-    def recover(self, marker: Marker) -> None:
-        """Begin anew, as of a checkpoint."""
+    def end_for(self, marker: Marker) -> None:
+        """The task is at its end: everything goes back to a checkpoint."""
         self.close()
+
+    def recover(self, marker: Marker, before: Living | None) -> None:
+        """Begin as of a checkpoint. ``before``: who was here until now, at its end."""
 
     def prepare(self, marker: Marker) -> None:
         """Save for a checkpoint what there is to save."""
@@ -193,12 +219,12 @@ class Living:
         if made is not None:
             try:
                 self.end(made)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self.report(error)
 
     def died(self, error: BaseException) -> None:
         """What the instance held is gone with it: those trees will time out."""
-        self.out.counts.died += 1
+        self.counts.died += 1
         self.report(error, TroubleKind.DIED)
         self.close()
 
@@ -206,4 +232,4 @@ class Living:
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, _FATAL) and kind is not TroubleKind.REPORTED:
             kind = TroubleKind.FATAL
-        self._trouble(Trouble(kind, self.component.id, self.task, f"{type(error).__name__}: {error}", trace))
+        self.outcome.hear(Trouble(kind, self.component.id, self.task, f"{type(error).__name__}: {error}", trace))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from framework.acking.living import EDGE, ROOTS, AnchoredTuple, Living
-from framework.acking.rounds import Trouble
+from framework.acking.budget import Budget
+from framework.acking.living import EDGE, ROOTS, USER_ERRORS, AnchoredTuple, Living
+from framework.acking.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -24,6 +26,37 @@ def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[Anc
     values = rows_of(batch.select(list(fields.names))) if len(fields) else iter([()] * batch.num_rows)
     for row, edge_id, roots in zip(values, ids, trees, strict=True):
         yield AnchoredTuple(fields, row, edge.source, edge.stream, edge_id, roots)
+
+
+class Inbox:
+    """The tuples that a bolt task has been given and has not executed, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._first: deque[AnchoredTuple] = deque()
+        self._batches: deque[tuple[Edge, Fields, pa.RecordBatch]] = deque()
+        self._later = 0
+
+    def put(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        self._batches.append((edge, fields, batch))
+        self._later += batch.num_rows
+
+    def take(self) -> AnchoredTuple:
+        """The one that has waited longest."""
+        while not self._first:  # rows become tuples batch by batch: they take less room
+            edge, fields, batch = self._batches.popleft()
+            self._first.extend(tuples_of(batch, fields, edge))
+            self._later -= batch.num_rows
+        return self._first.popleft()
+
+    def roots(self) -> Iterator[int]:
+        """Of the trees that they are part of."""
+        for tup in self._first:
+            yield from tup.roots
+        for _, _, batch in self._batches:
+            yield from batch.column(ROOTS).flatten().to_pylist()
+
+    def __len__(self) -> int:
+        return len(self._first) + self._later
 
 
 class BoltCollector:
@@ -48,11 +81,11 @@ class BoltCollector:
         found = received(tup)
         if not found.settled:
             found.settled = True
-            self._out.counts.failed += 1
-            self._out.ledger.failed(found.roots)
+            self._bolt.counts.failed += 1
+            self._bolt.outcome.ledger.failed(found.roots)
 
     def reset_timeout(self, tup: Tuple) -> None:
-        self._out.ledger.reset(received(tup).roots)
+        self._bolt.outcome.ledger.reset(received(tup).roots)
 
     def report_error(self, error: BaseException) -> None:
         self._bolt.report(error)
@@ -106,11 +139,12 @@ class LivingBolt(Living):
     """A bolt task."""
 
     def __init__(
-        self, topology: PlannedTopology, component: TaskComponent, task: int, trouble: Callable[[Trouble], None]
+        self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
     ) -> None:
-        super().__init__(topology, component, task, trouble)
+        super().__init__(topology, component, task, surroundings)
         self._rich = BoltCollector(self)
         self._basic = BasicCollector(self)
+        self._inbox = Inbox()
 
     def begin(self, made: Any) -> None:
         if isinstance(made, BaseRichBolt):
@@ -130,22 +164,35 @@ class LivingBolt(Living):
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers."""
-        self.out.counts.acked += 1
-        self.out.ledger.acked(tup.roots, tup.edge)
+        self.counts.acked += 1
+        self.outcome.ledger.acked(tup.roots, tup.edge)
 
-    def execute(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
-        """Every tuple of a batch. An error ends the instance and fails the tuple; the next one finds a new instance."""
-        for tup in tuples_of(batch, fields, edge):
+    def receive(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        """Tuples to execute, when it is their turn."""
+        self._inbox.put(edge, fields, batch)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._inbox)
+
+    def kept(self) -> Iterable[int]:
+        return self._inbox.roots()
+
+    def work(self, budget: Budget) -> None:
+        """Execute what waits. An error ends the instance and fails the tuple; the next one finds a new instance. While that cannot
+        start, everything waits."""
+        while self._inbox:
             bolt = self.instance()
-            if bolt is None:
-                return  # it cannot start: what is lost here times out
-            self.out.counts.executed += 1
+            if bolt is None or not budget.goes_on():
+                return
+            tup = self._inbox.take()
+            self.counts.executed += 1
             try:
                 if isinstance(bolt, BaseBasicBolt):
                     self._execute_basic(bolt, tup)
                 else:
                     bolt.execute(tup)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self._rich.fail(tup)
                 self.died(error)
 

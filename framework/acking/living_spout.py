@@ -3,73 +3,95 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from framework.acking.living import TIMEOUT_TICKS, Living
-from framework.acking.roots import SEQUENCES_PER_ROUND, Ledger, root_of
+from framework.acking.living import TIMEOUT_TICKS, USER_ERRORS, Living
+from framework.acking.outcome import Surroundings
+from framework.acking.roots import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
-from framework.acking.rounds import Counts, Orders, Trouble
+from framework.acking.rounds import Orders
 from framework.errors import RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.state.checkpoints import CheckpointAction, Marker, Standing
 from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
-#: A spout task gives no more than this in one round, so that rounds stay short.
-ROUND_TUPLES_MAX = 10_000
+#: How long a spout task gives tuples in one round.
 ROUND_SPOUT_S = 0.25
+
+
+class _Emitted(NamedTuple):
+    """A tuple whose fate is open. ``values``: kept where a recovery emits it again."""
+
+    message_id: Any
+    since: float
+    values: Sequence[Any]
+    stream: str
+    task: int | None
 
 
 class SpoutCollector:
     """The ``SpoutOutputCollector`` of a spout task."""
 
     def __init__(self, spout: LivingSpout) -> None:
-        self._spout = spout
+        self.spout = spout  # another one after a recovery that the user's object stays through
 
     def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
-        self._spout.emitted(values, message_id, stream, None)
+        self.spout.emitted(values, message_id, stream, None)
 
     def emit_direct(
         self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
     ) -> None:
-        self._spout.emitted(values, message_id, stream, task)
+        self.spout.emitted(values, message_id, stream, task)
 
     def report_error(self, error: BaseException) -> None:
-        self._spout.report(error)
+        self.spout.report(error)
 
 
 class LivingSpout(Living):
-    """A spout task. ``number`` is its own among all spout tasks of the topology; ``tracked``: there are ackers.
+    """A spout task. ``number`` is its own among all spout tasks of the topology; ``tracked``: there are ackers; ``keeps``: there is
+    state.
 
-    Invariant: each message id is acked or failed once for each time that it was emitted, unless the instance ends before."""
+    Invariants:
+
+    1. Each message id is acked or failed once for each time that it was emitted, unless the instance ends before.
+    2. A recovery is no failure of the tuples that were under way (C36): where the instance stays, they are emitted again for it,
+       and it hears nothing of that."""
 
     def __init__(
         self,
         topology: PlannedTopology,
         component: TaskComponent,
         task: int,
-        trouble: Callable[[Trouble], None],
+        surroundings: Surroundings,
         *,
         number: int,
         first_round: int,
         pending_max: int,
         tracked: bool,
+        keeps: bool,
     ) -> None:
-        super().__init__(topology, component, task, trouble)
+        super().__init__(topology, component, task, surroundings)
         self._number = number
         self._next = first_round * SEQUENCES_PER_ROUND
         self._pending_max = pending_max
         self._tracked = tracked
-        self._pending: RotatingMap[int, tuple[Any, float]] = self._new_pending()
+        self._keeps = keeps
+        self._pending = self._new_pending()
+        self._again: deque[_Emitted] = deque()
+        self._stayed = False
+        self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
         self._said: Any = None  # its position in the checkpoint that is prepared
 
     def begin(self, made: BaseRichSpout) -> None:
-        self._pending = self._new_pending()
+        self._pending, self._again = self._new_pending(), deque()
         self._said = None
-        made.open(self.topology.conf, self.context, SpoutCollector(self))
+        self._collector = SpoutCollector(self)
+        made.open(self.topology.conf, self.context, self._collector)
 
     def end(self, made: BaseRichSpout) -> None:
         made.close()
@@ -80,14 +102,18 @@ class LivingSpout(Living):
         if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)
             if message_id is not None:
-                self.out.counts.completed += 1
+                self.counts.completed += 1
                 self._instance.ack(message_id)
             return
+        kept = tuple(values) if self._keeps and not self._exact else ()
+        self._emit(values, _Emitted(message_id, time.monotonic(), kept, stream, task))
+
+    def _emit(self, values: Sequence[Any], emitted: _Emitted) -> None:
         root = root_of(self._number, self._next)
         self._next += 1
-        self.out.emit(values, (root,), stream, task)
-        self.out.ledger.born(root)
-        self._pending.put(root, (message_id, time.monotonic()))
+        self.out.emit(values, (root,), emitted.stream, emitted.task)
+        self.outcome.ledger.born(root)
+        self._pending.put(root, emitted)
 
     def tell(self, orders: Orders, ticks: int) -> None:
         """What became of its trees, and how far time has gone on."""
@@ -102,39 +128,48 @@ class LivingSpout(Living):
                 entry = self._pending.get(root)
                 if entry is not None:
                     self._pending.put(root, entry)
+            if self._stayed:
+                self._emit_again()
             for _ in range(ticks):
                 self._pending.rotate()
-        except Exception as error:  # noqa: BLE001 - user code
+        except USER_ERRORS as error:
             self.died(error)
 
-    def give(self, rounds: int) -> bool:
-        """Ask the spout for tuples until it has none, has enough under way, has given its share for one of so many ``rounds``, or
-        has had its time. Whether it had any."""
+    def give(self, rounds: int, share: int) -> bool:
+        """Ask the spout for tuples until it has none, has enough under way, has given its ``share``, or its part of one of so many
+        ``rounds``, or has had its time. What was under way at a recovery comes first. Whether there were any."""
         spout = self.instance()
         if spout is None:
             return False
         start = time.monotonic()
         first = self._emitted
-        most = min(ROUND_TUPLES_MAX, -(-self._pending_max // rounds))
+        most = min(share, -(-self._pending_max // rounds))
         try:
-            while len(self._pending) < self._pending_max and self._emitted - first < most:
+            while self._again and self._emitted - first < most:
+                again = self._again.popleft()
+                self._emitted += 1
+                self._emit(again.values, again)
+            while len(self._pending) + len(self._again) < self._pending_max and self._emitted - first < most:
                 before = self._emitted
                 spout.next_tuple()
                 if self._emitted == before or time.monotonic() - start >= ROUND_SPOUT_S:
                     break
-        except Exception as error:  # noqa: BLE001 - user code
+        except USER_ERRORS as error:
             self.died(error)
         return self._emitted > first
 
-    def recover(self, marker: Marker) -> None:
-        """To the positions of a checkpoint, as a new instance. Where state is at-least-once, an instance that is there stays: what
-        is under way fails, and it emits that again."""
+    def end_for(self, marker: Marker) -> None:
+        """Where state is at-least-once, the user's object stays: who comes next goes on with it."""
+        if marker.exact:
+            self.close()
+
+    def recover(self, marker: Marker, before: Living | None) -> None:
+        """To the positions of a checkpoint. Where state is at-least-once, with the object that was here before, and what it had
+        under way: that is emitted again, once the object has heard what had become of it before."""
         self._exact = marker.exact
-        self.out.counts.failed += len(self._pending)
-        if not marker.exact and self._instance is not None:
-            self._fail_pending()
+        if isinstance(before, LivingSpout) and before._instance is not None:
+            self._go_on_from(before)
             return
-        super().recover(marker)
         spout = self.instance()
         if isinstance(spout, ReplayableSpout):
             try:
@@ -142,7 +177,7 @@ class LivingSpout(Living):
             except RetryableError as error:
                 self.report(error)
                 self.close()
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self.died(error)
 
     def _place(self, spout: ReplayableSpout, marker: Marker) -> None:
@@ -160,7 +195,7 @@ class LivingSpout(Living):
         if marker.durable and said is not None and isinstance(self._instance, ReplayableSpout):
             try:
                 self._instance.committed(said)
-            except Exception as error:  # noqa: BLE001 - user code
+            except USER_ERRORS as error:
                 self.died(error)
 
     def standing(self, marker: Marker) -> Standing | None:
@@ -173,52 +208,56 @@ class LivingSpout(Living):
         except RetryableError as error:  # its source is away: the checkpoint is for later
             self.report(error)
             return None
-        except Exception as error:  # noqa: BLE001 - user code
+        except USER_ERRORS as error:
             self.died(error)
             return None
         return Standing(self.component.id, self.task, position=position)
 
-    def take(self) -> tuple[Ledger, Counts]:
-        self.out.counts.pending = len(self._pending)
+    def look(self) -> None:
+        self.counts.pending = len(self._pending) + len(self._again)
         try:
-            self.out.counts.behind = int(self._instance is None or not self._instance.caught_up())
-        except Exception as error:  # noqa: BLE001 - user code
-            self.out.counts.behind = 1
+            self.counts.behind = int(self._instance is None or not self._instance.caught_up())
+        except USER_ERRORS as error:
+            self.counts.behind = 1
             self.died(error)
-        return super().take()
 
-    def _fail_pending(self) -> None:
-        pending, self._pending = self._pending, self._new_pending()
-        for root in pending:
-            entry = pending.get(root)
-            if entry is not None and entry[0] is not None and self._instance is not None:
-                try:
-                    self._instance.fail(entry[0])
-                except Exception as error:  # noqa: BLE001 - user code
-                    self.died(error)
+    def _go_on_from(self, before: LivingSpout) -> None:
+        self._instance, self._collector = before._instance, before._collector
+        self._collector.spout = self
+        self._next = max(self._next, before._next)
+        for root in before._pending:
+            emitted = before._pending.get(root)
+            if emitted is not None:
+                self._pending.put(root, emitted)
+        self._again = before._again
+        self._stayed = True
+
+    def _emit_again(self) -> None:
+        """What is under way, when the spouts give the next time."""
+        under_way, self._pending, self._stayed = self._pending, self._new_pending(), False
+        self._again.extend(each for each in map(under_way.get, under_way) if each is not None)
 
     def _settle(self, root: int, *, done: bool) -> None:
         entry = self._pending.remove(root)
         if entry is None:
             return  # it has timed out, or is of an instance before this one
-        message_id, since = entry
         if done:
-            self.out.counts.completed += 1
-            self.out.counts.latency_s += time.monotonic() - since
-            if message_id is not None:
-                self._instance.ack(message_id)
+            self.counts.completed += 1
+            self.counts.latency_s += time.monotonic() - entry.since
+            if entry.message_id is not None:
+                self._instance.ack(entry.message_id)
         else:
-            self._failed(message_id)
+            self._failed(entry.message_id)
 
-    def _new_pending(self) -> RotatingMap[int, tuple[Any, float]]:
+    def _new_pending(self) -> RotatingMap[int, _Emitted]:
         return RotatingMap(TIMEOUT_TICKS + 1, self._expire)
 
-    def _expire(self, root: int, entry: tuple[Any, float]) -> None:
-        self.out.counts.timed_out += 1
-        self._failed(entry[0])
+    def _expire(self, root: int, entry: _Emitted) -> None:
+        self.counts.timed_out += 1
+        self._failed(entry.message_id)
 
     def _failed(self, message_id: Any) -> None:
         """Where state is exactly-once, a recovery follows, and the spout goes back."""
-        self.out.counts.failed += 1
+        self.counts.failed += 1
         if message_id is not None and not self._exact:
             self._instance.fail(message_id)

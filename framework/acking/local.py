@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from framework.acking.home import CorePlan, Home
 from framework.acking.rounds import Record, Round, walk
@@ -11,9 +12,9 @@ from framework.acking.rounds import Record, Round, walk
 class LocalRounds:
     """The ``RoundExecutor`` of one process."""
 
-    def __init__(self, plan: CorePlan) -> None:
+    def __init__(self, plan: CorePlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
-        self._home = Home(plan, encode=False)
+        self._home = Home(plan, encode=False, clock=clock)
 
     rounds_max = 1
 

@@ -127,16 +127,6 @@ class Ledger:
     def reset(self, roots: Iterable[int]) -> None:
         self._reset.update(roots)
 
-    def merge(self, other: Ledger) -> None:
-        """Take in what another component of the same task has to say."""
-        self._roots += other._roots
-        self._values += other._values
-        self._acked_roots += other._acked_roots
-        self._acked_edges += other._acked_edges
-        self._born += other._born
-        self._failed |= other._failed
-        self._reset |= other._reset
-
     def parts(self, ackers: int, task: tuple[int, int], round_number: int) -> list[LedgerPart]:
         """For each acker that is concerned: the one that a root belongs to is the root modulo their number. ``task``: level and
         partition of whose ledger it is."""

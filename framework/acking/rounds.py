@@ -16,6 +16,9 @@ from framework.acking.roots import LedgerPart, Roots
 from framework.execution.records import Piece
 from framework.state.checkpoints import Marker, Standing
 
+#: A spout task gives no more than this in one round, so that rounds stay short.
+ROUND_TUPLES_MAX = 10_000
+
 
 class Orders(NamedTuple):
     """What a spout task is told at the start of a round."""
@@ -31,7 +34,8 @@ class Round:
     what it is told. ``patience_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
     every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
-    its share in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint."""
+    its part in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
+    ``share``: how many tuples a spout task gives, at most."""
 
     number: int
     ticks: int = 0
@@ -41,6 +45,7 @@ class Round:
     follows: int = 0
     at_once: int = 1
     checkpoint: Marker | None = None
+    share: int = ROUND_TUPLES_MAX
 
 
 class Decisions(NamedTuple):
@@ -58,7 +63,7 @@ class Decisions(NamedTuple):
 class Counts:
     """What one component did in one task. ``pending``: tuples of a spout whose fate is open, now. ``latency_s``: from emission
     until a spout was told of completion, summed over ``completed``. ``died``: instances that an error of theirs ended.
-    ``behind``: spout tasks that expect more, now."""
+    ``behind``: spout tasks that expect more, now. ``waiting``: tuples that have come to a bolt and are not executed yet, now."""
 
     emitted: int = 0
     executed: int = 0
@@ -70,6 +75,7 @@ class Counts:
     died: int = 0
     pending: int = 0
     behind: int = 0
+    waiting: int = 0
 
     def add(self, other: Counts) -> None:
         """Sum everything up."""

@@ -7,12 +7,12 @@ a process comes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from framework.acking.living import AnchoredTuple
+from framework.acking.living import USER_ERRORS, AnchoredTuple, Living
 from framework.acking.living_bolt import LivingBolt, received
-from framework.acking.rounds import Trouble
+from framework.acking.outcome import Surroundings
 from framework.errors import CorruptStateError, RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -30,10 +30,10 @@ class LivingStatefulBolt(LivingBolt):
         topology: PlannedTopology,
         component: TaskComponent,
         task: int,
-        trouble: Callable[[Trouble], None],
+        surroundings: Surroundings,
         provider: StateProvider,
     ) -> None:
-        super().__init__(topology, component, task, trouble)
+        super().__init__(topology, component, task, surroundings)
         self._provider = provider
         self._state: State | None = None
         self._marker: Marker | None = None
@@ -78,13 +78,14 @@ class LivingStatefulBolt(LivingBolt):
             kept.settled = True
             self._acked.append(kept)
 
-    def recover(self, marker: Marker) -> None:
-        self._marker, self._exact = marker, marker.exact
+    def end_for(self, marker: Marker) -> None:
         made = self._instance
         if isinstance(made, BaseStatefulBolt):
             self._guarded(made.pre_rollback)
-        super().recover(marker)
-        self._acked, self._prepared = [], []
+        self.close()
+
+    def recover(self, marker: Marker, before: Living | None) -> None:
+        self._marker, self._exact = marker, marker.exact
         try:
             LivingBolt.instance(self)
         except RetryableError as error:  # the store is away: the driver tries again
@@ -106,11 +107,20 @@ class LivingStatefulBolt(LivingBolt):
             self._prepared = []
             self._done = CheckpointAction.COMMIT
 
+    def kept(self) -> Iterable[int]:
+        yield from super().kept()
+        for tup in (*self._acked, *self._prepared):
+            yield from tup.roots
+
     def standing(self, marker: Marker) -> Standing | None:
         done, self._done = self._done, None
-        if done is not marker.action or self._state is None:
+        state = self._state
+        if done is not marker.action or state is None:
             return None
-        return Standing(self.component.id, self.task, self._state.txid)
+        found: list[int | None] = []
+        if not self._guarded(lambda: found.append(state.txid)):
+            return None
+        return Standing(self.component.id, self.task, found[0])
 
     def _guarded(self, action: Callable[[], None]) -> bool:
         """Whether it was done; otherwise the instance is not used any more."""
@@ -119,7 +129,7 @@ class LivingStatefulBolt(LivingBolt):
         except RetryableError as error:
             self.report(error)
             self.close()
-        except Exception as error:  # noqa: BLE001 - user code
+        except USER_ERRORS as error:
             self.died(error)
         else:
             return True

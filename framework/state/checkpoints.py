@@ -246,9 +246,9 @@ class Checkpoints:
             return None
         return 0.0 if self._wanted or self._taken_at is None else max(self._taken_at + self._interval_s - now, 0.0)
 
-    def plan(self, now: float, *, quiet: bool) -> Step:
-        """What the next round has to be. ``quiet``: every tree is complete, and no round is under way. Raises what ``save``
-        raises."""
+    def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> Step:
+        """What the next round has to be. ``quiet``: every tree is complete, and no round is under way. ``waiting``: some tuple has
+        come to a bolt and is not executed. Raises what ``save`` raises."""
         if self._recovering:
             return Step(self._recovery(), drain=True, alone=True)
         if self.record.pending is not None:
@@ -257,14 +257,14 @@ class Checkpoints:
             return Step(self._marker(CheckpointAction.COMMIT, self.record.pending), alone=True)
         if self.due_in(now) != 0.0:
             return Step()
-        if self._exact and not quiet:
+        if waiting or (self._exact and not quiet):
             return Step(drain=True, alone=True)
         txid = self.record.last + 1
         begun = replace(self.record.abandoned(), pending=txid, pending_layouts=dict(self._layouts), last=txid)
         self._put(begun)
         self._taken_at = now
         self._wanted = False
-        return Step(self._marker(CheckpointAction.PREPARE, txid), drain=self._exact, alone=True)
+        return Step(self._marker(CheckpointAction.PREPARE, txid), drain=True, alone=True)
 
     def worked(self) -> None:
         """A round did something."""

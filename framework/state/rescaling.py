@@ -108,6 +108,9 @@ class Filling:
 
     def put(self, key: Any, value: Any) -> None:
         """Raises ``TopologyError`` for a key that belongs to no task."""
+        bolt = self._component.instance
+        if isinstance(bolt, BaseStatefulBolt) and bolt.grouping_key(key) is None:
+            return  # of a task that is no more
         task = task_of_key(self._component, key, self._tasks)
         if task is None:
             raise TopologyError(
@@ -172,7 +175,7 @@ def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
     bolt = component.instance
     assert isinstance(bolt, BaseStatefulBolt)
     values = bolt.grouping_key(key)
-    return FieldsGrouping.task_of(values, tasks) if len(values) else None
+    return FieldsGrouping.task_of(values, tasks) if values else None
 
 
 def _key_value(state: State) -> KeyValueState[Any, Any]:

@@ -6,13 +6,18 @@ What a windowed bolt has been given is acked at once: it is in its state. In the
     (key, "t", number)            a tuple: number is its own; or (pane, number) of time windows
     (key, "p", pane)              time windows: how many tuples a pane has
     (key, "f", start)             time windows with lateness: how often a window has fired
+    (key, "w")                    time windows: the watermark at which windows or panes of the key were last due
     ((), "m", source)             the latest time that was seen of each input of this task
+
+When the number of tasks changes, all that begins with a window key goes with it. The last is the task's own: it goes nowhere, and a
+key is never behind the watermark that it brings along (C39).
 """
 
 from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,10 +136,10 @@ class BaseWindowedBolt(BaseStatefulBolt):
             self.execute_window(window, collector)
         self._collector.ack(tup)
 
-    def grouping_key(self, key: Any) -> Sequence[Any]:
+    def grouping_key(self, key: Any) -> Sequence[Any] | None:
         values = key[0]
         if values == ():
-            return (None,) if self.key_fields else ()  # of the task as a whole
+            return None if self.key_fields else ()  # of the task as a whole
         return [values[place] for place in self._grouped]
 
 
@@ -192,35 +197,40 @@ class _ByTime:
         self._latest: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
+        self._brought: dict[tuple[Any, ...], int] = {}  # by keys that have panes
+        self._panes: Counter[tuple[Any, ...]] = Counter()
         panes = []
         for key, value in state.items():
             if key[1] == "m":
                 self._latest[key[2]] = value
+            elif key[1] == "w":
+                self._brought[key[0]] = value
             elif key[1] == "p":
                 panes.append((key[0], key[2]))
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
         self._watermark = self._reached()
         for key, pane in panes:
+            self._panes[key] += 1
             self._schedule(key, pane)
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
         time = time_of(tup[self._windows.timestamp], self._windows.timestamp)
         pane = self._windows.pane_of(time)
-        late = self._windows.expires(pane) <= self._watermark
+        watermark = self._watermark_of(key)
+        late = self._windows.expires(pane) <= watermark
         again: list[Window] = []
         if not late:
             number = self._state.get((key, "p", pane)) or 0
+            self._panes[key] += not number
             self._state.put((key, "p", pane), number + 1)
             self._state.put((key, "t", (pane, number)), _kept(tup))
             self._schedule(key, pane)
             again = [
                 self._window(key, start)
                 for start in self._windows.windows_of(pane)
-                if start + self._windows.length
-                <= self._watermark
-                < start + self._windows.length + self._windows.lateness
+                if start + self._windows.length <= watermark < start + self._windows.length + self._windows.lateness
             ]
         source = tup.source_component, tup.source_stream
         if time > self._latest[source]:
@@ -234,11 +244,15 @@ class _ByTime:
         latest = min(self._latest.values(), default=_NEVER)
         return latest - self._windows.lag if latest > _NEVER else _NEVER
 
+    def _watermark_of(self, key: tuple[Any, ...]) -> int:
+        """What is due of a key: what this task has reached, and what another one had, which it has come from."""
+        return max(self._watermark, self._brought.get(key, _NEVER))
+
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
         wanted = [(self._windows.expires(pane), "purge", key, pane)]
         for start in self._windows.windows_of(pane):
             end = start + self._windows.length
-            if end > self._watermark:
+            if end > self._watermark_of(key):
                 wanted.append((end, "fire", key, start))
             if self._windows.lateness:
                 wanted.append((end + self._windows.lateness, "forget", key, start))
@@ -263,9 +277,22 @@ class _ByTime:
                 for number in range(self._state.get((key, "p", start)) or 0):
                     self._state.delete((key, "t", (start, number)))
                 self._state.delete((key, "p", start))
+                self._panes[key] -= 1
             elif what == "forget":
                 self._state.delete((key, "f", start))
+        for key in dict.fromkeys(key for _, _, key, _ in reached):
+            self._bring_on(key)
         return fired
+
+    def _bring_on(self, key: tuple[Any, ...]) -> None:
+        """Keep with a key how far it has come, as long as there is anything of it."""
+        if self._panes[key] > 0:
+            self._brought[key] = self._watermark_of(key)
+            self._state.put((key, "w"), self._brought[key])
+        else:
+            del self._panes[key]
+            if self._brought.pop(key, None) is not None:
+                self._state.delete((key, "w"))
 
     def _window(self, key: tuple[Any, ...], start: int) -> Window:
         panes = list(self._windows.panes_of(start))
@@ -285,7 +312,7 @@ class _ByTime:
             (start + self._windows.length) / MICROS,
             _tuples(self._state.multi_get(places)),
             firing,
-            self._watermark / MICROS,
+            self._watermark_of(key) / MICROS,
         )
 
 

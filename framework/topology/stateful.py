@@ -178,10 +178,10 @@ class BaseStatefulBolt(BaseRichBolt):
     def pre_rollback(self) -> None:
         """Called before the state is rolled back, on the instance that ends with it."""
 
-    def grouping_key(self, key: Any) -> Sequence[Any]:
+    def grouping_key(self, key: Any) -> Sequence[Any] | None:
         """Of a key of the state: the values of the fields that the input is grouped by, so that the key goes where its tuples go
-        when the number of tasks changes. By default the key itself, or its parts when it is a tuple. Nothing: it belongs to
-        the task as a whole, and the number of tasks cannot change."""
+        when the number of tasks changes. By default the key itself, or its parts when it is a tuple. An empty one: it belongs to
+        the task as a whole, and the number of tasks cannot change. None: it is of the task as it is, and is forgotten then."""
         return key if isinstance(key, tuple) else (key,)
 
 

@@ -17,7 +17,8 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking.home import TROUBLES_MAX, AckerTask
+from framework.acking.home import AckerTask
+from framework.acking.outcome import TROUBLES_MAX
 from framework.acking.rounds import News, Round
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector

@@ -8,7 +8,9 @@ from collections import Counter
 import pytest
 
 from framework.acking import home
+from framework.acking.living import Outflow
 from framework.acking.roots import LedgerPart
+from framework.errors import TopologyError
 from tests.kit.tree_world import simulate
 from tests.kit.trouble import TROUBLES
 
@@ -56,3 +58,20 @@ def test_an_acker_that_completes_trees_too_early_is_caught(monkeypatch: pytest.M
 
     monkeypatch.setattr(home.AckerTask, "_apply", believing)
     assert any(simulate(each, troubles=("lost output",)).wrong for each in range(seed, seed + 100))
+
+
+@pytest.mark.rule("C34")
+def test_a_stream_that_is_forgotten_when_another_fails_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Here the rows of one stream never leave, and the acks of what they were made of do."""
+
+    def until_the_first_error(self: Outflow) -> None:
+        rows = self._surroundings.outcome.of[self._component_id].rows
+        for stream, task in list(rows):
+            try:
+                self._flush(stream, task)
+            except TopologyError:
+                rows.clear()
+                raise
+
+    monkeypatch.setattr(Outflow, "flush", until_the_first_error)
+    assert any(simulate(each, troubles=("value does not fit",)).wrong for each in range(seed, seed + 100))

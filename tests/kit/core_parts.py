@@ -160,7 +160,7 @@ class Stepped:
         self.clock = Clock()
         stateful = frozenset(stateful_components(topology))
         self.plan = CorePlan(plan_execution(topology), conf or {}, ackers, pending, stateful)
-        self.rounds = LocalRounds(self.plan)
+        self.rounds = LocalRounds(self.plan, self.clock)
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
 
     def step(self, times: int = 1, *, seconds: float = 0.0) -> Stepped:

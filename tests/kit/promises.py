@@ -113,9 +113,12 @@ RULES: dict[str, str] = {
     "C31": "Rows that a committer emits while it executes reach every subscriber, in the same task too.",
     "C32": "What is needed to read a table of files is in the table; readers that assume otherwise are refused.",
     "C33": "Names that a store folds, cuts off or reserves are kept as they are, or refused; two states never share a row.",
+    "C34": "What a task makes in a round is handed over whole or thrown away; no ack leaves before what was made of its tuple.",
     "C35": "Where exactly-once input begins is in the record of checkpoints alone; a consumer group is published, and read once.",
+    "C36": "Recoveries and rescaling are no failures of the records under way: no retry is counted for them.",
     "C37": "A topic that was deleted and made again is lost data for every spout; positions carry the topic's id.",
-    "C39": "A checkpoint that is prepared is finished under the layout that it was prepared under.",
+    "C38": "Rounds are bounded by time; what one does not come to is done in the next, whatever a bolt takes for a tuple.",
+    "C39": "Windows and how far they have come move with their key; a prepared checkpoint is finished under its own layout.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}

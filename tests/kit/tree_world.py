@@ -1,10 +1,11 @@
 """A core topology in one process under random trouble, all of it from a seed, and the oracle that watches it.
 
-The topology: a queue of messages (two spout tasks), a bolt that makes up to three tuples of each, one that joins tuples of
-different messages in pairs (anchored to both, held over many rounds), and one that acks or, sometimes, fails. Two rounds are
-under way at once: tasks take their turns in any order that the rounds allow. Trouble: a round that overtakes another; a task
-whose output is lost after it has run; a task that dies with all that it held; a round that breaks off; records that arrive
-rounds later, in another order, or twice; numbers of the ledger with a bit flipped; time that passes.
+The topology: a queue of messages (two spout tasks), a bolt that makes up to three tuples of each, and one on another stream,
+one that joins tuples of different messages in pairs (anchored to both, held over many rounds), and ones that ack or, sometimes,
+fail. Two rounds are under way at once: tasks take their turns in any order that the rounds allow. Trouble: a round that overtakes
+another; a task whose output is lost after it has run; a task that dies with all that it held; a round that breaks off; records
+that arrive rounds later, in another order, or twice; numbers of the ledger with a bit flipped; a value that one of two streams
+does not take; bolts that take longer for a tuple than they have in a round; time that passes.
 
 The oracle: a message is acked only when every tuple that was made of it, in that life, was acked by the bolt that got it. In the
 end trouble stops, and every message must come through.
@@ -19,8 +20,8 @@ from typing import Any
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
 from framework.acking.home import AckerTask
-from tests.kit.core_parts import Stepped
-from tests.kit.trouble import TROUBLES, Chances, TroubledRounds
+from tests.kit.core_parts import Clock, Stepped
+from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
 TIMEOUT_S = 30.0
 
@@ -37,6 +38,7 @@ class World(Chances):
     done: set[int] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
     nodes: int = 0
+    clock: Clock = field(default_factory=Clock)
 
     def make(self, lives: Sequence[str]) -> int:
         """A new tuple, of these lives of messages."""
@@ -96,7 +98,14 @@ class Part(BaseRichBolt):
 
     def execute(self, tup: Tuple) -> None:
         chance = self.world.chance
+        if self.world.strikes("slow bolt", 0.1):
+            self.world.clock.now += SLOW_S
         if self.what == "split":
+            lives = tup["lives"].split(",")
+            wrong = self.world.strikes("value does not fit", 0.02)
+            if wrong or chance.random() < 0.5:
+                node: Any = self.world.make(lives)
+                self.collector.emit([",".join(lives), "none" if wrong else node], anchors=tup, stream="aside")
             for _ in range(chance.randrange(4)):
                 self.emit([tup], tup["lives"].split(","))
             self.done(tup)
@@ -125,6 +134,8 @@ class Part(BaseRichBolt):
     def declare_output_fields(self, declarer: Any) -> None:
         if self.what != "end":
             declarer.declare(Fields(lives=str, node=int))
+        if self.what == "split":
+            declarer.declare(Fields(lives=str, node=int), "aside")
 
 
 def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, pending: int = 8) -> World:
@@ -136,7 +147,9 @@ def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, 
     builder.set_bolt("split", Part(seed, "split"), 2).shuffle_grouping("source")
     builder.set_bolt("pair", Part(seed, "pair"), 2).fields_grouping("split", Fields("node"))
     builder.set_bolt("end", Part(seed, "end"), 3).fields_grouping("pair", Fields("node"))
+    builder.set_bolt("aside", Part(seed, "end"), 2).fields_grouping("split", Fields("node"), "aside")
     stepped = Stepped(builder.build(), ackers=2, pending=pending)
+    world.clock = stepped.clock
     rounds = TroubledRounds(world, stepped)
     try:
         for number in range(2_000):

@@ -25,7 +25,11 @@ TROUBLES = (
     "doubled ledger",
     "flipped bit",
     "failed tuple",
+    "value does not fit",
+    "slow bolt",
 )
+#: How long a bolt takes for a tuple when it is slow: longer than it has in a round.
+SLOW_S = 2.0
 
 
 @dataclass

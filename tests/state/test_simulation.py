@@ -10,12 +10,16 @@ from collections import Counter
 
 import pytest
 
+from framework.acking.budget import Budget
 from framework.acking.driver import RoundDriver
-from framework.acking.living_bolt import LivingBolt
+from framework.acking.home import SegmentTask
+from framework.acking.living import Living
+from framework.acking.living_bolt import Inbox, LivingBolt
+from framework.acking.living_spout import LivingSpout
 from framework.acking.stateful import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state import rescaling
-from framework.state.checkpoints import Checkpoints
+from framework.state.checkpoints import Checkpoints, Marker
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CRASHES, NamedSpout, simulate
 
 WORLDS = 8
@@ -134,3 +138,66 @@ def test_a_prepared_checkpoint_that_is_not_finished_under_its_layout_is_caught(
 ) -> None:
     monkeypatch.setattr(rescaling, "finished", lambda topology_id, components, record, *others: record)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",))
+
+
+@pytest.mark.rule("C34")
+def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """What a task has made before a recovery goes on to the next bolt of the chain after it."""
+    recover = SegmentTask.recover
+
+    def keeping(self: SegmentTask, marker: Marker, before: SegmentTask | None) -> None:
+        recover(self, marker, before)
+        if before is not None:
+            for component_id, made in before.outcome.of.items():
+                self.outcome.of[component_id].rows = made.rows
+
+    monkeypatch.setattr(SegmentTask, "recover", keeping)
+    assert _wrong(seed, True, ("task dies", "value does not fit"))
+
+
+@pytest.mark.rule("C34")
+def test_a_recovery_that_leaves_the_end_of_the_chain_as_it_is_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    recover = LivingStatefulBolt.recover
+
+    def forgetful(self: LivingStatefulBolt, marker: Marker, before: Living | None) -> None:
+        kept = before._state if isinstance(before, LivingStatefulBolt) else None
+        recover(self, marker, before)
+        if self.component.id == "again" and kept is not None and self._state is not None:
+            self._state._changes.update(kept._changes)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(LivingStatefulBolt, "end_for", lambda self, marker: None)
+    monkeypatch.setattr(LivingStatefulBolt, "recover", forgetful)
+    assert _wrong(seed, True, ("value does not fit", "failed tuple"))
+
+
+@pytest.mark.rule("C38")
+def test_tuples_that_time_out_while_they_wait_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(LivingBolt, "kept", lambda self: ())
+    assert _wrong(seed, True, ("slow bolt",))
+
+
+@pytest.mark.rule("C38")
+def test_tuples_that_are_dropped_when_there_is_no_time_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    work = LivingBolt.work
+
+    def dropping(self: LivingBolt, budget: Budget) -> None:
+        work(self, budget)
+        self._inbox = Inbox()
+
+    monkeypatch.setattr(LivingBolt, "work", dropping)
+    assert _wrong(seed, True, ("slow bolt",))
+
+
+@pytest.mark.rule("C36")
+def test_a_spout_that_does_not_emit_again_what_was_under_way_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """At-least-once: the spout hears nothing of a recovery, so whoever does not emit for it forgets."""
+
+    def lost(self: LivingSpout) -> None:
+        self._pending, self._stayed = self._new_pending(), False
+
+    monkeypatch.setattr(LivingSpout, "_emit_again", lost)
+    assert _wrong(seed, False, ("task dies", "store fails before"))

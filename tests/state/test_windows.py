@@ -25,6 +25,7 @@ from framework.state import (
 )
 from framework.state.expiry import ExpiringState
 from framework.state.windowing import MICROS, time_of
+from framework.topology import FieldsGrouping
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, checkpointed, journal, lmdb
 
@@ -223,6 +224,61 @@ def test_windows_survive_whatever_dies_and_restarts(tmp_path: Path) -> None:
     # What no window needs any more is gone.
     kept = checkpointed(conf, store, key, "gather")
     assert len(kept) < 150
+
+
+def in_phases(
+    name: str, folder: Path, windows: TimeWindow, phases: Sequence[tuple[int, Sequence[tuple[str, float, int]]]]
+) -> dict[Any, Any]:
+    """The same topology, started again with as many tasks and so many events each time. Every result is told once."""
+    store, conf = MemoryStore(), lmdb(folder)
+    told: list[tuple[Any, ...]] = []
+    journal(name).on["window"] = lambda window: told.append((window.key, window.start, window.firing))
+    for tasks, events in phases:
+        topology = windowed(name, events, Gather(name, windows, key=["user"], late=Fields(n=int)), tasks)
+        with submit(topology, conf, store=store, executor="local") as run:
+            run.wait_until_idle(60)
+    assert sorted(told) == sorted(set(told))
+    return journal(name).results
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("first", [0, 1])
+def test_windows_that_move_to_another_task_keep_their_own_time(tmp_path: Path, first: int) -> None:
+    """One task is far ahead of the other. What the other one gathers is neither late nor forgotten when one task takes both on."""
+    ahead, behind = (
+        next(user for user in "abcdefgh" if FieldsGrouping.task_of([user], 2) == task) for task in (first, 1 - first)
+    )
+    events = [(ahead, 1.0, 1), (behind, 2.0, 2), (ahead, 95.0, 3), (behind, 12.0, 4)]
+    more = [(behind, 15.0, 5), (behind, 23.0, 6), (behind, 3.0, 7)]
+    name = f"w{uuid.uuid4().hex[:8]}"
+    found = in_phases(name, tmp_path, TimeWindow(10, "at"), [(2, events), (1, events + more)])
+    assert found == {
+        (ahead, 0.0, 0): (10.0, [1]),
+        (behind, 0.0, 0): (10.0, [2]),
+        (behind, 10.0, 0): (20.0, [4, 5]),
+        "late": [7],
+    }
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("tasks", [(2, 1, 3), (1, 3, 2)])
+@pytest.mark.parametrize("lateness", [0.0, 4.0])
+def test_windows_fire_once_whatever_the_number_of_tasks_is(
+    tmp_path: Path, tasks: Sequence[int], lateness: float
+) -> None:
+    chance = random.Random(7)
+    events = [("abcde"[number % 5], number * 0.5 + chance.uniform(0, 2), number) for number in range(300)]
+    windows = TimeWindow(12, "at", step_s=4, lag_s=5, lateness_s=lateness)
+    name = f"w{uuid.uuid4().hex[:8]}"
+    phases = [(count, events[:end]) for count, end in zip(tasks, (101, 202, 300), strict=True)]
+    found = in_phases(name, tmp_path, windows, phases)
+    ended = {each: value for each, value in expected(events, windows).items() if value[0] < 140}
+    assert {each: sorted(numbers) for each, (end, numbers) in found.items() if end < 140} == {
+        each: sorted(numbers) for each, (_, numbers) in ended.items()
+    }
+    assert len(ended) > 150
 
 
 def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:

@@ -1,0 +1,247 @@
+"""A round of a task is whole or nothing: what it made before a recovery never arrives after it."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import BaseBasicBolt, Fields, TopologyBuilder, Tuple, submit
+from framework.acking.outcome import TROUBLES_MAX
+from framework.errors import RetryableError
+from framework.state.layers import LayeredState
+from framework.transactions import MemoryStore
+from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
+
+WORDS = [f"word{number % 17}" for number in range(200)]
+CONF = {"topology.state.checkpoint.interval.ms": 1, "topology.max.spout.pending": 25}
+
+
+@pytest.fixture
+def key() -> str:
+    return f"r{uuid.uuid4().hex[:8]}"
+
+
+class First(Count):
+    """The first of two stateful bolts in a chain; it tells when it commits."""
+
+    def pre_commit(self, txid: int) -> None:
+        journal(self.key).happens("first commits", txid)
+
+
+class CountAgain(Count):
+    """The second of two stateful bolts in a chain; its results are beside those of the first."""
+
+    def execute(self, tup: Tuple) -> None:
+        again = f"again {tup['word']}"
+        count = (self.counts.get(again) or 0) + 1
+        self.counts.put(again, count)
+        journal(self.key).results[again] = count
+        self.collector.ack(tup)
+
+
+def counts(key: str, prefix: str = "") -> Counter[str]:
+    found = journal(key).results
+    return Counter({word.removeprefix(prefix): n for word, n in found.items() if word.startswith(prefix)})
+
+
+def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
+    """Returns how often everything went back."""
+    with submit(topology, conf, executor="local") as run:
+        run.wait_until_idle(60)
+        status = run.status().checkpoint
+        assert status is not None and status.guarantee == "exactly-once"
+        return status.recoveries
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_a_store_that_is_silent_in_a_commit_round_counts_nothing_twice_further_on(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first bolt has executed words in the round, and then cannot say which checkpoint it has."""
+    silent: list[int] = []
+    real = LayeredState.txid.fget
+    assert real is not None
+
+    def txid(self: LayeredState) -> int:
+        if silent and silent[-1] in (2, 4):  # asked for the first time since the first bolt has committed
+            silent.append(0)
+            raise RetryableError("the store is silent")
+        return real(self)  # type: ignore[no-any-return]
+
+    journal(key).on["first commits"] = silent.append
+    monkeypatch.setattr(LayeredState, "txid", property(txid))
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("first", First(key)).fields_grouping("words", Fields("word"))
+    builder.set_bolt("second", CountAgain(key), 2).fields_grouping("first", Fields("word"))
+    assert run_to_its_end(builder.build()) == 2
+    assert counts(key, "again ") == Counter(WORDS)
+
+
+class Doubled(BaseBasicBolt):
+    """Each word on two streams; once, on the first of them, a value that it does not take."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        journal(self.key).steps.append(("doubled", 0, tup["word"]))
+        wrong = len(journal(self.key).steps) == 30
+        collector.emit([len(tup["word"]) if not wrong else "six"], stream="lengths")
+        collector.emit([tup["word"]], stream="words")
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(length=int), "lengths")
+        declarer.declare(Fields(word=str), "words")
+
+
+class Ignore(BaseBasicBolt):
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_a_value_that_does_not_fit_one_stream_leaves_nothing_of_another_for_after_the_recovery(key: str) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("doubled", Doubled(key)).shuffle_grouping("words")
+    builder.set_bolt("lengths", Ignore(), 2).shuffle_grouping("doubled", "lengths")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("doubled", Fields("word"), "words")
+    assert run_to_its_end(builder.build()) == 1
+    assert counts(key) == Counter(WORDS)
+
+
+class Gathering(Split):
+    """Passes words on, and those of the last few once more when it ends."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+
+    def cleanup(self) -> None:
+        self.collector.emit(["left over"])
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_what_a_bolt_emits_while_it_is_cleaned_up_for_a_recovery_goes_nowhere(key: str) -> None:
+    def once(word: str) -> None:
+        journal(key).steps.append(("split", 0, word))
+        if len(journal(key).steps) == 40:
+            raise RuntimeError("died")
+
+    journal(key).on["execute"] = once
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("split", Gathering(key)).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    assert run_to_its_end(builder.build()) == 1
+    assert counts(key) == Counter(WORDS)
+
+
+class Unanchored(BaseBasicBolt):
+    """Nobody tracks what it emits."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        roots, collector.roots = collector.roots, ()
+        collector.emit([tup["word"]])
+        collector.roots = roots
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+class Late(Split):
+    """Cannot start at first."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        journal(f"{self.key} late").steps.append(("late", 0, "prepare"))
+        if len(journal(f"{self.key} late").steps) < 3:
+            raise ConnectionRefusedError("nobody there yet")
+
+
+@pytest.mark.rule("C38")
+@pytest.mark.behaviour("5.5")
+def test_a_bolt_that_cannot_start_at_first_drops_nothing_of_what_state_counts(key: str) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("plain", Unanchored()).shuffle_grouping("words")
+    builder.set_bolt("late", Late(key)).shuffle_grouping("plain")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("late", Fields("word"))
+    run_to_its_end(builder.build())
+    assert counts(key) == Counter(WORDS)
+
+
+class Retrying(Source):
+    """Gives a word up when it has failed ``retries_max`` times more than once."""
+
+    def __init__(self, key: str, words: Sequence[str], retries_max: int) -> None:
+        super().__init__(key, words)
+        self.retries_max = retries_max
+
+    def fail(self, message_id: Any) -> None:
+        if journal(self.key).failed.count(message_id) < self.retries_max:
+            super().fail(message_id)
+        else:
+            journal(self.key).steps.append(("words", 0, f"gave up {message_id}"))
+            self.ack(message_id)
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("5.5")
+def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: Path) -> None:
+    """At-least-once: each time, everything goes back; only the record itself has failed."""
+
+    def poison(word: str) -> None:
+        if word == "poison":
+            raise RuntimeError("cannot do that")
+
+    journal(key).on["execute"] = poison
+    words = [f"word{number}" for number in range(500)]
+    words[123] = "poison"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    with submit(counting(key, Retrying(key, words, 3)), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+        status = run.status().checkpoint
+        assert status is not None and status.guarantee == "at-least-once"
+    assert steps_of(key, "words") == ["gave up 123"]
+    assert set(journal(key).failed) == {123}
+    assert set(checkpointed(conf, store, key)) == set(words) - {"poison"}
+    assert sorted(journal(key).acked) == list(range(500))
+
+
+class Noisy(Count):
+    """Reports more errors than a task tells of, and then dies of one."""
+
+    def execute(self, tup: Tuple) -> None:
+        if tup["word"] == "poison":
+            for number in range(TROUBLES_MAX + 2):
+                self.collector.report_error(ValueError(f"number {number}"))
+        super().execute(tup)
+
+
+@pytest.mark.behaviour("5.4")
+def test_a_stateful_bolt_that_dies_after_many_reported_errors_is_recovered(key: str, tmp_path: Path) -> None:
+    """At-least-once: the last error decides, however many came before it."""
+
+    def poison(word: str) -> None:
+        if word == "poison":
+            raise RuntimeError("cannot do that")
+
+    journal(key).on["execute"] = poison
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Retrying(key, ["one", "poison", "two"], 1))
+    builder.set_bolt("count", Noisy(key)).fields_grouping("words", Fields("word"))
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        run.wait_until_idle(10)
+    assert set(checkpointed(conf, store, key)) == {"one", "two"}
