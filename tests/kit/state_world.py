@@ -105,7 +105,8 @@ class StateWorld(Chances):
         for spout, told in (record.pending_positions or {}).items():
             for partition, (life, offset) in ((int(p), at) for each in told for p, at in each.items()):
                 place = spout, partition, life
-                first = 0 if life else offset  # one that was made again is read from its beginning
+                # What was made again, and what "words" gives, is read from its beginning, wherever a group is.
+                first = 0 if life or spout == "words" else offset
                 self.recorded[place] = self.recorded.get(place, (first, 0))[0], offset
 
     def fold(self) -> Counter[str]:
