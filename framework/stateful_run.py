@@ -16,7 +16,7 @@ import structlog
 from framework.acking.driver import RoundDriver
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
-from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout, Positions
 from framework.state.expiry import kept
 from framework.state.rescaling import Entry, Filling, namespace_of, rescaled
 from framework.state.settings import provider_of, ttl_of
@@ -126,8 +126,10 @@ def restore_state(
                 count += 1
             for each in fillings.values():
                 each.finish(txid)
+            positions = snapshot.positions
+            forgotten = _without_positions(topology, current, positions) if positions is not None else []
             log.save(
-                CheckpointRecord(txid=txid, positions=snapshot.positions, layouts=layouts, assigned=layouts, last=txid)
+                CheckpointRecord(txid, positions, layouts=layouts, assigned=layouts, last=txid, forgotten=forgotten)
             )
             _drop(topology.id, current, provider, conf)
     finally:
@@ -146,11 +148,18 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
         with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
             # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
-            _RecordLog(store, leadership, topology.id).save(CheckpointRecord(last=current.last))
+            forgot = CheckpointRecord(last=current.last, forgotten=_without_positions(topology, current, {}))
+            _RecordLog(store, leadership, topology.id).save(forgot)
             _drop(topology.id, current, provider, conf)
     finally:
         provider.close()
     return current.txid
+
+
+def _without_positions(topology: CoreTopology, record: CheckpointRecord, positions: Positions) -> list[str]:
+    """Spouts that nothing is known of any more: what they keep of their positions elsewhere is of states that are gone."""
+    spouts = {*(each.id for each in topology.spouts), *(record.positions or ()), *record.forgotten}
+    return sorted(spouts - positions.keys())
 
 
 def _drop(topology_id: str, record: CheckpointRecord, provider: StateProvider, conf: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ from spouts.kafka_checks import (
     fields_of,
 )
 from spouts.kafka_decoding import RecordDecoder, dead_letters
-from spouts.kafka_partitions import partition_id, topic_and_number
+from spouts.kafka_partitions import Position, partition_id, position_after, topic_and_number
 from spouts.kafka_session import Where
 from spouts.kafka_tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
@@ -48,7 +48,19 @@ UNCOMMITTED_MAX = 10_000
 _BUFFERED_MAX = 4_000
 _GUARANTEES = ("at_least_once", "at_most_once", "none")
 
-Key = tuple[str, int, int]
+
+class Key(NamedTuple):
+    """A message id: a record, also where its topic was made again, or its log was truncated and has grown again."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str | None
+    leader_epoch: int | None
+
+    @property
+    def where(self) -> Where:
+        return self.topic, self.partition
 
 
 class _Row(NamedTuple):
@@ -59,34 +71,46 @@ class _Row(NamedTuple):
     message: Any
 
 
+class _Read(NamedTuple):
+    """What was read at an offset. ``row``: None for what is left out."""
+
+    offset: int
+    leader_epoch: int | None
+    row: _Row | None
+
+
 class KafkaSpout(ReplayableSpout):
     """Reads topics in the tasks of a core topology; what is read passes no driver.
 
     **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``, ``header_codecs`` and ``metadata`` are as
     for ``KafkaTransactionalSpout``. Each partition is read by one task, the same one as long as the parallelism stays.
 
-    **Where it goes on.** The positions are those of the consumer group ``group``, by default the topology's id. ``start``: where
-    a partition begins that the group has no position for: "earliest", "latest", milliseconds since 1970 or a ``datetime`` with a
-    zone.
+    **Where it goes on.** The positions are those of the consumer group ``group``, by default the topology's id; they carry the ids
+    of the topics. ``start``: where a partition begins that the group has no position for: "earliest", "latest", milliseconds since
+    1970 or a ``datetime`` with a zone.
 
-    **Guarantee.** ``"at_least_once"``: a record's offset is committed once it and all before it in its partition are acked,
-    every ``commit_every_s`` seconds and at the end; what fails is emitted again, at once the first time, then after 2 ms and
-    twice as long each time, up to 10 s (``retry``). When that has been tried ``retry.retries_max`` times, ``on_exhausted`` says
-    what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with ``DEAD_LETTER_FIELDS``, "drop" reports
-    it and lets it go. ``"at_most_once"``: offsets are committed before their records are emitted; nothing is emitted twice, and
-    what fails is lost. ``"none"``: not tracked; offsets are committed now and then, records may be lost or come twice.
+    **Guarantee.** ``"at_least_once"``: a record's offset is committed once it and all before it in its partition are acked, every
+    ``commit_every_s`` seconds, changed or not, and at the end; what fails is emitted again, at once the first time, then
+    after 2 ms and twice as long each time, up to 10 s (``retry``). When that has been tried ``retry.retries_max`` times,
+    ``on_exhausted`` says what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with
+    ``DEAD_LETTER_FIELDS``, "drop" reports it and lets it go. ``"at_most_once"``: offsets are committed before their records
+    are emitted; nothing is emitted twice, and what fails is lost. ``"none"``: not tracked; offsets are committed now and
+    then, records may be lost or come twice.
 
-    **With stateful bolts.** Checkpoints hold the offsets, and the spout goes back to them: the state is exactly-once, ``retry`` and
-    ``on_exhausted`` have no part in it, and the offsets of the group only tell others how far things are. A partition that appears
-    after the first checkpoint is read from its earliest offset.
+    **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them: the state is exactly-once,
+    ``guarantee``, ``retry`` and ``on_exhausted`` have no part in it. The group says where the spout begins when it is started
+    for the first time; after that its offsets only tell others how far the last committed checkpoint is, and nobody reads
+    them here. A partition that appears after the first checkpoint is read from its earliest offset.
 
     **How far ahead.** ``topology.max.spout.pending`` bounds the tuples of a task whose fate is open. ``uncommitted_max`` bounds the
     offsets of each partition between what is done and what is next, so that one record that fails for ever does not let the others
     run arbitrarily far ahead; what was read beyond it is emitted again after a restart.
 
     ``on_bad_record``: a record that cannot be decoded fails the topology ("fail"), is left out ("skip"), or is emitted on the
-    stream ``dead_letters`` ("dead_letter"). ``on_data_loss``: an offset that is gone before it was read fails the topology
-    ("fail") or is skipped ("skip"). ``bootstrap_servers`` and ``settings`` as for the transactional spouts.
+    stream ``dead_letters`` ("dead_letter"). ``on_data_loss``: an offset that is gone before it was read, because of
+    retention, because the log was truncated, or because the topic was deleted and made again, fails the topology ("fail") or
+    is skipped ("skip"); a topic that was made again is then read from its beginning. ``bootstrap_servers`` and ``settings``
+    as for the transactional spouts.
     """
 
     def __init__(
@@ -173,12 +197,21 @@ class KafkaSpout(ReplayableSpout):
         """Whether every partition has been read to its end."""
         return self._task.caught_up()
 
-    def position(self) -> dict[str, int]:
-        """Partition -> next offset."""
-        return self._task.position()
+    def follow_checkpoints(self) -> None:
+        self._task.follow_checkpoints()
+
+    def begin_anew(self) -> None:
+        self._task.begin_anew()
+
+    def position(self) -> dict[str, Any]:
+        """Partition -> its next offset, as plans have it (``spouts.kafka_partitions``)."""
+        return {partition_id(*where): at.after() for where, at in self._task.position().items()}
 
     def seek(self, positions: Sequence[Any]) -> None:
-        self._task.seek({topic_and_number(name): offset for each in positions for name, offset in each.items()})
+        self._task.seek(_recorded(*positions))
+
+    def committed(self, position: Any) -> None:
+        self._task.committed(_recorded(position))
 
     def ack(self, message_id: Key) -> None:
         self._task.acked(message_id)
@@ -188,6 +221,43 @@ class KafkaSpout(ReplayableSpout):
 
     def close(self) -> None:
         self._task.close()
+
+
+def _recorded(*positions: Mapping[str, Any]) -> dict[Where, Position]:
+    """Positions of checkpoints; those of before were bare offsets."""
+    return {
+        topic_and_number(name): Position(at, None) if isinstance(at, int) else position_after(at)
+        for each in positions
+        for name, at in each.items()
+    }
+
+
+class _Partition:
+    """A partition from where it began: what is done of it, and what was read and waits. ``asked``: the position that the group was
+    last asked to have."""
+
+    def __init__(self, begins: Position) -> None:
+        self.topic_id = begins.topic_id
+        self.offsets = AckedOffsets(begins.offset)
+        self.buffer: deque[_Read] = deque()
+        self.asked = begins
+        self._epochs = deque([(begins.offset, begins.leader_epoch)])  # from which offset on which leader epoch is known
+
+    def took(self, read: _Read) -> None:
+        """It has left the buffer."""
+        if read.leader_epoch != self._epochs[-1][1]:
+            self._epochs.append((read.offset + 1, read.leader_epoch))
+
+    def position(self) -> Position:
+        """Behind all that was emitted."""
+        return Position(self.offsets.position, self.topic_id, self._epochs[-1][1])
+
+    def done(self) -> Position:
+        """Behind all that is done."""
+        offset = self.offsets.committable
+        while len(self._epochs) > 1 and self._epochs[1][0] <= offset:
+            self._epochs.popleft()
+        return Position(offset, self.topic_id, self._epochs[0][1])
 
 
 class _Task:
@@ -215,13 +285,14 @@ class _Task:
         self._uncommitted_max = uncommitted_max
         self._commit_every_s = commit_every_s
         self._clock = clock
-        self._offsets: dict[Where, AckedOffsets] = {}
-        self._buffers: dict[Where, deque[tuple[int, _Row | None]]] = {}
+        self._partitions: dict[Where, _Partition] = {}
         self._turn: deque[Where] = deque()
         self._under_way: dict[Key, _Row] = {}
         self._retries: Retries[Key] = Retries(retry)
-        self._committed: dict[Where, int] = {}
-        self._committed_at = clock()
+        self._published_at = clock()
+        self._checkpointed: Mapping[Where, Position] | None = (
+            None  # by the last checkpoint, where those hold the positions
+        )
         self._unsure: list[Any] = []  # read, and to be committed before they may be emitted
         self._trouble: str | None = None
 
@@ -229,8 +300,9 @@ class _Task:
         """Emit one record: one that is due again, else the next one of some partition."""
         try:
             self._begin()
-            if self._clock() - self._committed_at >= self._commit_every_s:
-                self._commit()
+            if self._clock() - self._published_at >= self._commit_every_s:
+                self._publish()
+            self._tail.advance()
             again = self._retries.due(self._clock())
             if again is not None:
                 self._emit(again, self._under_way[again])
@@ -246,7 +318,7 @@ class _Task:
     def acked(self, key: Key) -> None:
         row = self._under_way.pop(key, None)
         if row is not None:
-            self._offsets[key[:2]].acked(key[2])
+            self._partitions[key.where].offsets.acked(key.offset)
             self._retries.done(key)
 
     def failed(self, key: Key) -> None:
@@ -262,58 +334,83 @@ class _Task:
             self._retries.failed(key, self._clock(), for_ever=True)
             return
         self._collector.report_error(
-            RuntimeError(f"{key[0]}/{key[1]}, offset {key[2]}: given up after its retries; the record is dropped")
+            RuntimeError(
+                f"{partition_id(*key.where)}, offset {key.offset}: given up after its retries; the record is dropped"
+            )
         )
         self.acked(key)
 
     def caught_up(self) -> bool:
-        return self._tail.at_ends and not self._unsure and not any(self._buffers.values())
+        waits = self._unsure or len(self._retries) or any(each.buffer for each in self._partitions.values())
+        return self._tail.at_ends and not waits
 
-    def position(self) -> dict[str, int]:
-        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin."""
+    def follow_checkpoints(self) -> None:
+        self._tail.follow_checkpoints()
+        self._checkpointed = {}
+        self._tracked = self._commits_first = False  # they are followed for the checkpoints, and that is enough
+
+    def begin_anew(self) -> None:
+        self._tail.begin_anew()
+
+    def position(self) -> dict[Where, Position]:
+        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin, or whether the topics are still the
+        ones that were read."""
         if not self._tail.settled:
             self._begin()
             self._tail.settle()
-        begun = {where: offsets.position for where, offsets in self._offsets.items()}
-        return {partition_id(*where): offset for where, offset in {**self._tail.sought, **begun}.items()}
+        self._tail.confirm()
+        begun = {where: each.position() for where, each in self._partitions.items()}
+        return {**self._tail.sought, **begun}
 
-    def seek(self, positions: Mapping[Where, int]) -> None:
+    def seek(self, positions: Mapping[Where, Position]) -> None:
         self._tail.seek(positions)
+        if self._checkpointed is not None:
+            self._checkpointed = positions
+
+    def committed(self, positions: Mapping[Where, Position]) -> None:
+        if self._checkpointed is not None:
+            self._checkpointed = positions
 
     def close(self) -> None:
         try:
-            self._commit()
-        except RetryableError as error:  # what is not committed comes again
-            self._collector.report_error(error)
+            self._publish()
         finally:
             self._tail.close()
 
     # --- inside ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        for where, offset in self._tail.look_up().items():
-            self._offsets[where] = AckedOffsets(offset)
-            self._buffers[where] = deque()
-            self._committed[where] = offset
-            self._turn.append(where)
+        for where, position in self._tail.look_up().items():
+            if where in self._partitions:  # what is under way of it is of another log: nobody waits for its acks
+                for key in [each for each in self._under_way if each.where == where]:
+                    del self._under_way[key]
+                    self._retries.done(key)
+                self._unsure = [each for each in self._unsure if (each.topic(), each.partition()) != where]
+            else:
+                self._turn.append(where)
+            self._partitions[where] = _Partition(position)
 
     def _emit_next(self) -> bool:
         """The next record of the partition whose turn it is. False when none has one that may be emitted."""
         for _ in range(len(self._turn)):
             where = self._turn[0]
             self._turn.rotate(-1)
-            offsets, buffer = self._offsets[where], self._buffers[where]
-            while buffer and buffer[0][1] is None:
-                offsets.passed(buffer.popleft()[0])
+            partition = self._partitions[where]
+            offsets, buffer = partition.offsets, partition.buffer
+            while buffer and buffer[0].row is None:
+                partition.took(buffer[0])
+                offsets.passed(buffer.popleft().offset)
             if buffer and not (self._tracked and offsets.span >= self._uncommitted_max):
-                offset, row = buffer.popleft()
-                assert row is not None
+                read = buffer.popleft()
+                assert read.row is not None
+                key = Key(*where, read.offset, partition.topic_id, read.leader_epoch)
+                partition.took(read)
                 if self._tracked:
-                    offsets.emitted(offset)
-                    self._under_way[(*where, offset)] = row
+                    offsets.emitted(read.offset)
+                    self._under_way[key] = read.row
                 else:
-                    offsets.passed(offset)
-                self._emit((*where, offset), row)
+                    offsets.passed(read.offset)
+                self._emit(key, read.row)
                 return True
         return False
 
@@ -323,32 +420,47 @@ class _Task:
     def _read(self) -> None:
         """Take in what has come."""
         if not self._unsure:
-            self._tail.pause(where for where, buffer in self._buffers.items() if len(buffer) >= _BUFFERED_MAX)
+            self._tail.pause(where for where, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
             self._unsure = self._tail.poll()
-        if not self._unsure:
+            if self._unsure and self._commits_first:
+                self._commit_first()
+        elif self._commits_first:
+            self._tail.hear()
+        if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
             return
-        if self._commits_first:
-            after = {(each.topic(), each.partition()): each.offset() + 1 for each in self._unsure}
-            self._tail.commit(after)
-            self._committed.update(after)
         messages, self._unsure = self._unsure, []
-        rows: list[tuple[Where, int, _Row | None]] = []
+        rows: list[tuple[Where, _Read]] = []
         for decoded in self._decoder.decode(messages, {}):
             stream = DEAD_LETTER_STREAM if decoded.letters else DEFAULT_STREAM
             values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.messages)
             for message, row in zip(decoded.messages, values, strict=True):
                 where = message.topic(), message.partition()
                 kept = _Row(row, stream, message if self._keeps_messages else None) if row is not None else None
-                rows.append((where, message.offset(), kept))
-        for where, offset, each in sorted(rows, key=lambda read: (read[0], read[1])):
-            self._buffers[where].append((offset, each))
+                rows.append((where, _Read(message.offset(), _epoch_of(message), kept)))
+        for where, read in sorted(rows, key=lambda each: (each[0], each[1].offset)):
+            self._partitions[where].buffer.append(read)
 
-    def _commit(self) -> None:
-        """Commit how far each partition is done, where that has changed."""
-        self._committed_at = self._clock()
-        if self._commits_first:
-            return
-        done = {where: each.committable for where, each in self._offsets.items()}
-        new = {where: offset for where, offset in done.items() if offset != self._committed[where]}
-        self._tail.commit(new)
-        self._committed.update(new)
+    def _commit_first(self) -> None:
+        """What was read is emitted when the group has the offset behind it."""
+        for message in self._unsure:
+            its = self._partitions[(message.topic(), message.partition())]
+            its.asked = Position(message.offset() + 1, its.topic_id, _epoch_of(message))
+        self._tail.publish(self._asked())
+
+    def _asked(self) -> dict[Where, Position]:
+        return {where: each.asked for where, each in self._partitions.items()}
+
+    def _publish(self) -> None:
+        """Have the group have how far each partition is done."""
+        self._published_at = self._clock()
+        if self._checkpointed is not None:
+            self._tail.publish(self._checkpointed)
+        elif self._commits_first:
+            self._tail.publish(self._asked())
+        else:
+            self._tail.publish({where: each.done() for where, each in self._partitions.items()})
+
+
+def _epoch_of(message: Any) -> int | None:
+    epoch = message.leader_epoch()
+    return int(epoch) if epoch is not None and epoch >= 0 else None

@@ -142,18 +142,19 @@ class KafkaMetadata:
                 raise self._errors.explain(error, self._client) from error
         return found
 
-    def ends(self, *, patient: bool) -> dict[str, Offset]:
-        """The last stable offset of every partition with a leader: a plan that ends there holds no open kafka_txn.
-        ``patient``: wait for every leader; otherwise those that are late are left out."""
-        return self._offsets(self.topics().led, OffsetSpec.latest(), patient=patient)
+    def ends(self, partitions: Iterable[str] | None = None, *, patient: bool) -> dict[str, Offset]:
+        """The last stable offset of these partitions, or of every one with a leader: a plan that ends there holds no open
+        kafka_txn. ``patient``: wait for every leader; otherwise those that are late are left out."""
+        wanted = self.topics().led if partitions is None else partitions
+        return self._offsets(wanted, OffsetSpec.latest(), patient=patient)
 
     def beginnings(self, partitions: Iterable[str], *, patient: bool) -> dict[str, Offset]:
         """The first offset that each partition still holds."""
         return self._offsets(partitions, OffsetSpec.earliest(), patient=patient)
 
-    def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int) -> dict[str, Offset]:
+    def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True) -> dict[str, Offset]:
         """The first record at or after a time; -1 where there is none."""
-        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=True)
+        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=patient)
 
     # --- inside ----------------------------------------------------------------------------------------------
 

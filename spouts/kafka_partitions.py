@@ -53,6 +53,11 @@ class Position:
         self.gaps += 1
         self.offset, self.leader_epoch = to_offset, None
 
+    def after(self) -> Meta:
+        """The part of a plan's entry that says where the next one goes on: ``position_after`` of it is this position."""
+        known = {"next_offset": self.offset, "topic_id": self.topic_id, "next_leader_epoch": self.leader_epoch}
+        return {key: value for key, value in known.items() if value is not None}
+
     def meta(self, taken: int, end_epoch: int | None) -> Meta:
         """The plan's entry for the next ``taken`` offsets. ``end_epoch``: of the leader that has just said where the log
         ends; None when it was not asked."""

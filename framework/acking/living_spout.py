@@ -85,9 +85,11 @@ class LivingSpout(Living):
         self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
+        self._said: Any = None  # its position in the checkpoint that is prepared
 
     def begin(self, made: BaseRichSpout) -> None:
         self._pending, self._again = self._new_pending(), deque()
+        self._said = None
         self._collector = SpoutCollector(self)
         made.open(self.topology.conf, self.context, self._collector)
 
@@ -169,21 +171,40 @@ class LivingSpout(Living):
             self._go_on_from(before)
             return
         spout = self.instance()
-        positions = marker.positions.get(self.component.id) if marker.positions is not None else None
-        if isinstance(spout, ReplayableSpout) and positions is not None:
+        if isinstance(spout, ReplayableSpout):
             try:
-                spout.seek(positions)
+                self._place(spout, marker)
             except RetryableError as error:
                 self.report(error)
                 self.close()
             except USER_ERRORS as error:
                 self.died(error)
 
+    def _place(self, spout: ReplayableSpout, marker: Marker) -> None:
+        """Tell a spout where to begin, as far as that is recorded."""
+        if marker.exact:
+            spout.follow_checkpoints()
+        positions = marker.positions.get(self.component.id) if marker.positions is not None else None
+        if positions is not None:
+            spout.seek(positions)
+        elif self.component.id in marker.forgotten:
+            spout.begin_anew()
+
+    def commit(self, marker: Marker) -> None:
+        said, self._said = self._said, None
+        if marker.durable and said is not None and isinstance(self._instance, ReplayableSpout):
+            try:
+                self._instance.committed(said)
+            except USER_ERRORS as error:
+                self.died(error)
+
     def standing(self, marker: Marker) -> Standing | None:
         if not marker.exact or self._instance is None:
             return None
+        position = None
         try:
-            position = self._instance.position() if marker.action is CheckpointAction.PREPARE else None
+            if marker.action is CheckpointAction.PREPARE:
+                position = self._said = self._instance.position()
         except RetryableError as error:  # its source is away: the checkpoint is for later
             self.report(error)
             return None
@@ -226,15 +247,17 @@ class LivingSpout(Living):
             if entry.message_id is not None:
                 self._instance.ack(entry.message_id)
         else:
-            self.counts.failed += 1
-            if entry.message_id is not None:
-                self._instance.fail(entry.message_id)
+            self._failed(entry.message_id)
 
     def _new_pending(self) -> RotatingMap[int, _Emitted]:
         return RotatingMap(TIMEOUT_TICKS + 1, self._expire)
 
     def _expire(self, root: int, entry: _Emitted) -> None:
         self.counts.timed_out += 1
+        self._failed(entry.message_id)
+
+    def _failed(self, message_id: Any) -> None:
+        """Where state is exactly-once, a recovery follows, and the spout goes back."""
         self.counts.failed += 1
-        if entry.message_id is not None:
-            self._instance.fail(entry.message_id)
+        if message_id is not None and not self._exact:
+            self._instance.fail(message_id)

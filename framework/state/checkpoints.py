@@ -15,9 +15,9 @@ Invariants:
 1. An id is used for one checkpoint, ever: it is saved before the first task prepares it.
 2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and before any commits.
 3. Nothing is processed between a failure and the recovery that follows it.
-4. Exactly-once: when a checkpoint is prepared, every tree that was emitted is complete, and none is emitted before the round has
-   passed: the states hold exactly the input up to the positions. After any failure, states and spouts go back to the last
-   checkpoint together.
+4. Exactly-once: no spout gives anything before a checkpoint holds where it begins (C35). When a checkpoint is prepared, every
+   tree that was emitted is complete, and none is emitted before the round has passed: the states hold exactly the input up to
+   the positions. After any failure, states and spouts go back to the last checkpoint together.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ from typing import Any, NamedTuple
 from framework.errors import CorruptStateError, InvariantViolation
 
 FORMAT = 1
+_LAYOUTS = ("layouts", "assigned", "pending_layouts")
+_NOTHING_PENDING: dict[str, Any] = {
+    "pending": None,
+    "prepared": False,
+    "pending_positions": None,
+    "pending_layouts": {},
+}
 Positions = Mapping[str, Sequence[Any]]
 
 
@@ -53,7 +60,8 @@ class Marker:
     """What a round carries to every task. ``txid``: the checkpoint concerned; to recover: the one to have. ``prepared``: it may be
     prepared only, and is to be committed then. ``upto``: no id beyond it is known here. ``layouts``: component -> number of its
     layout. ``known``: components whose state is part of the checkpoint; others begin empty. ``positions``: where spouts go back
-    to. ``exact``: they do; otherwise only those do that begin."""
+    to. ``exact``: they do; otherwise only those do that begin. ``forgotten``: spouts that begin anew, where they have no position.
+    ``durable``: what is committed survives its process."""
 
     action: CheckpointAction
     txid: int
@@ -63,6 +71,8 @@ class Marker:
     known: frozenset[str] = frozenset()
     positions: Positions | None = None
     exact: bool = False
+    forgotten: frozenset[str] = frozenset()
+    durable: bool = False
 
 
 class Standing(NamedTuple):
@@ -77,10 +87,12 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for
-    spouts that cannot go back. ``pending``: the next one, when it has been begun; ``prepared``: by all tasks, at
-    ``pending_positions``. ``layouts``: of the components that were part of ``txid``; ``assigned``: of all components of the
-    topology. ``last``: the highest id ever used. ``base``: positions that the run began at, for states that do not survive."""
+    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
+    that cannot go back. ``pending``: the next one, when it has been begun, by the components of ``pending_layouts``;
+    ``prepared``: by all tasks, at ``pending_positions``. ``layouts``: of the components that were part of ``txid``;
+    ``assigned``: of all components of the topology. ``last``: the highest id ever used. ``base``: positions that the run
+    began at, for states that do not survive. ``forgotten``: spouts whose positions were forgotten by explicit wish, and that
+    have none yet."""
 
     txid: int = 0
     positions: Positions | None = None
@@ -91,12 +103,12 @@ class CheckpointRecord:
     assigned: Mapping[str, Layout] = field(default_factory=dict)
     last: int = 0
     base: Positions | None = None
+    pending_layouts: Mapping[str, Layout] = field(default_factory=dict)
+    forgotten: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
         """JSON-able."""
-        layouts = {
-            name: {key: list(each) for key, each in getattr(self, name).items()} for name in ("layouts", "assigned")
-        }
+        layouts = {name: {key: list(each) for key, each in getattr(self, name).items()} for name in _LAYOUTS}
         return {"format": FORMAT, **asdict(self), **layouts}
 
     @classmethod
@@ -106,12 +118,32 @@ class CheckpointRecord:
             if document["format"] != FORMAT:
                 found = document["format"]
                 raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
-            fields = {name: document[name] for name in cls.__dataclass_fields__}
-            for name in ("layouts", "assigned"):
+            # Records of before named no layouts of what is pending: those were the assigned ones.
+            known = {"pending_layouts": document["assigned"], "forgotten": [], **document}
+            fields = {name: known[name] for name in cls.__dataclass_fields__}
+            for name in _LAYOUTS:
                 fields[name] = {key: Layout(*each) for key, each in fields[name].items()}
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
+
+    def committed(self) -> CheckpointRecord:
+        """The record once what is pending is committed."""
+        if self.pending is None:
+            raise InvariantViolation("there is no checkpoint to commit")
+        positions = self.pending_positions
+        return replace(
+            self,
+            txid=self.pending,
+            positions=positions,
+            layouts=self.pending_layouts,
+            forgotten=[each for each in self.forgotten if each not in positions] if positions is not None else [],
+            **_NOTHING_PENDING,
+        )
+
+    def abandoned(self) -> CheckpointRecord:
+        """The record once what is pending, and not prepared, is forgotten."""
+        return replace(self, **_NOTHING_PENDING)
 
     @property
     def phase(self) -> str:
@@ -228,7 +260,8 @@ class Checkpoints:
         if waiting or (self._exact and not quiet):
             return Step(drain=True, alone=True)
         txid = self.record.last + 1
-        self._put(replace(self.record, pending=txid, prepared=False, pending_positions=None, last=txid))
+        begun = replace(self.record.abandoned(), pending=txid, pending_layouts=dict(self._layouts), last=txid)
+        self._put(begun)
         self._taken_at = now
         self._wanted = False
         return Step(self._marker(CheckpointAction.PREPARE, txid), drain=True, alone=True)
@@ -265,11 +298,9 @@ class Checkpoints:
         elif (moved := self._moved(marker, standings)) is not None:
             self._recover(moved)
         elif marker.action is CheckpointAction.PREPARE:
-            positions = (
-                {each: [found[(each, task)].position for task in range(tasks)] for each, tasks in self._spouts.items()}
-                if self._exact
-                else None
-            )
+            told = {each: [found[(each, task)].position for task in range(n)] for each, n in self._spouts.items()}
+            # A spout that the topology has not now keeps its position: the states hold what it gave.
+            positions = {**(self.record.positions or {}), **told} if self._exact else None
             self._put(replace(self.record, prepared=True, pending_positions=positions))
             self._dirty = False
         else:
@@ -289,8 +320,9 @@ class Checkpoints:
 
     @property
     def _first(self) -> bool:
-        """Exactly-once begins with a checkpoint: of where the input begins."""
-        return self._exact and self.record.positions is None and self.record.pending is None
+        """Exactly-once begins with a checkpoint: of where the input of every spout begins."""
+        known = self.record.positions or {}
+        return self._exact and self.record.pending is None and any(each not in known for each in self._spouts)
 
     def _recover(self, why: str) -> None:
         self._last_failure = why
@@ -310,6 +342,7 @@ class Checkpoints:
             frozenset(aim.layouts),
             aim.positions,
             self._exact,
+            frozenset(self.record.forgotten),
         )
 
     def _moved(self, marker: Marker, standings: Sequence[Standing]) -> str | None:
@@ -338,7 +371,7 @@ class Checkpoints:
             if self._exact:
                 self._begin_anew()
                 return
-        aim = self._committed() if marker.prepared else replace(self.record, pending=None)
+        aim = self._committed() if marker.prepared else self.record.abandoned()
         if aim != self.record:
             self._put(aim)
         self._recovering = False
@@ -348,24 +381,24 @@ class Checkpoints:
         """States that do not survive are gone with a process: all begin empty, and the spouts where the run began."""
         self._layouts = {each: Layout(layout.number + 1, layout.tasks) for each, layout in self._layouts.items()}
         base = self.record.base if self.record.base is not None else self.record.pending_positions
-        self._put(CheckpointRecord(positions=base, assigned=dict(self._layouts), last=self.record.last, base=base))
+        self._put(
+            CheckpointRecord(
+                positions=base,
+                assigned=dict(self._layouts),
+                last=self.record.last,
+                base=base,
+                forgotten=self.record.forgotten,
+            )
+        )
         self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"
 
     def _committed(self) -> CheckpointRecord:
         """The record once what is pending is committed."""
-        assert self.record.pending is not None
-        positions = self.record.pending_positions
-        return CheckpointRecord(
-            txid=self.record.pending,
-            positions=positions,
-            layouts=dict(self._layouts),
-            assigned=dict(self._layouts),
-            last=self.record.last,
-            base=self.record.base if self.record.base is not None or self._durable else positions,
-        )
+        record = self.record.committed()
+        return record if record.base is not None or self._durable else replace(record, base=record.positions)
 
     def _marker(self, action: CheckpointAction, txid: int) -> Marker:
-        return Marker(action, txid, exact=self._exact)
+        return Marker(action, txid, exact=self._exact, durable=self._durable)
 
     def _put(self, record: CheckpointRecord) -> None:
         self._save(record)

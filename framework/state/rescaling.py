@@ -44,6 +44,32 @@ def namespace_of(topology_id: str, component_id: str, layout: int, task: int) ->
     return f"{topology_id}/{component_id}/{layout}/{task}"
 
 
+def finished(
+    topology_id: str,
+    components: Mapping[str, Component],
+    record: CheckpointRecord,
+    provider: StateProvider,
+    conf: Mapping[str, Any],
+    save: Callable[[CheckpointRecord], None],
+) -> CheckpointRecord:
+    """The record without a checkpoint that is prepared by other components or tasks than there are now: it is committed here, in
+    the namespaces that it was prepared in (C39). One that was prepared by those that there are now is theirs to commit."""
+    now = {component_id: each.parallelism for component_id, each in components.items()}
+    if not record.prepared or record.pending is None or now == {k: v.tasks for k, v in record.pending_layouts.items()}:
+        return record
+    for component_id, layout in record.pending_layouts.items():
+        for task in range(layout.tasks):
+            state = provider.new_state(namespace_of(topology_id, component_id, layout.number, task), conf, None)
+            try:
+                state.recover(record.pending, prepared=True, upto=record.last)
+            finally:
+                state.close()
+    record = record.committed()
+    save(record)
+    _log.info("state.finished", topology=topology_id, checkpoint=record.txid)
+    return record
+
+
 def rescaled(
     topology_id: str,
     components: Mapping[str, Component],
@@ -54,6 +80,7 @@ def rescaled(
 ) -> CheckpointRecord:
     """The record for the parallelism that components have now. ``components``: the stateful ones. Raises ``TopologyError`` for
     keys that belong to no task."""
+    record = finished(topology_id, components, record, provider, conf, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
         if component is None:
@@ -137,15 +164,14 @@ def _move(
     provider: StateProvider,
     conf: Mapping[str, Any],
 ) -> None:
-    aim = record.pending if record.prepared and record.pending is not None else record.txid
     filling = Filling(topology_id, component, new, provider, conf)
     sources = _states(topology_id, component, old, provider, conf)
     try:
         for task, source in enumerate(sources):
-            source.recover(aim, prepared=record.prepared, upto=record.last)
+            source.recover(record.txid, prepared=False, upto=record.last)
             for key, value in source.items():
                 filling.put(key, value, task, old.tasks)
-        filling.finish(aim)
+        filling.finish(record.txid)
     finally:
         filling.close()
         for each in sources:

@@ -209,7 +209,25 @@ class ReplayableSpout(BaseRichSpout):
 
     Checkpoints hold the positions. When anything fails, all states go back to the last checkpoint, and new instances of the spouts
     to its positions; ``fail`` is not called then.
+
+    Life, before the first ``next_tuple``::
+
+        open ── follow_checkpoints, where the state is exactly-once ──┬── seek, to the positions of a checkpoint
+                                                                      ├── begin_anew, when the positions were forgotten
+                                                                      └── nothing: this spout begins for the first time
     """
+
+    def follow_checkpoints(self) -> None:
+        """Checkpoints hold the positions, and nobody else does: where this spout begins is asked by ``position`` before its first
+        ``next_tuple``, and recorded. What it keeps of its positions elsewhere is for others to read, and never ahead of what
+        ``committed`` was told."""
+
+    def begin_anew(self) -> None:
+        """The positions of this topology were forgotten by explicit wish: begin where a spout begins that nobody knows anything of,
+        whatever is kept elsewhere."""
+
+    def committed(self, position: Any) -> None:
+        """A checkpoint is committed in which this task said ``position``, and it survives this process."""
 
     @abstractmethod
     def position(self) -> Any:

@@ -114,9 +114,11 @@ RULES: dict[str, str] = {
     "C32": "What is needed to read a table of files is in the table; readers that assume otherwise are refused.",
     "C33": "Names that a store folds, cuts off or reserves are kept as they are, or refused; two states never share a row.",
     "C34": "What a task makes in a round is handed over whole or thrown away; no ack leaves before what was made of its tuple.",
+    "C35": "Where exactly-once input begins is in the record of checkpoints alone; a consumer group is published, and read once.",
     "C36": "Recoveries and rescaling are no failures of the records under way: no retry is counted for them.",
+    "C37": "A topic that was deleted and made again is lost data for every spout; positions carry the topic's id.",
     "C38": "Rounds are bounded by time; what one does not come to is done in the next, whatever a bolt takes for a tuple.",
-    "C39": "State and windows move with their keys; what does not follow from the grouping is refused, or moves with none.",
+    "C39": "State and windows move with their keys, or are refused; a prepared checkpoint is finished under its own layout.",
     "C40": "Every topology has one driver; between processes nobody is heard without the key, and hosts talk encrypted.",
 }
 

@@ -7,7 +7,11 @@ Beside the troubles of any core topology (``tests.kit.trouble``): the store of t
 what it was asked; the record of the checkpoints fails to be written, before or after; the driver dies, and another takes over
 while rounds of the first are still under way; a driver that has lost its lead goes on until it notices.
 
-The oracle: a fold over the words. Exactly-once: the committed counts are it. At-least-once: none is less.
+And between two drivers the topology changes: another spout, another number of tasks; the state is forgotten by explicit wish.
+Logs are deleted and made again at any time.
+
+The oracle. Exactly-once: the committed counts are a fold over the words, of each log from where the record first said that it
+begins to where the record last said that it is. At-least-once: no word counts less often than it came.
 """
 
 from __future__ import annotations
@@ -20,15 +24,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework import BaseBasicBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
-from framework.errors import RetryableError, StaleWriterError
+from framework import (
+    BaseBasicBolt,
+    BaseRichSpout,
+    CoreTopology,
+    Fields,
+    ReplayableSpout,
+    TopologyBuilder,
+    Tuple,
+)
+from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.state import MsgpackSerializer
 from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryStore
+from framework.state.rescaling import namespace_of, rescaled
+from framework.stateful_run import stateful_components
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
-from tests.kit.state_parts import Count, Log, Source
+from tests.kit.state_parts import Count, Source
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
 STATE_TROUBLES = (
@@ -40,14 +54,35 @@ STATE_TROUBLES = (
     "driver is deposed",
 )
 ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
+#: What changes, where state is exactly-once.
+CHANGES = ("spout added", "tasks changed", "state forgotten", "log made again")
 ALPHABET = "abcdefg"
 
 
 @dataclass
+class NamedLog:
+    """A partition of a topic. ``visible``: how much of it has been written so far. ``life``: how often it has been made."""
+
+    words: list[str]
+    visible: int = 0
+    life: int = 0
+
+    @property
+    def written(self) -> bool:
+        return self.visible >= len(self.words)
+
+
+@dataclass
 class StateWorld(Chances):
-    """``stores``: what survives every process. ``epoch``: of who leads."""
+    """``stores``: what survives every process. ``epoch``: of who leads. ``logs``: spout -> its partitions; ``lives``: the
+    words of all lives of each. ``recorded``: of each
+    life of each partition, from where to where the record knew it. ``group``: what the spouts tell others of their positions."""
 
     stores: dict[str, MemoryStore] = field(default_factory=dict)
+    logs: dict[str, list[NamedLog]] = field(default_factory=dict)
+    lives: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
+    recorded: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)
+    group: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     record: CheckpointRecord = field(default_factory=CheckpointRecord)
     epoch: int = 0
     steps: int = 0
@@ -59,6 +94,33 @@ class StateWorld(Chances):
         """What a bolt takes for a tuple."""
         if self.strikes("slow bolt", 0.5):
             self.clock.now += SLOW_S
+
+    def add_log(self, spout: str, partition: int, log: NamedLog) -> None:
+        its = self.logs.setdefault(spout, [])
+        its[partition : partition + 1] = [log]
+        self.lives[(spout, partition, log.life)] = log.words
+
+    def note_positions(self, record: CheckpointRecord) -> None:
+        """What is prepared will be committed: the states hold the input up to there."""
+        for spout, told in (record.pending_positions or {}).items():
+            for partition, (life, offset) in ((int(p), at) for each in told for p, at in each.items()):
+                place = spout, partition, life
+                # What was made again, and what "words" gives, is read from its beginning, wherever a group is.
+                first = 0 if life or spout == "words" else offset
+                self.recorded[place] = self.recorded.get(place, (first, 0))[0], offset
+
+    def fold(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for place, (first, end) in self.recorded.items():
+            found.update(self.lives[place][first:end])
+        return found
+
+    def all_read(self) -> bool:
+        return all(
+            self.recorded.get((spout, partition, log.life), (0, 0))[1] == len(log.words)
+            for spout, its in self.logs.items()
+            for partition, log in enumerate(its)
+        )
 
     def trouble(self, what: str, action: Callable[[], Any], probability: float) -> Any:
         """A step of the store or of the record. ``crash``: which of them goes wrong, and how, beside what chance brings."""
@@ -165,12 +227,15 @@ class Lengths(BaseBasicBolt):
         """Nothing."""
 
 
-def chained(name: str, spout: BaseRichSpout) -> CoreTopology:
+def chained(name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: int) -> CoreTopology:
+    """Words of spouts with so many tasks each, split, counted, and counted again."""
     builder = TopologyBuilder(name)
-    builder.set_spout("words", spout, 2)
-    builder.set_bolt("split", Splits(), 2).shuffle_grouping("words")
+    split = builder.set_bolt("split", Splits(), 2)
+    for spout_id, (spout, parallelism) in spouts.items():
+        builder.set_spout(spout_id, spout, parallelism)
+        split.shuffle_grouping(spout_id)
     builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
-    builder.set_bolt("count", Counts(name), 2).fields_grouping("split", Fields("word"))
+    builder.set_bolt("count", Counts(name), tasks).fields_grouping("split", Fields("word"))
     builder.set_bolt("again", Counts(name), 2).fields_grouping("count", Fields("word"))
     return builder.build()
 
@@ -181,6 +246,74 @@ class WorldProvider(StateProvider):
         store = world.stores.setdefault(namespace, MemoryStore())
         return LayeredState(FailingStore(world, store), MsgpackSerializer(), MsgpackSerializer())
 
+    def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
+        _worlds[conf["world"]].stores.pop(namespace, None)
+
+
+class NamedSpout(ReplayableSpout):
+    """Reads the logs of a world by name, as a Kafka consumer does: one that was made again goes on at the offset of the one before
+    it, until that is noticed. Its group is ahead of nothing that is committed; ``latest``: a first start is at the end."""
+
+    def __init__(self, key: str, *, latest: bool = False) -> None:
+        self.key, self.latest = key, latest
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.world, self.collector, self.name = _worlds[self.key], collector, context.component_id
+        self.mine = range(context.task_index, len(self.world.logs[self.name]), context.task_count)
+        self.at: dict[int, tuple[int, int]] = {}
+        self.anew = False
+
+    def begin_anew(self) -> None:
+        self.anew = True
+
+    def place(self) -> None:
+        """Where nobody has said where to begin."""
+        for partition in self.mine:
+            if partition not in self.at:
+                log = self.world.logs[self.name][partition]
+                start = log.life, log.visible if self.latest and not log.life else 0
+                known = None if self.anew else self.world.group.get((self.name, partition))
+                self.at[partition] = known if known is not None and known[0] == log.life else start
+
+    def confirm(self) -> None:
+        for partition, (life, _) in self.at.items():
+            if self.world.logs[self.name][partition].life != life:
+                raise FailedException(f"log {partition} of {self.name} was made again")
+
+    def next_tuple(self) -> None:
+        self.place()
+        if self.world.chance.random() < 0.1:
+            self.confirm()
+        for partition, (life, offset) in self.at.items():
+            log = self.world.logs[self.name][partition]
+            if offset < log.visible:
+                self.at[partition] = life, offset + 1
+                self.collector.emit([log.words[offset]], message_id=(partition, life, offset))
+                break
+
+    def caught_up(self) -> bool:
+        logs = self.world.logs[self.name]
+        return len(self.at) == len(self.mine) and all(
+            at == (logs[p].life, len(logs[p].words)) and logs[p].written for p, at in self.at.items()
+        )
+
+    def position(self) -> Any:
+        self.place()
+        self.confirm()
+        return {str(partition): list(at) for partition, at in self.at.items()}
+
+    def seek(self, positions: Sequence[Any]) -> None:
+        for partition, (life, offset) in ((int(p), at) for each in positions for p, at in each.items()):
+            if partition in self.mine:
+                current = self.world.logs[self.name][partition].life
+                self.at[partition] = (life, offset) if life == current else (current, 0)
+
+    def committed(self, position: Any) -> None:
+        self.world.group.update({(self.name, int(partition)): tuple(at) for partition, at in position.items()})
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
 
 class Impatient(threading.Event):
     """Nobody waits between two tries."""
@@ -190,21 +323,23 @@ class Impatient(threading.Event):
 
 
 class Drives:
-    """One driver, and where its tasks live."""
+    """One driver, and where its tasks live. Raises what its first steps raise."""
 
-    def __init__(self, name: str, world: StateWorld, topology: Any, exact: bool) -> None:
+    def __init__(self, name: str, world: StateWorld, topology: CoreTopology, exact: bool) -> None:
         self.world = world
         world.epoch += 1
         self.epoch = world.epoch
         self.dead = False
         conf = {"world": name, "topology.state.provider": f"{__name__}.WorldProvider"}
+        components = stateful_components(topology)
+        record = rescaled(name, components, world.record, WorldProvider(), conf, self.save)
         self.stepped = Stepped(topology, ackers=2, pending=8, attempts=10**6, conf=conf)
         self.stepped.clock.now = world.clock.now
         world.clock = self.stepped.clock
         self.checkpoints = self.stepped.driver._checkpoints = Checkpoints(
-            world.record,
-            {"count": 2, "again": 2},
-            {"words": 2},
+            record,
+            {each.id: each.parallelism for each in components.values()},
+            {each.id: each.parallelism for each in topology.spouts},
             exact=exact,
             durable=True,
             interval_s=1.0,
@@ -220,6 +355,7 @@ class Drives:
 
         def write() -> None:
             self.world.record = CheckpointRecord.of(record.document(), "the record")
+            self.world.note_positions(record)
 
         self.world.trouble("record", write, 0.02)
 
@@ -239,30 +375,84 @@ class Drives:
         return self.rounds.wander() if self.dead else self.go_on() or True
 
 
+class Plans:
+    """The topology of a world, as it is now. ``changes``: what may change."""
+
+    def __init__(self, name: str, world: StateWorld, words: int, exact: bool, changes: Sequence[str]) -> None:
+        self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
+        self.spouts, self.tasks = {"words": 2}, 2
+        self.source: list[str] = []
+        logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
+        if exact:
+            for partition, each in enumerate(logs):
+                world.add_log("words", partition, NamedLog(each, 0 if changes else len(each)))
+        else:
+            self.source = list(itertools.chain(*logs))
+
+    def topology(self) -> CoreTopology:
+        if not self.exact:
+            return chained(self.name, {"words": (Source(self.name, self.source), 2)}, 2)
+        named = {each: (NamedSpout(self.name, latest=each != "words"), tasks) for each, tasks in self.spouts.items()}
+        return chained(self.name, named, self.tasks)
+
+    def next_driver(self) -> Drives | None:
+        """Change what may change, and begin. None for a driver that dies of its first steps."""
+        if self.happens("spout added", 0.5) and len(self.spouts) < 3:
+            added = f"more{len(self.spouts)}"
+            self.spouts[added] = 1
+            log = NamedLog([self.world.chance.choice(ALPHABET) for _ in range(self.words // 2)])
+            self.world.add_log(added, 0, log)
+        if self.happens("tasks changed", 0.5):
+            self.tasks = self.world.chance.choice([1, 2, 3])
+        if self.happens("state forgotten", 0.1):
+            self.world.epoch += 1
+            self.world.stores.clear()
+            self.world.recorded.clear()
+            self.world.record = CheckpointRecord(last=self.world.record.last, forgotten=sorted(self.spouts))
+        try:
+            return Drives(self.name, self.world, self.topology(), self.exact)
+        except (RetryableError, DriverDies):
+            return None
+
+    def go_on(self) -> None:
+        """What happens to the logs while time goes by."""
+        for spout, its in self.world.logs.items():
+            for partition, log in enumerate(its):
+                log.visible = min(log.visible + self.world.chance.randrange(3), len(log.words))
+                if self.happens("log made again", 0.005):
+                    words = [self.world.chance.choice(ALPHABET) for _ in range(self.words // 2)]
+                    self.world.add_log(spout, partition, NamedLog(words, log.visible // 2, log.life + 1))
+
+    def happens(self, change: str, probability: float) -> bool:
+        return change in self.changes and self.world.strikes(change, probability)
+
+
 def simulate(
     seed: int,
     *,
     exact: bool,
     words: int = 120,
     troubles: Sequence[str] = ALL_TROUBLES,
+    changes: Sequence[str] = (),
     crash: tuple[int, str] | None = None,
 ) -> StateWorld:
     """Run one world to its end: trouble for 400 rounds or until most is read, then none. Raises ``AssertionError`` when the counts
-    are wrong."""
+    are wrong. ``changes``: only where state is exactly-once."""
     name = uuid.uuid4().hex
-    world = _worlds[name] = StateWorld(seed, frozenset(troubles), crash=crash)
-    logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
-    expected = Counter(itertools.chain(*logs))
-    spout = Log(name, logs) if exact else Source(name, list(itertools.chain(*logs)))
-    topology = chained(name, spout)
-    drives = Drives(name, world, topology, exact)
+    world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash)
+    plans = Plans(name, world, words, exact, changes)
+    drives: Drives | None = plans.next_driver()
     zombies: list[Drives] = []
     try:
         for number in itertools.count():
             assert number < 5_000, f"seed {seed}: it does not come to an end"
             if number == 400:
                 world.troubles = frozenset()
+            plans.go_on()
             zombies = [each for each in zombies if world.chance.random() < 0.8 and each.haunts()]
+            if drives is None:
+                drives = plans.next_driver()
+                continue
             succeeded = world.strikes("driver is deposed", 0.01)
             if world.strikes("driver dies", 0.01):
                 succeeded = drives.dead = True
@@ -270,25 +460,29 @@ def simulate(
                 succeeded = not drives.go_on()
             if succeeded:
                 zombies.append(drives)
-                drives = Drives(name, world, topology, exact)
+                drives = plans.next_driver()
+                continue
             driver = drives.stepped.driver
             assert driver.failure is None, driver.failure
             if not drives.rounds._walks and driver._idle and not zombies and not drives.checkpoints.recovering:
                 break
         found: dict[str, Counter[str]] = {"count": Counter(), "again": Counter()}
-        for namespace, store in world.stores.items():
-            assert store.txid() == world.record.txid
-            counts = dict(LayeredState(store, MsgpackSerializer(), MsgpackSerializer()).items())
-            its = found[namespace.split("/")[1]]
-            assert not set(counts) & set(its), "two tasks have the same key"
-            its.update(counts)
+        for component_id, layout in world.record.layouts.items():
+            for task in range(layout.tasks):
+                store = world.stores[namespace_of(name, component_id, layout.number, task)]
+                assert store.txid() == world.record.txid
+                counts = dict(LayeredState(store, MsgpackSerializer(), MsgpackSerializer()).items())
+                assert not set(counts) & set(found[component_id]), "two tasks have the same key"
+                found[component_id].update(counts)
+        expected = world.fold() if exact else Counter(plans.source)
+        assert not exact or world.all_read(), f"seed {seed}: {world.recorded} of {world.logs}"
         for component_id, counted in found.items():
             if exact:
                 assert counted == expected, f"seed {seed}, {component_id}: {counted} instead of {expected}"
             else:
                 lost = [word for word, count in expected.items() if counted[word] < count]
                 assert not lost, f"seed {seed}, {component_id}: words were lost"
-        if set(troubles) <= {"slow bolt"} and crash is None:  # nobody fails for being slow
+        if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # nobody fails for being slow
             status = driver.status()
             assert status.checkpoint is not None
             assert (status.components["words"].timed_out, status.checkpoint.recoveries) == (0, 0), f"seed {seed}"

@@ -64,15 +64,17 @@ def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 
 def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
-    """States and checkpoints (``tests/kit/state_world.py``): exactly-once or at-least-once, under some troubles or all."""
+    """States and checkpoints (``tests/kit/state_world.py``): exactly-once or at-least-once, under some troubles or all, with some
+    changes, all or none."""
     chance = random.Random(f"states {seed}")
     exact = chance.random() < 0.5
     troubles = _some(chance, state_world.ALL_TROUBLES)
+    changes = _some(chance, state_world.CHANGES) if exact and chance.random() < 0.5 else ()
     how = "exactly-once" if exact else "at-least-once"
-    shape = f"{how}, {', '.join(troubles)}"
+    shape = f"{how}, {', '.join((*troubles, *changes))}"
 
     def run() -> str | None:
-        _cover(coverage, state_world.simulate(seed, exact=exact, troubles=troubles), f"states, {how}")
+        _cover(coverage, state_world.simulate(seed, exact=exact, troubles=troubles, changes=changes), f"states, {how}")
         return None
 
     return _judged(seed, shape, run, tell)

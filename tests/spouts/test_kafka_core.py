@@ -134,6 +134,25 @@ def test_a_failed_record_is_emitted_again_until_it_succeeds(topics: Topics, name
 
 
 @pytest.mark.behaviour("4.9")
+def test_a_topology_is_not_idle_while_a_failed_record_waits_for_its_next_try(topics: Topics, name: str) -> None:
+    topics.create(name)
+    topics.send(name, [b"good", b"bad"])
+
+    def third_time(bolt: Any, tup: Tuple, collector: Any) -> None:
+        tries = words(seen(bolt.key).executed).count(tup[0])
+        (collector.fail if tup[0] == "bad" and tries < 3 else collector.ack)(tup)
+
+    builder = TopologyBuilder("core")
+    policy = RetryPolicy(delay_s=1.0)
+    spout = KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, retry=policy)
+    builder.set_spout("kafka", spout)
+    builder.set_bolt("bolt", Rich(name, third_time)).global_grouping("kafka")
+    with submit(builder.build(), {}, executor="local") as run:
+        run.wait_until_idle(60)
+        assert sorted(words(seen(name).executed)) == ["bad", "bad", "bad", "good"]
+
+
+@pytest.mark.behaviour("4.9")
 @pytest.mark.parametrize("exhausted", ["dead_letter", "drop"])
 def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
     topics: Topics, name: str, exhausted: Any

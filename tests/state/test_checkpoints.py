@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from framework import CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
+from framework.state.checkpoints import CheckpointRecord
 from framework.state.lmdb import LmdbStore
-from framework.stateful_run import read_record
+from framework.stateful_run import _RecordLog, read_record, restore_state
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -310,6 +311,52 @@ def test_a_state_whose_inputs_are_grouped_by_different_numbers_of_fields_is_refu
         builder.build()
 
 
+class Gone(BaseException):
+    """The driver's process, and its homes with it."""
+
+
+def grown(key: str, words: list[list[str]], counters: Mapping[str, int]) -> CoreTopology:
+    """Words counted by each of several bolts, with so many tasks."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, words))
+    for name, tasks in counters.items():
+        builder.set_bolt(name, Count(key), tasks).fields_grouping("words", Fields("word"))
+    return builder.build()
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize("prepared", [1, 2])
+@pytest.mark.parametrize(
+    "after",
+    [{"count": 2, "more": 2}, {"count": 3}, {"count": 1}, {"other": 1}, {"count": 2}],
+    ids=["one more bolt", "more tasks", "fewer tasks", "another bolt", "the same"],
+)
+def test_a_checkpoint_that_is_prepared_is_finished_under_its_own_layout(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: int, after: Mapping[str, int]
+) -> None:
+    """The driver dies between *prepared* and *committed*, and the topology that is started then is another one."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    real = _RecordLog.save
+
+    def save(log: _RecordLog, record: CheckpointRecord) -> None:
+        real(log, record)
+        if record.prepared and record.pending == prepared:
+            raise Gone
+
+    monkeypatch.setattr(_RecordLog, "save", save)
+    run = submit(grown(key, [WORDS], {"count": 2}), conf, store=store, executor="local")
+    with pytest.raises(Gone):
+        run.join(30)
+    monkeypatch.undo()
+    words = [*WORDS, "more"]
+    with submit(grown(key, [words], after), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    begun = words if prepared == 1 else ["more"]  # what a bolt that is new has seen
+    for name in after:
+        assert checkpointed(conf, store, key, name) == Counter(words if name == "count" else begun)
+
+
 @pytest.mark.behaviour("5.2")
 def test_a_bolt_that_is_gone_and_comes_back_begins_empty(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path)
@@ -445,3 +492,51 @@ def test_an_impossible_state_setting_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         submit(counting(key, Source(key, WORDS)), conf, executor="local")
+
+
+@pytest.mark.rule("C35")
+def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_path: Path) -> None:
+    """What it keeps of its positions elsewhere is ahead of the states that are put back."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def topology(*spouts: str) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        for name in spouts:
+            builder.set_spout(name, Journaled(key, [WORDS]))
+        count = builder.set_bolt("count", Count(key))
+        for name in spouts:
+            count.fields_grouping(name, Fields("word"))
+        return builder.build()
+
+    with submit(topology("first"), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    record, counts = read_record(store, key), checkpointed(conf, store, key)
+    assert record is not None
+    with submit(topology("first", "second"), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key)["the"] == 6
+    journal(key).steps.clear()
+    entries = [("count", word, count) for word, count in counts.items()]
+    restore_state(
+        topology("first", "second"), Config.of(conf), store, record.document(), lambda: iter(entries), "the snapshot"
+    )
+    for _ in range(2):
+        with submit(topology("first", "second"), conf, store=store, executor="local") as run:
+            run.wait_until_idle(30)
+    begun = [(name, what) for name, _, what in journal(key).steps if what in ("sought", "begun anew")]
+    assert begun == [("first", "sought"), ("second", "begun anew"), ("first", "sought"), ("second", "sought")]
+
+
+class Journaled(Log):
+    """Writes down how it is told to begin."""
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        self.component_id = context.component_id
+
+    def begin_anew(self) -> None:
+        journal(self.key).steps.append((self.component_id, 0, "begun anew"))
+
+    def seek(self, positions: Any) -> None:
+        super().seek(positions)
+        journal(self.key).steps.append((self.component_id, 0, "sought"))

@@ -18,9 +18,9 @@ from framework.acking.living_bolt import Inbox, LivingBolt
 from framework.acking.living_spout import LivingSpout
 from framework.acking.stateful import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
+from framework.state import rescaling
 from framework.state.checkpoints import Checkpoints, Marker
-from tests.kit.state_parts import Log
-from tests.kit.state_world import ALL_TROUBLES, CRASHES, simulate
+from tests.kit.state_world import ALL_TROUBLES, CHANGES, CRASHES, NamedSpout, simulate
 
 WORLDS = 8
 #: The rarest trouble comes in one world of five, and the mutation that shows least shows in one of four.
@@ -56,11 +56,38 @@ def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(how: str,
     assert met["store"] >= 5
 
 
-def _wrong(first_seed: int, exact: bool, troubles: tuple[str, ...]) -> bool:
+@pytest.mark.rule("C35", "C37", "C39")
+@pytest.mark.parametrize("change", [*CHANGES, "all"])
+def test_the_state_is_the_fold_of_what_is_recorded_when_the_topology_and_its_logs_change(
+    change: str, seed: int
+) -> None:
+    changes = CHANGES if change == "all" else (change,)
+    struck: Counter[str] = Counter()
+    for number in itertools.count():
+        if number >= WORLDS and set(changes) <= set(+struck):
+            break
+        assert number < WORLDS_MAX, f"{+struck} came, of {changes}"
+        struck.update(simulate(seed + number, exact=True, changes=changes).struck)
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("how", ["driver dies before", "driver dies after"])
+def test_the_number_of_tasks_changes_after_a_crash_at_any_step_and_every_word_counts_once(how: str, seed: int) -> None:
+    met: Counter[str] = Counter()
+    for step in itertools.count(1):
+        world = simulate(seed, exact=True, words=24, troubles=(), changes=("tasks changed",), crash=(step, how))
+        if world.crashed is None:
+            break
+        met[world.crashed] += 1
+    assert met["record"] >= 3
+    assert met["store"] >= 5
+
+
+def _wrong(first_seed: int, exact: bool, troubles: tuple[str, ...], changes: tuple[str, ...] = ()) -> bool:
     """Whether a world comes out wrong."""
     for seed in range(first_seed, first_seed + WORLDS_MAX):
         try:
-            simulate(seed, exact=exact, troubles=troubles)
+            simulate(seed, exact=exact, troubles=troubles, changes=changes)
         except (AssertionError, CorruptStateError, InvariantViolation):
             return True
     return False
@@ -78,8 +105,39 @@ def test_acks_that_do_not_wait_for_the_checkpoint_are_caught(monkeypatch: pytest
 
 
 def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(Log, "seek", lambda self, positions: None)
+    monkeypatch.setattr(NamedSpout, "seek", lambda self, positions: None)
     assert _wrong(seed, True, ("driver dies", "task dies"))
+
+
+def test_a_spout_that_gives_before_its_position_is_recorded_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    def only_the_first(self: Checkpoints) -> bool:
+        return self._exact and self.record.positions is None and self.record.pending is None
+
+    monkeypatch.setattr(Checkpoints, "_first", property(only_the_first))
+    assert _wrong(seed, True, ("driver dies", "task dies"), ("spout added",))
+
+
+def test_a_forgotten_topology_that_begins_where_its_group_is_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(NamedSpout, "begin_anew", lambda self: None)
+    assert _wrong(seed, True, ("driver dies",), ("state forgotten",))
+
+
+def test_a_position_that_is_recorded_without_asking_whose_it_is_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(NamedSpout, "confirm", lambda self: None)
+    assert _wrong(seed, True, ("driver dies", "task dies"), ("log made again",))
+
+
+def test_a_prepared_checkpoint_that_is_not_finished_under_its_layout_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(rescaling, "finished", lambda topology_id, components, record, *others: record)
+    assert _wrong(seed, True, ("driver dies",), ("tasks changed",))
 
 
 @pytest.mark.rule("C34")

@@ -1,0 +1,189 @@
+"""Where the Kafka spout of core topologies goes on, and in which log: what is recorded decides, not what has the same name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+import spouts.kafka_tail
+from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
+from framework.stateful_run import forget_state, read_record
+from framework.transactions import MemoryStore
+from spouts import KafkaSpout, TextCodec
+from tests.kit.core_parts import Rich, ack, seen
+from tests.kit.state_parts import Count, checkpointed, journal, lmdb
+from tests.kit.stores import wait_for
+from tests.kit.topics import Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.9", "5.5")]
+
+
+def spout(topics: Topics, topic: str, **more: Any) -> KafkaSpout:
+    return KafkaSpout(
+        [topic],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=TextCodec("word"),
+        group=topic,
+        commit_every_s=0.05,
+        **more,
+    )
+
+
+def counting(key: str, **kafka: KafkaSpout) -> CoreTopology:
+    """Words of Kafka spouts, counted."""
+    builder = TopologyBuilder(key)
+    count = builder.set_bolt("count", Count(key), 2)
+    for name, each in kafka.items():
+        builder.set_spout(name, each)
+        count.fields_grouping(name, Fields("word"))
+    return builder.build()
+
+
+def plain(key: str, kafka: KafkaSpout) -> CoreTopology:
+    """The same without state: ``seen(key).executed`` has them."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", kafka)
+    builder.set_bolt("bolt", Rich(key, ack)).global_grouping("words")
+    return builder.build()
+
+
+def stored(topics: Topics, topic: str) -> TopicPartition:
+    """What the group of the same name has of partition 0."""
+    consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": topic})
+    try:
+        return consumer.committed([TopicPartition(topic, 0)], timeout=10)[0]
+    finally:
+        consumer.close()
+
+
+def made_again(topics: Topics, topic: str, words: list[bytes]) -> None:
+    """Delete a topic, and create another one of that name."""
+    topics.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    wait_for(lambda: topic not in topics.admin.list_topics(timeout=10).topics, 30)
+    topics.create(topic)
+    topics.send(topic, words)
+
+
+@pytest.mark.rule("C35")
+def test_a_topology_that_was_forgotten_counts_everything_again_wherever_its_group_is(
+    topics: Topics, name: str, tmp_path: Path
+) -> None:
+    topics.send(topics.create(name), [b"word"] * 100)
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    topology = counting(name, words=spout(topics, name))
+    with submit(topology, conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+    assert checkpointed(conf, store, name) == {"word": 100}
+    assert stored(topics, name).offset == 100
+    forget_state(topology, Config.of(conf), store)
+    for _ in range(2):  # and the second start goes on
+        with submit(topology, conf, store=store, executor="local") as run:
+            run.wait_until_idle(60)
+        assert checkpointed(conf, store, name) == {"word": 100}
+
+
+@pytest.mark.rule("C35")
+def test_a_spout_that_is_added_loses_nothing_when_something_fails_before_the_next_checkpoint(
+    topics: Topics, name: str, tmp_path: Path
+) -> None:
+    other = f"{name}-added"
+    topics.send(topics.create(name), [b"old"] * 10)
+    topics.send(topics.create(other), [b"new"] * 300)
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.max.spout.pending": 20})
+    with submit(counting(name, words=spout(topics, name)), conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+    failed: list[int] = []
+
+    def once(txid: int) -> None:
+        if journal(name).results.get("new") and not failed:
+            failed.append(txid)
+            raise RuntimeError("before the first checkpoint that has any of it")
+
+    journal(name).on["pre_prepare"] = once
+    both = counting(name, words=spout(topics, name), more=spout(topics, other))
+    with submit(both, conf, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+    assert failed
+    assert checkpointed(conf, store, name) == {"old": 10, "new": 300}
+
+
+@pytest.mark.rule("C35")
+def test_the_group_is_never_ahead_of_the_last_committed_checkpoint(topics: Topics, name: str, tmp_path: Path) -> None:
+    """Many records are done, and no checkpoint has them yet."""
+    topics.create(name)
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
+    with submit(counting(name, words=spout(topics, name)), conf, store=store, executor="local") as run:
+        wait_for(lambda: (record := read_record(store, name)) is not None and record.positions is not None, 30)
+        topics.send(name, [b"word"] * 50)
+        wait_for(lambda: journal(name).results.get("word") == 50, 30)
+        wait_for(lambda: stored(topics, name).offset != -1001, 30)
+        assert stored(topics, name).offset == 0
+        run.wait_until_idle(60)  # takes a checkpoint
+        wait_for(lambda: stored(topics, name).offset == 50, 30)
+
+
+@pytest.mark.rule("C37")
+@pytest.mark.parametrize("skip", [False, True], ids=["fail", "skip"])
+@pytest.mark.parametrize("running", [True, False], ids=["running", "restarted"])
+@pytest.mark.parametrize("stateful", [True, False], ids=["stateful", "stateless"])
+def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
+    topics: Topics,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stateful: bool,
+    running: bool,
+    skip: bool,
+) -> None:
+    monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.3)
+    topics.send(topics.create(name), [b"first"] * 50)
+    kafka = spout(topics, name, on_data_loss="skip" if skip else "fail")
+    topology = counting(name, words=kafka) if stateful else plain(name, kafka)
+    store, conf = MemoryStore(), lmdb(tmp_path) if stateful else {}
+
+    def found() -> Counter[str]:
+        return Counter(checkpointed(conf, store, name) if stateful else [word for (word,) in seen(name).executed])
+
+    run = submit(topology, conf, store=store if stateful else None, executor="local")
+    try:
+        run.wait_until_idle(60)
+        assert found() == {"first": 50}
+        if not running:
+            run.stop()
+            at = stored(topics, name)
+        made_again(topics, name, [b"second"] * 100)
+        if not running:
+            if not stateful:  # Kafka forgets the offset with the topic, as a rule; not when the coordinator was away
+                group = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
+                group.commit(offsets=[at], asynchronous=False)
+                group.close()
+            run = submit(topology, conf, store=store if stateful else None, executor="local")
+        if not skip:
+            with pytest.raises(CoreTopologyFailed, match=f"topic '{name}' was deleted and created again"):
+                run.join(30)
+            return
+        if stateful:
+            wait_for(lambda: found() == {"first": 50, "second": 100}, 30)
+        else:  # at least once: what was read before it was noticed comes again
+            wait_for(lambda: found()["second"] >= 100 and run.status().pending == 0, 30)
+        run.wait_until_idle(60)
+        assert found()["first"] == 50
+    finally:
+        run.stop()
+
+
+@pytest.mark.rule("C35")
+def test_the_position_of_an_idle_partition_is_committed_again_and_again(topics: Topics, name: str) -> None:
+    """Kafka forgets what nobody has committed for long, also while somebody reads there."""
+    topics.send(topics.create(name), [b"before"])
+    with submit(plain(name, spout(topics, name, start="latest")), {}, executor="local") as run:
+        run.wait_until_idle(60)
+        wait_for(lambda: stored(topics, name).offset == 1, 30)
+        topics.admin.delete_consumer_groups([name])[name].result(30)
+        wait_for(lambda: stored(topics, name).offset == 1, 30)
+        assert json.loads(stored(topics, name).metadata)["topic_id"]
