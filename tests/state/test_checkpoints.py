@@ -516,7 +516,7 @@ def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_pa
         run.wait_until_idle(30)
     assert checkpointed(conf, store, key)["the"] == 6
     journal(key).steps.clear()
-    entries = [("count", word, count) for word, count in counts.items()]
+    entries = [("count", (word, count, None, 0)) for word, count in counts.items()]
     restore_state(
         topology("first", "second"), Config.of(conf), store, record.document(), lambda: iter(entries), "the snapshot"
     )

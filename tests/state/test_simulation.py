@@ -112,10 +112,18 @@ def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pyt
 def test_a_spout_that_gives_before_its_position_is_recorded_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    """Nor soon after: a driver that begins waits for its interval first."""
+    due_in = Checkpoints.due_in
+
     def only_the_first(self: Checkpoints) -> bool:
         return self._exact and self.record.positions is None and self.record.pending is None
 
+    def later(self: Checkpoints, now: float) -> float | None:
+        self._taken_at = now if self._taken_at is None else self._taken_at
+        return due_in(self, now)
+
     monkeypatch.setattr(Checkpoints, "_first", property(only_the_first))
+    monkeypatch.setattr(Checkpoints, "due_in", later)
     assert _wrong(seed, True, ("driver dies", "task dies"), ("spout added",))
 
 
