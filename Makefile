@@ -11,7 +11,7 @@ SCHEDULES ?= 100000
 run: $(STAMP)
 	$(BIN)/python -m framework.run
 
-PROCESSES ?= 3
+PROCESSES ?= 4
 # Processes side by side (tests/kit/targets.py says what shares one): these tests wait more than they compute.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --durations=30 --durations-min=10
 
