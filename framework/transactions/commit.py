@@ -29,11 +29,22 @@ from framework.errors import ConfigError, InvariantViolation, RetryableError, St
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
+from framework.transactions.coordinator import plan_digest
 from framework.transactions.steps import Step, Steps, perform
 
 #: Tombstones are removed once in so many transactions: it may cost a scan.
 PURGE_EVERY = 1_000
 TAKE_OVER_TRIES = 1_000
+#: Stands where the positions of a topology were forgotten.
+FORGOTTEN = plan_digest({})
+
+
+def _check_plan(state: FencedState, opened: OpenCommit, txid: int, held: str | None) -> None:
+    if opened.txid != txid or opened.plan_digest != held:
+        raise ConfigError(
+            f"{state.location} was opened for txid {opened.txid} with plan {opened.plan_digest}, and ZooKeeper holds plan "
+            f"{held} for txid {txid}: one of the two was restored from a backup; restore the other one too"
+        )
 
 
 def _noted_nowhere(location: str, txid: int) -> None:
@@ -155,15 +166,13 @@ class CommitPhase:
                     f"{state.location} is done with transaction {currtx}, for which it was never opened: its header was written "
                     "by something else; restore the sink, or start anew with `python -m framework.reset --everything`"
                 )
+            committed = digests.get(currtx - 1, FORGOTTEN)
+            if header.open is not None and header.open.txid == currtx - 1 and committed != FORGOTTEN:
+                _check_plan(state, header.open, currtx - 1, committed)
             return False
         if header.open.txid == currtx and header.open.plan_digest == ROLLED_BACK:
             return False
-        if header.open.txid > currtx or header.open.plan_digest != digests.get(currtx):
-            raise ConfigError(
-                f"{state.location} was opened for txid {header.open.txid} with plan {header.open.plan_digest}, and "
-                f"ZooKeeper holds plan {digests.get(currtx)} for txid {currtx}: one of the two was restored from a "
-                "backup; restore the other one too"
-            )
+        _check_plan(state, header.open, currtx, digests.get(currtx))
         return True
 
     # --- attempts --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader
 from framework.topology import Header, OpenCommit
 from framework.topology.fencing import ROLLED_BACK
-from framework.transactions.commit import CommitPhase
+from framework.transactions.commit import FORGOTTEN, CommitPhase
 from sinks import MapState, MemoryBackend, OpaqueMapState
 
 
@@ -83,6 +83,24 @@ def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) 
     assert failure is not None and "holds transactions up to 0 only" in failure.message
     with pytest.raises(ConfigError, match="the sink is behind"):
         phase(backend, 2, currtx=2)
+
+
+@pytest.mark.rule("C2")
+def test_a_sink_that_holds_the_last_transaction_by_another_plan_is_refused(backend: MemoryBackend) -> None:
+    """It went back to before that was rolled back and planned anew."""
+    force(backend, done=1, opened=OpenCommit(1, 1, "gone for good"))
+    state = OpaqueMapState(backend)
+
+    def opened_by(epoch: int, held: str) -> bool:
+        executor: Any = OneTask(state)
+        return CommitPhase("topology", [state], executor, epoch).open(2, {1: held})
+
+    with pytest.raises(
+        ConfigError, match="was opened for txid 1 with plan gone for good, and ZooKeeper holds plan another"
+    ):
+        opened_by(2, "another")
+    assert not opened_by(3, "gone for good")
+    assert not opened_by(4, FORGOTTEN)
 
 
 @pytest.mark.rule("C14")
