@@ -66,6 +66,8 @@ _PASSING = (
     *("08", "40", "53", "55006", "55P03", "25P03", "25P04", "57014", "57P01", "57P02", "57P03", "57P05"),
     *("58000", "58030", "42P07"),
 )
+#: Names the lock of those who create tables; any number that nobody else uses.
+_CREATING = int.from_bytes(b"ratchet")
 #: Values that the table does not take, however often they are sent: data, cardinality, constraints, limits.
 _VALUES = ("21", "22", "23", "54")
 
@@ -337,12 +339,19 @@ class PostgresBackend(SqlBackend):
 
     def _create_headers(self, connection: Any) -> None:
         if connection.execute("SELECT to_regclass(%s)", (f'"{HEADERS_TABLE}"',)).fetchone()[0] is None:
-            with self._denied("CREATE on the schema"):
+            with self._creating(connection):
                 super()._create_headers(connection)
 
     def _create_table(self, connection: Any) -> None:
-        with self._denied("CREATE on the schema"):
+        with self._creating(connection):
             super()._create_table(connection)
+
+    @contextmanager
+    def _creating(self, connection: Any) -> Iterator[None]:
+        """One at a time in a database: ``IF NOT EXISTS`` does not see what somebody else has not committed yet."""
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
+        with self._denied("CREATE on the schema"):
+            yield
 
     def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
         query = (
