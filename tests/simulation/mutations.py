@@ -236,7 +236,7 @@ def _purge_too_much(self: CommitPhase, index: int, attempt: Any) -> None:
     self._states[index].purge(self._own(index, attempt), attempt.txid + 1)
 
 
-def _take_nothing_over(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
+def _take_nothing_over(self: CommitPhase, header_state: Any, joins_after: int, note_joined: Any) -> Any:
     found = header_state.prepare(self._topology_id)
     joined = replace(found, incarnation=self._incarnation)
     if joined != found:
@@ -244,8 +244,8 @@ def _take_nothing_over(self: CommitPhase, header_state: Any, joins_after: int) -
     return joined
 
 
-def _joins_as_done(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
-    return _real_take_over(self, header_state, joins_after + 1 if joins_after else 0)
+def _joins_as_done(self: CommitPhase, header_state: Any, joins_after: int, note_joined: Any) -> Any:
+    return _real_take_over(self, header_state, joins_after + 1 if joins_after else 0, note_joined)
 
 
 def _every_state_may_join(self: TopologyDocuments, *arguments: Any, **options: Any) -> Any:
@@ -302,11 +302,6 @@ def _check_or_reset(self: Marker, topology_id: str, standing: Any) -> None:
 
 def _holds_or_reset(self: Marker, wanted: Marker) -> bool:
     return _real_holds(self, wanted) if wanted.epoch <= self.epoch or wanted.txid >= self.txid else False
-
-
-def _take_own_epoch(self: CommitPhase, header_state: Any, joins_after: int) -> Any:
-    found = header_state.prepare(self._topology_id)
-    return found if found.epoch == self._epoch else _real_take_over(self, header_state, joins_after)
 
 
 _real_take_over = CommitPhase._take_over
@@ -373,9 +368,6 @@ MUTATIONS: tuple[Mutation, ...] = (
              lambda shape: shape.back == "sink" and shape.losses > 0 and shape.states > 0),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
-    Mutation("C2: what the leader's own epoch has opened was opened by itself",
-             [(CommitPhase, "_take_over", _take_own_epoch)],
-             lambda shape: shape.back == "zookeeper" and shape.states > 0),
     Mutation("C3: a lost reply is taken for a refusal", [(FencedLeadership, "_was_applied", lambda self: False)]),
     Mutation("C3: a lost reply is taken for success", [(FencedLeadership, "_was_applied", lambda self: True)]),
     Mutation("C5: no sweep", [(CommitPhase, "_sweep", _nothing)]),
@@ -404,7 +396,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(TopologyDocuments, "forget_positions", _forget_all)]),
     Mutation("C20: dead letters can be planned anew, and nobody notes that they were opened",
              [(Topology, "headerless", _but_dead_letters)], lambda shape: shape.letters and shape.opaque),
-    Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)]),
+    Mutation("C21: tombstones of the open transaction are purged", [(CommitPhase, "_purge", _purge_too_much)],
+             lambda shape: shape.deletes and shape.states > 0 and shape.faults > 2 and (shape.moody or shape.losses > 0)),
     Mutation("C24: a stored plan counts as opened", [(TopologyDocuments, "_opened", _every_plan_is_opened)]),
     Mutation("C24: a stored plan counts as opened, and dropped plans stay",
              [(TopologyDocuments, "_opened", _every_plan_is_opened),
