@@ -5,6 +5,7 @@ The long run is ``make simulate SCHEDULES=1000000``.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import re
@@ -88,6 +89,19 @@ def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Mutation, s
         caught = next((number for number, each in seeds if run_schedule(each).violation is not None), None)
     assert caught is not None, f"{SCHEDULES_PER_MUTATION} schedules do not notice: {mutation.name}"
     print(f"caught after {caught} schedules")
+
+
+@pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name) for each in MUTATIONS])
+def test_what_a_mutation_puts_in_place_takes_what_was_there_took(mutation: Mutation) -> None:
+    """Or it would be noticed for that."""
+    for target, name, replacement in mutation.patches:
+        original = target.__dict__[name]
+        if inspect.isfunction(original):
+            taken = inspect.signature(original).parameters
+            inspect.signature(replacement).bind(
+                *(each for each in taken if taken[each].kind is not inspect.Parameter.KEYWORD_ONLY),
+                **{each: None for each in taken if taken[each].kind is inspect.Parameter.KEYWORD_ONLY},
+            )
 
 
 def test_mutations_leave_no_trace(seed: int) -> None:
