@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from framework.acking.acker import Acker
 from framework.acking.budget import ROUND_EXECUTE_S, Budget
-from framework.acking.living import TIMEOUT_TICKS, USER_ERRORS, Living
+from framework.acking.living import TIMEOUT_TICKS, Living
 from framework.acking.living_bolt import LivingBolt
 from framework.acking.living_spout import LivingSpout
 from framework.acking.outcome import Outcome
@@ -27,7 +27,7 @@ from framework.acking.stateful import LivingStatefulBolt
 from framework.acking.turns import OVERTAKE_S, Turns
 from framework.errors import InvariantViolation
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
-from framework.execution.records import Piece, decode_batch, encode_batch
+from framework.execution.records import USER_ERRORS, Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
 from framework.state.checkpoints import CheckpointAction, Marker
 from framework.state.settings import provider_of

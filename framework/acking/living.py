@@ -28,6 +28,7 @@ from framework.errors import (
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.plan import Edge, TaskComponent
+from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology, no_such_task
 from framework.state.checkpoints import Marker, Standing
 from framework.topology import Fields, Tuple
@@ -35,8 +36,6 @@ from framework.topology import Fields, Tuple
 EDGE, ROOTS = "__edge", "__roots"
 #: Shares of the timeout by which time goes on: a tuple fails between one timeout and one and a half after it was emitted.
 TIMEOUT_TICKS = 2
-#: What user code may end with. ``sys.exit()`` ends the instance, not the home.
-USER_ERRORS = (Exception, SystemExit)
 #: What no new instance would do better at: the topology fails.
 _FATAL = (BadRecordError, ConfigError, CorruptStateError, DataLossError, InvariantViolation)
 

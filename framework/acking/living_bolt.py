@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from framework.acking.budget import Budget
-from framework.acking.living import EDGE, ROOTS, USER_ERRORS, AnchoredTuple, Living
+from framework.acking.living import EDGE, ROOTS, AnchoredTuple, Living
 from framework.acking.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
 from framework.execution.plan import Edge, TaskComponent
+from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
 from framework.topology.core import Anchors

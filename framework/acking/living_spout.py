@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from framework.acking.living import TIMEOUT_TICKS, USER_ERRORS, Living
+from framework.acking.living import TIMEOUT_TICKS, Living
 from framework.acking.outcome import Surroundings
 from framework.acking.roots import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.acking.rounds import Orders
 from framework.errors import RetryableError
 from framework.execution.plan import TaskComponent
+from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.state.checkpoints import CheckpointAction, Marker, Standing
 from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from framework.acking.living import USER_ERRORS, AnchoredTuple, Living
+from framework.acking.living import AnchoredTuple, Living
 from framework.acking.living_bolt import LivingBolt, received
 from framework.acking.outcome import Surroundings
 from framework.errors import CorruptStateError, RetryableError
 from framework.execution.plan import TaskComponent
+from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.state.checkpoints import CheckpointAction, Marker, Standing
 from framework.state.rescaling import namespace_of

@@ -32,6 +32,9 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.fencing import CommitFence
 from framework.topology.spouts import ReadCounts
 
+#: What user code may end with. ``sys.exit()`` ends what called it, and no process of Ratchet's.
+USER_ERRORS = (Exception, SystemExit)
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptHeader:

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from framework.errors import FailedException, TopologyError
 from framework.execution.plan import ExecutionPlan
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure, decode_batch, encode_batch
+from framework.execution.records import USER_ERRORS, AttemptHeader, FailureKind, TaskFailure, decode_batch, encode_batch
 from framework.execution.spark_session import start_context
 from framework.execution.tasks import PlannedTopology
 from framework.topology.bolts import DataFrameBolt
@@ -105,7 +105,7 @@ class SqlFrames:
                     f"bolt {component_id!r} declares {', '.join(missing)}, and its DataFrame has {', '.join(result.columns)}"
                 )
             return result.select(*(f"`{name}`" for name in declared))
-        except Exception as error:
+        except USER_ERRORS as error:
             raise FrameFailed(_failure(error, component_id)) from error
 
     def _fields(self, component_id: str, input_name: str) -> Fields:
@@ -130,7 +130,7 @@ def frame_bolts(plan: ExecutionPlan) -> list[str]:
     return [component_id for _, component_id in plan.frame_outputs]
 
 
-def _failure(error: Exception, component_id: str) -> TaskFailure:
+def _failure(error: BaseException, component_id: str) -> TaskFailure:
     """What was raised, also when Spark has wrapped it up on its way from an executor."""
     failure = TaskFailure.of(error, component_id, 0)
     if failure.kind is FailureKind.ERROR and f"{FailedException.__module__}.FailedException" in str(error):

@@ -18,6 +18,7 @@ from framework.execution.collector import TaskCollector
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts
 from framework.execution.records import (
+    USER_ERRORS,
     AttemptHeader,
     CommitterState,
     Control,
@@ -275,7 +276,7 @@ class _Guard:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, _UserCodeFailed):
+        if isinstance(error, USER_ERRORS) and not isinstance(error, _UserCodeFailed):
             raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index)) from error
 
 

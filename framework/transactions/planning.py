@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from framework.errors import DataLossError, RatchetError, RetryableError
-from framework.execution.records import FailureKind, TaskFailure
+from framework.execution.records import USER_ERRORS, FailureKind, TaskFailure
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.sources import CoordinatorPlanner
@@ -125,7 +125,7 @@ class PlanningThread:
                 _log.warning("source.waiting", reason=str(error))
             self.waiting_for = str(error)
             return RETRY_S
-        except Exception as error:  # noqa: BLE001 - a planner is user code; the run ends with what it raised
+        except USER_ERRORS as error:  # a planner is user code; the run ends with what it raised
             lost = isinstance(error, DataLossError)
             kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
             trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
@@ -165,11 +165,11 @@ class PlanningThread:
     def _telling(self, committed: Plan) -> Steps[None]:
         try:
             yield partial(self._planner.committed, committed)
-        except Exception as error:  # noqa: BLE001 - it informs others; the batch is closed whatever comes of it
+        except USER_ERRORS as error:  # it informs others; the batch is closed whatever comes of it
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:
         try:
             future.set_result(function(self._planner))
-        except Exception as error:  # noqa: BLE001 - handed to whoever asked
+        except USER_ERRORS as error:  # handed to whoever asked
             future.set_exception(error)

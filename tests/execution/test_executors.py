@@ -182,6 +182,18 @@ def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tm
     assert state.get("total") is None
 
 
+@pytest.mark.behaviour("1.5")
+def test_user_code_that_calls_exit_fails_like_any_other(tmp_path: Path) -> None:
+    builder, _ = global_count(tmp_path / "x.db")
+    (tmp_path / "failures").write_text("1000")
+    builder.set_bolt("broken", Relay(str(tmp_path / "failures"), SystemExit)).shuffle_grouping("spout")
+    with (
+        start(builder.build(), ("local", {}), **{"topology.max.attempts": 3}) as run,
+        pytest.raises(TopologyFailed, match=r"broken\[0\]: SystemExit: as asked"),
+    ):
+        run.wait_until_caught_up(20)
+
+
 class Doubles(ArrowBolt):
     """Emits each batch on the default stream and, doubled, on another."""
 

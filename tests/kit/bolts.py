@@ -60,7 +60,7 @@ class Relay(BaseBasicBolt):
 
     deterministic = True
 
-    def __init__(self, failures: str | None = None, error: type[Exception] = FailedException) -> None:
+    def __init__(self, failures: str | None = None, error: type[BaseException] = FailedException) -> None:
         self.failures = failures
         self.error = error
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from queue import Queue
 from typing import Any
 
+from framework.execution.records import TaskFailure
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.planning import PlanningThread
@@ -54,4 +55,22 @@ def test_a_plan_that_was_being_made_when_another_was_asked_for_is_thrown_away() 
         assert made.empty()
     finally:
         planner.may_go.release()
+        thread.close()
+
+
+class Exits(Slow):
+    def plan(self, previous: Mapping[str, Any]) -> Plan:
+        raise SystemExit("enough")
+
+
+def test_a_planner_that_calls_exit_fails_like_any_other() -> None:
+    failures: Queue[TaskFailure] = Queue()
+    thread = PlanningThread(
+        Exits(), Threads(), on_plan=lambda asked, plan: None, on_failure=failures.put, idle_poll_max_s=0.1
+    )
+    thread.start()
+    try:
+        thread.ask(AskPlan(0, 1, None))
+        assert failures.get(timeout=TIMEOUT_S).message == "SystemExit: enough"
+    finally:
         thread.close()
