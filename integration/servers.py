@@ -179,13 +179,21 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state if any(is_ours(pid, folder) for pid in state["pids"].values()) else None
 
 
+#: Of a process whose end has begun (``PF_EXITING`` of the kernel).
+_EXITING = 0x4
+
+
 def is_ours(pid: int, folder: Path) -> bool:
     """Whether that process is a server of this folder, and not a later one with the same number."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0]
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        state, flags = fields[0], int(fields[6])
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except (OSError, IndexError):
         return False
-    # A JVM's first thread may be gone while others still hold its ports; its command line is gone then, too.
-    return threads > 1 if state == "Z" else str(folder).encode() in command
+    # A JVM's first thread may be gone while others still hold its ports; its command line is gone then, too. So is that of one
+    # that is about to end: its memory goes first, its ports after that.
+    if state == "Z":
+        return threads > 1
+    return bool(flags & _EXITING) or str(folder).encode() in command

@@ -20,6 +20,7 @@ from integration.hosts import ChildProcess
 from integration.jars import kafka_jars
 from integration.java import find_java
 from integration.server import free_port, port_taken
+from integration.servers import is_ours
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -281,3 +282,22 @@ def _wait_for(condition: object, timeout_s: float = 30) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def test_a_server_that_is_ending_is_there_until_its_ports_are_free(tmp_path: Path) -> None:
+    """Its memory goes first: the more it has, the longer its ports outlive its command line."""
+    code = """
+import socket, sys
+held, server = b"x" * (1 << 30), socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        process.kill()
+        while is_ours(process.pid, tmp_path):
+            pass
+        assert not port_taken(port)
