@@ -76,19 +76,9 @@ class CommitPhase:
 
     # --- start -----------------------------------------------------------------------------------------------
 
-    def open(
-        self,
-        currtx: int,
-        digests: Mapping[int, str],
-        *,
-        joining: Collection[str] = (),
-        note_joined: Callable[[str, int], None] = _noted_nowhere,
-    ) -> bool:
-        """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
-        ``currtx`` was opened before: then its plan is binding. ``joining``: locations of states that join at ``currtx`` if
-        they hold nothing yet; ``note_joined`` is told before.
-        Raises ``ConfigError`` saying which of the two is ahead (C2)."""
-        return perform(self.opening(currtx, digests, joining=joining, note_joined=note_joined))
+    def open(self, currtx: int, digests: Mapping[int, str], *, joining: Collection[str] = ()) -> bool:
+        """Perform the steps of ``opening``."""
+        return perform(self.opening(currtx, digests, joining=joining))
 
     def opening(
         self,
@@ -98,6 +88,10 @@ class CommitPhase:
         joining: Collection[str] = (),
         note_joined: Callable[[str, int], None] = _noted_nowhere,
     ) -> Steps[bool]:
+        """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
+        ``currtx`` was opened before: then its plan is binding. ``joining``: locations of states that join at ``currtx`` if
+        they hold nothing yet; ``note_joined`` is told before.
+        Raises ``ConfigError`` saying which of the two is ahead (C2)."""
         opened = False
         for index, state in enumerate(self._states):
             after = currtx - 1 if state.location in joining else 0
@@ -303,9 +297,8 @@ class CommitPhase:
         with self._lock:
             current = self._own(index, attempt)
             marked = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK))
-            self._replace(
-                index, current, marked.finished(attempt.txid - 1)
-            )  # it may have been done, and is not any more
+            # It may have been done, and is not any more.
+            self._replace(index, current, marked.finished(attempt.txid - 1))
 
     def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

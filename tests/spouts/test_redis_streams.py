@@ -45,6 +45,13 @@ def fill(client: Any, stream: str, count: int) -> None:
         client.xadd(stream, {"word": f"w{number}", "n": number})
 
 
+def give_to_another(client: Any, stream: str, count: int) -> None:
+    """Entries that somebody else of the group has been given, and has not acknowledged."""
+    fill(client, stream, count)
+    client.xgroup_create(stream, "words", "0")
+    client.xreadgroup("words", "somebody-else", {stream: ">"})
+
+
 def pending(client: Any, stream: str) -> int:
     return int(client.xpending(stream, "words")["pending"])
 
@@ -107,9 +114,7 @@ def test_pending_entries_of_another_task_are_taken_over(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.05)
-    fill(client, stream, 5)
-    client.xgroup_create(stream, "words", "0")
-    client.xreadgroup("words", "somebody-else", {stream: ">"})
+    give_to_another(client, stream, 5)
     run = stepped(redis_server.url, stream, Rich(stream, ack), take_over_after_s=0.2)
     until(run, lambda: run.driver.status().components["stream"].completed == 5)
     run.rounds.close()
@@ -167,9 +172,7 @@ def test_entries_of_a_task_that_is_gone_are_taken_over_while_new_ones_come(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.0)
-    fill(client, stream, 3)
-    client.xgroup_create(stream, "words", "0")
-    client.xreadgroup("words", "somebody-else", {stream: ">"})
+    give_to_another(client, stream, 3)
     spout = RedisStreamSpout(
         stream, Fields(word=str, n=int), url=redis_server.url, group="words", take_over_after_s=0.001
     )

@@ -196,15 +196,15 @@ class Retrying(Source):
             self.ack(message_id)
 
 
+def poison(word: str) -> None:
+    if word == "poison":
+        raise RuntimeError("cannot do that")
+
+
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.5")
 def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: Path) -> None:
     """At-least-once: each time, everything goes back; only the record itself has failed."""
-
-    def poison(word: str) -> None:
-        if word == "poison":
-            raise RuntimeError("cannot do that")
-
     journal(key).on["execute"] = poison
     words = [f"word{number}" for number in range(500)]
     words[123] = "poison"
@@ -232,11 +232,6 @@ class Noisy(Count):
 @pytest.mark.behaviour("5.4")
 def test_a_stateful_bolt_that_dies_after_many_reported_errors_is_recovered(key: str, tmp_path: Path) -> None:
     """At-least-once: the last error decides, however many came before it."""
-
-    def poison(word: str) -> None:
-        if word == "poison":
-            raise RuntimeError("cannot do that")
-
     journal(key).on["execute"] = poison
     builder = TopologyBuilder(key)
     builder.set_spout("words", Retrying(key, ["one", "poison", "two"], 1))
