@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Fields, Header
-from sinks.files import DataFile, FileTable, is_of_another_table, may_be_open
+from sinks.files import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 from sinks.partitions import NULL_FOLDER, is_text, texts_of
 
 try:
@@ -40,7 +40,7 @@ class DeltaLakeTable(FileTable):
     """
 
     kind = "DeltaLakeTable"
-    own_names = frozenset({"_ratchet", "_delta_log"})
+    own_names = frozenset({OWN_FOLDER, "_delta_log"})
 
     @property
     def can_undo(self) -> bool:

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 #: A file is not made larger than this, and compaction makes them about as large.
 TARGET_BYTES = 128 * 1024 * 1024
+#: In a table's folder: what tells it from any other folder, and holds what Ratchet knows of it.
+OWN_FOLDER = "_ratchet"
 _HOLD_TRIES = 20
 #: Format 1 had the values of partitions in the names of folders alone, and no kind.
 _FORMAT = 2
@@ -97,7 +99,7 @@ class TableShape:
     @staticmethod
     def read(folder: Path) -> TableShape | None:
         """The shape of the table in ``folder``; None when there is none. Raises ``CorruptStateError``."""
-        path = folder / "_ratchet" / "schema.json"
+        path = folder / OWN_FOLDER / "schema.json"
         try:
             found = read_document(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -291,7 +293,7 @@ class FileTable(FencedState):
             )
 
     #: What a folder may hold before its first header is written.
-    own_names: frozenset[str] = frozenset({"_ratchet"})
+    own_names: frozenset[str] = frozenset({OWN_FOLDER})
 
     def read_header(self) -> Header:
         header = self._chain.read()
@@ -430,7 +432,7 @@ class FileTable(FencedState):
 
     @property
     def _folder(self) -> Path:
-        return self.path / "_ratchet"
+        return self.path / OWN_FOLDER
 
     @property
     def _chain(self) -> HeaderChain:
@@ -463,7 +465,7 @@ def _comparable(value: Any) -> Any:
 
 def is_of_another_table(path: str, folder: Path) -> bool:
     """Whether a file below a table's folder belongs to a table of its own there."""
-    return any((folder / each / "_ratchet").exists() for each in Path(path).parents if each != Path())
+    return any((folder / each / OWN_FOLDER).exists() for each in Path(path).parents if each != Path())
 
 
 def may_be_open(path: str, done: int) -> bool:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
 from framework.topology import Header
-from sinks.files import DataFile, FileTable, is_of_another_table, may_be_open
+from sinks.files import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 from sinks.folders import make_folder, named_errors, overwrite, read_document, write_once
 from sinks.partitions import Texts
 
@@ -40,7 +40,7 @@ class ParquetTable(FileTable):
     """
 
     kind = "ParquetTable"
-    own_names = frozenset({"_ratchet", "_manifest"})
+    own_names = frozenset({OWN_FOLDER, "_manifest"})
 
     @property
     def can_undo(self) -> bool:
