@@ -272,8 +272,9 @@ def _end_of(
     """A topic that was just made is not known to everybody yet: ask again until the deadline."""
     while True:
         try:
-            asked = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=level)
-            return int(asked[where].result(STEP_TIMEOUT_S).offset)
+            wanted = {where: OffsetSpec.latest()}
+            asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=STEP_TIMEOUT_S)
+            return int(asked[where].result().offset)
         except KafkaException as error:
             if time.monotonic() > deadline:
                 raise errors.explain(error, admin) from error

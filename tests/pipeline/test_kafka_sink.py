@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import socket
 from collections import Counter
 from dataclasses import asdict
 from decimal import Decimal
@@ -288,11 +289,18 @@ def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
 ) -> None:
     markers = topics.create(f"ratchet-markers-{name}")
     open_one = left_open(topics, topics.create(name), name, "sink/0")
-    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 5.0)  # a slow machine's broker answers within
     monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.0)
     with pytest.raises(RetryableError, match=rf"the markers in '{markers}' could not be read to offset 1 yet"):
         read_markers(KafkaSettings(topics.bootstrap_servers, None), markers, "another")
     open_one.commit_transaction(30)
+
+
+@pytest.mark.rule("C25")
+def test_markers_of_a_broker_that_does_not_answer_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError, match="127.0.0.1"):
+        read_markers(KafkaSettings(f"127.0.0.1:{silent.getsockname()[1]}", None), "markers", "wordcount")
 
 
 # --- whose markers, and of when (C25) ----------------------------------------------------------------------------------
