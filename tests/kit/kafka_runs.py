@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,13 @@ class KafkaRuns:
         with self.start(config, fresh=fresh, **changes) as run:
             run.wait_until_caught_up(TIMEOUT_S)
         return run
+
+    def await_counts(self, run: Run, expected: Mapping[str, int]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while (found := self.counts() if self.path.exists() else {}) != expected:
+            status = run.status()
+            assert status.phase != "failed" and time.monotonic() < deadline, f"{found} instead of {expected}: {status}"
+            time.sleep(0.02)
 
     def counts(self) -> dict[str, int]:
         return dict(self.rows("SELECT value, n FROM counts WHERE _deleted = 0"))

@@ -71,7 +71,7 @@ def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginn
         topics.send(f"{name}-a", [b"p"] * 4, 2)
         topics.send(topics.create(f"{name}-b"), [b"b"] * 5)
         topics.send(topics.create(f"other-{name}"), [b"no"])
-        wait_for(lambda: runs.counts() == {"p": 4, "b": 5}, "new partitions and topics")
+        runs.await_counts(run, {"p": 4, "b": 5})
         plans = [record.plan for record in run.transactions()]
     assert set(plans[0]) == {f"{name}-a/0"}  # what is planned is planned: the first batch knows one partition for ever
     assert {f"{name}-a/2", f"{name}-b/0"} <= set(plans[-1])
@@ -86,7 +86,7 @@ def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
         wait_for(lambda: run.status().phase == "running", "the run")
         run.wait_until_caught_up(TIMEOUT_S)  # nothing is soon read
         runs.topics.send(runs.topics.create(f"{runs.name}-late"), [b"x"] * 3)
-        wait_for(lambda: runs.path.exists() and runs.counts() == {"x": 3}, "the new topic")
+        runs.await_counts(run, {"x": 3})
 
 
 @pytest.mark.behaviour("2.3")
