@@ -36,8 +36,7 @@ from spouts.kafka_checks import (
     fields_of,
 )
 from spouts.kafka_decoding import RecordDecoder, dead_letters
-from spouts.kafka_partitions import Position, partition_id, position_after, topic_and_number
-from spouts.kafka_session import Where
+from spouts.kafka_partitions import Position, Where, partition_id, position_after, topic_and_number
 from spouts.kafka_tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
 

@@ -30,6 +30,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
+from spouts.kafka_assignment import Assignment, placed
 from spouts.kafka_partitions import Position, partition_id, topic_and_number
 from spouts.kafka_session import NOT_IN_LOG
 
@@ -289,7 +290,9 @@ def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Posit
     errors = ConnectionErrors(settings.bootstrap_servers)
     consumer = errors.made(lambda: Consumer({**settings.consumer(group), **_LITTLE, "error_cb": errors.heard}))
     try:
-        consumer.assign([_where(partition, position) for partition, position in positions.items()])
+        Assignment(consumer).begin(
+            [placed(topic_and_number(each), at.offset, at.leader_epoch) for each, at in positions.items()]
+        )
         return sorted(_lost(consumer, set(positions), errors))
     except KafkaException as error:
         raise errors.explain(error) from error
@@ -315,10 +318,6 @@ def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> se
                 f"partition {min(waiting)}: no word for {ANSWER_S:g} s on whether its log was truncated{errors.reason()}"
             )
     return lost
-
-
-def _where(partition: str, position: Position) -> TopicPartition:
-    return TopicPartition(*topic_and_number(partition), position.offset, leader_epoch=position.leader_epoch)
 
 
 def _release_leaked_reference(topic: Any) -> None:

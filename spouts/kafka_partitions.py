@@ -15,6 +15,9 @@ from typing import Any
 
 from framework.topology.spouts import Meta
 
+#: A topic and the number of a partition.
+Where = tuple[str, int]
+
 
 def partition_id(topic: str, number: int) -> str:
     """

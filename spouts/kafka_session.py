@@ -31,7 +31,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from framework.errors import DataLossError, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
-from spouts.kafka_partitions import partition_id
+from spouts.kafka_assignment import Assignment, placed
+from spouts.kafka_partitions import Where, partition_id
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000
@@ -42,15 +43,12 @@ SKIP_RECORDS_MAX = 5_000
 #: A partition that delivers nothing for this long fails the attempt; the replay waits in its turn.
 SILENCE_MAX_S = 10.0
 _POLL_S = 0.05
-CONNECT_TIMEOUT_S = 2.0
 #: Idle consumers kept per process: one per spout task that this worker has served lately.
 SESSIONS_MAX = 8
 #: An idle consumer goes on fetching what nobody may ever want: it is closed after this long.
 IDLE_MAX_S = 300.0
 #: What a consumer says of an offset that is not in the log, or not as it was.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-
-Where = tuple[str, int]
 
 
 class Range(NamedTuple):
@@ -93,6 +91,7 @@ class KafkaSession:
         self._errors = ConnectionErrors(self._where)
         heard = {"error_cb": self._errors.heard}
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
+        self._assignment = Assignment(self._consumer)
         self._assigned: dict[Where, _Assigned] = {}
 
     def read(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
@@ -112,7 +111,7 @@ class KafkaSession:
     def connect(self) -> None:
         """Open the connections that the first read would open."""
         try:
-            self._consumer.list_topics(timeout=CONNECT_TIMEOUT_S)
+            self._assignment.look_up()
         except KafkaException as error:
             raise self._errors.explain(error) from error
 
@@ -254,10 +253,7 @@ class KafkaSession:
         self._unassign([where])
         first = wanted.first
         try:
-            position = TopicPartition(where[0], where[1], first)
-            if wanted.leader_epoch is not None:
-                position = TopicPartition(where[0], where[1], first, leader_epoch=wanted.leader_epoch)
-            self._consumer.incremental_assign([position])
+            self._assignment.begin([placed(where, first, wanted.leader_epoch)])
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
         self._assigned[where] = _Assigned(first, wanted)

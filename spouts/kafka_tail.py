@@ -22,10 +22,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from framework.errors import ConfigError, DataLossError, FailedException, RetryableError
 from framework.kafka_clients import ConnectionErrors, KafkaSettings, kafka_error
+from spouts.kafka_assignment import Assignment, placed
 from spouts.kafka_group import GroupOffsets, position_of_group
 from spouts.kafka_metadata import KafkaMetadata, KafkaTopics
-from spouts.kafka_partitions import Position, partition_id, topic_and_number
-from spouts.kafka_session import NOT_IN_LOG, Where
+from spouts.kafka_partitions import Position, Where, partition_id, topic_and_number
+from spouts.kafka_session import NOT_IN_LOG
 
 _log = structlog.get_logger()
 
@@ -72,6 +73,7 @@ class KafkaTail:
         heard = {"error_cb": self._errors.heard, "on_commit": self._group.answered}
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
         self._group.use(self._consumer)
+        self._assignment = Assignment(self._consumer)
         self._assigned: dict[Where, Position] = {}  # where each began
         self._starting: dict[Where, Position] = {}  # as soon as the group has that
         self._lost: dict[
@@ -340,7 +342,7 @@ class KafkaTail:
             known = [TopicPartition(*where) for where in begins if where in self._assigned]
             if known:
                 self._consumer.incremental_unassign(known)
-            self._consumer.incremental_assign([_placed(where, position) for where, position in begins.items()])
+            self._assignment.begin([placed(where, at.offset, at.leader_epoch) for where, at in begins.items()])
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
         for where, position in begins.items():
@@ -365,13 +367,6 @@ class KafkaTail:
         if not self._skip_lost:
             raise DataLossError(f"{what}; {_DECIDE}")
         _log.warning("source.offsets_lost", reason=what)
-
-
-def _placed(where: Where, position: Position) -> TopicPartition:
-    """The broker then checks that the log is still the one that the position was known in."""
-    if position.leader_epoch is None:
-        return TopicPartition(*where, position.offset)
-    return TopicPartition(*where, position.offset, leader_epoch=position.leader_epoch)
 
 
 def _made_again(where: Where, position: Position, current: str) -> str:

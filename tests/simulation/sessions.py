@@ -78,7 +78,7 @@ class _Fetching:
     log: SimLog
     position: int
     epoch: int | None
-    leader: int = -1
+    leader: int
     ended: int = -1
 
 
@@ -88,10 +88,18 @@ class SimConsumer:
         self._fetching: dict[int, _Fetching] = {}
         self._fetched: list[SimMessage] = []
 
+    def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
+        return SimpleNamespace(topics={"topic": SimpleNamespace(partitions=range(len(self._world.logs)))})
+
     def incremental_assign(self, positions: Sequence[TopicPartition]) -> None:
         for each in positions:
             epoch = each.leader_epoch if each.leader_epoch is not None and each.leader_epoch >= 0 else None
-            self._fetching[each.partition] = _Fetching(self._world.logs[each.partition], each.offset, epoch)
+            log = self._world.logs[each.partition]
+            self._fetching[each.partition] = _Fetching(log, each.offset, epoch, leader=log.epoch)
+
+    def seek(self, position: TopicPartition) -> None:
+        """Only now, and when there is another leader, the broker is asked whether the log is still the same."""
+        self._fetching[position.partition].leader = -1
 
     def incremental_unassign(self, positions: Sequence[TopicPartition]) -> None:
         for each in positions:
@@ -136,6 +144,7 @@ class SessionsWorld:
         self.next_record = 0
         self.logs = [SimLog(number) for number in range(PARTITIONS)]
         self.lost = 0
+        self.told = False  # of a loss: the planner asks which logs are other ones only then
         self.truncations = 0
         self.troubled = self.chance.random() < 0.8
 
@@ -175,10 +184,14 @@ class SessionsWorld:
 
     def _batch(self, sessions: list[KafkaSession], positions: list[tuple[int, int | None]]) -> list[Any]:
         ranges, planned, after = {}, [], []
+        misplaced = False
+        told, self.told = self.told, False
         for log, (first, epoch) in zip(self.logs, positions, strict=True):
-            if epoch is not None and min(log.end_of(epoch), len(log.records)) < first:
-                first, epoch = log.end_of(epoch), None  # the planner has asked: it goes on where the log is another one
+            cut = epoch is not None and min(log.end_of(epoch), len(log.records)) < first
+            if cut and epoch is not None and (told or len(log.records) < first):
+                first, epoch, cut = log.end_of(epoch), None, False  # it goes on where the log is another one
             end = min(first + self.chance.randint(0, 5), len(log.records))
+            misplaced = misplaced or (cut and first < end)
             ranges["topic", log.number] = Range(first, end, epoch, "id", log.epoch)
             planned += [record for _, record in log.records[first:end]]
             after.append((end, log.epoch if end > first or epoch is None else epoch))
@@ -190,13 +203,16 @@ class SessionsWorld:
                 found = [message.record for chunk in chunks for message in chunk]  # type: ignore[attr-defined]
             except (DataLossError, RetryableError) as error:
                 self.lost += 1
+                self.told = self.told or isinstance(error, DataLossError)
                 there = [record for records in still for _, record in records] == planned
                 now = [log.records[r.first : r.end] for log, r in zip(self.logs, ranges.values(), strict=True)]
-                if there and now == still and isinstance(error, DataLossError):
+                if there and now == still and isinstance(error, DataLossError) and not misplaced:
                     raise Wrong(f"{ranges} are as they were planned: {error}") from error
                 continue
             if found != planned:
                 raise Wrong(f"{planned} were planned in {ranges}, and {found} came")
+            if misplaced:
+                raise Wrong(f"{ranges} begin behind the end of a log that was truncated, and were read")
             return after
         return [(position, epoch) for position, epoch in positions] if planned else after
 

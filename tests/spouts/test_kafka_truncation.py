@@ -72,10 +72,12 @@ def read(runs: KafkaRuns, plan: Plan) -> list[str]:
     return [value for batch in batches for value in batch.column(0).to_pylist()]
 
 
-def test_what_a_kept_consumer_has_ahead_of_a_log_that_was_truncated_is_not_handed_out(
-    runs: KafkaRuns, broker: KafkaBroker
+@pytest.mark.parametrize("consumer", ["kept", "new", "warmed up"])
+def test_what_came_in_place_of_a_truncated_end_is_not_handed_out(
+    runs: KafkaRuns, broker: KafkaBroker, consumer: str
 ) -> None:
-    """It stands right where the next range begins, with records of the former log already fetched."""
+    """A kept consumer stands right where the next range begins, with records of the former log already fetched; one that is warmed
+    up knows who leads the partition before it is assigned."""
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 5)
     kept = log_file(broker, name).stat().st_size
@@ -90,6 +92,10 @@ def test_what_a_kept_consumer_has_ahead_of_a_log_that_was_truncated_is_not_hande
     second = planned(planner, first)
     planner.close()
     assert offsets(second) == {f"{name}/0": (10, 20)}
+    if consumer != "kept":
+        sessions.close()
+    if consumer == "warmed up":
+        runs.spout().reader({}, CONTEXT).warm_up()
     with pytest.raises(DataLossError, match="truncat"):
         read(runs, second)
 
