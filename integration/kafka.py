@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from integration.errors import ServerError
 from integration.jars import Progress
-from integration.server import Server, free_port, port_taken, start_together, stop_all
+from integration.server import QUICK, Server, free_port, port_taken, start_together, stop_all
 
 HEAP = "-Xmx512m"
 #: From this many brokers on, the first three are controllers: any one of all may die.
@@ -126,12 +126,11 @@ class KafkaBroker(Server):
             properties[key] = properties.get(key, "") + value
         config = self.write("server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
         if not (data / "meta.properties").exists():
-            self._format([java, "-Xmx128m", logging, "-cp", classpath], config)
+            self._format([java, "-Xmx128m", *QUICK, logging, "-cp", classpath], config)
         return [
             java,
             HEAP,
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
+            *QUICK,
             logging,
             "-cp",
             classpath,

@@ -17,6 +17,8 @@ from integration.hosts import STOP_TIMEOUT_S, Launch, Running, find_host
 START_TIMEOUT_S = 60.0
 _START_TRIES = 3
 
+#: JVMs that live for a run and serve one machine start in a third less CPU time with these.
+QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _LOG4J = """status = warn
 appender.console.type = Console
 appender.console.name = console

@@ -11,7 +11,7 @@ from typing import Any
 
 from integration.hosts import EMBEDDED
 from integration.jars import spark_jars
-from integration.server import Server, free_port, start_together, stop_all, wait_until
+from integration.server import QUICK, Server, free_port, start_together, stop_all, wait_until
 
 _ANSWER_TIMEOUT_S = 5.0
 _REGISTER_TIMEOUT_S = 60.0
@@ -32,7 +32,7 @@ class _SparkProcess(Server):
     def command(self, *arguments: str) -> list[str]:
         """Without this process's import path: what executors can import must be what they are given."""
         home = spark_jars().parent
-        options = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {self.java_logging()} -Dratchet.folder={self.folder}"
+        options = f"{' '.join(QUICK)} {self.java_logging()} -Dratchet.folder={self.folder}"
         environment = [
             "env",
             "-u",

@@ -13,6 +13,7 @@ from framework.transactions import ZooKeeperStore
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.stores import Feed, server_of, wait_for
+from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -33,7 +34,7 @@ def die_at_each(job: Job, faults: Faults, boundaries: range) -> set[str]:
 @pytest.mark.fault(1)
 @pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 def test_a_driver_that_dies_at_some_step_boundaries_ends_exact(
-    make_job: Callable[..., Job], faults: Faults, values: str, often: Callable[[int, int], int]
+    make_job: Callable[..., Job], faults: Faults, values: str, often: Often
 ) -> None:
     """Each life some boundaries further from its start than the one before."""
     job = make_job(values=values)
@@ -76,7 +77,7 @@ def kill_often(job: Job, faults: Faults, times: int, chance: random.Random) -> N
 
 @pytest.mark.fault(2)
 def test_a_driver_killed_a_few_times_ends_exact(
-    make_job: Callable[..., Job], faults: Faults, seed: int, often: Callable[[int, int], int]
+    make_job: Callable[..., Job], faults: Faults, seed: int, often: Often
 ) -> None:
     kill_often(make_job(), faults, often(2, 3), random.Random(seed))
 

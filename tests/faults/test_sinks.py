@@ -24,6 +24,7 @@ from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.stores import wait_for
 from tests.kit.striking import lose_a_reply, strike
+from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -40,7 +41,7 @@ def test_postgres_killed_while_it_is_written_to_ends_exact(
     faults: Faults,
     values: str,
     seed: int,
-    often: Callable[[int, int], int],
+    often: Often,
 ) -> None:
     def bounce() -> None:
         own_postgres.kill()
@@ -58,7 +59,7 @@ def test_a_lost_acknowledgement_of_postgres_is_reconciled(
     own_postgres: PostgresServer,
     faults: Faults,
     values: str,
-    often: Callable[[int, int], int],
+    often: Often,
 ) -> None:
     with TcpProxy(own_postgres.address) as link:
         job = make_job("postgres", values, address=proxied(own_postgres, link))
@@ -67,7 +68,7 @@ def test_a_lost_acknowledgement_of_postgres_is_reconciled(
 
 @pytest.mark.fault(22)
 def test_a_rival_that_locks_the_sqlite_file_is_waited_for(
-    make_job: Callable[..., Job], faults: Faults, often: Callable[[int, int], int]
+    make_job: Callable[..., Job], faults: Faults, often: Often
 ) -> None:
     job = make_job()
 
@@ -209,7 +210,7 @@ def test_slow_sliced_and_reset_links_end_exact(
     own_postgres: PostgresServer,
     faults: Faults,
     how: str,
-    often: Callable[[int, int], int],
+    often: Often,
 ) -> None:
     with TcpProxy(zookeeper.address) as to_zookeeper, TcpProxy(own_postgres.address) as to_sink:
         links = (to_zookeeper, to_sink)

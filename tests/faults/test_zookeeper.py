@@ -18,6 +18,7 @@ from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.stores import Feed, wait_for
 from tests.kit.striking import lose_a_reply, strike
+from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -28,7 +29,7 @@ def test_zookeeper_killed_around_commits_loses_no_transaction(
     zookeeper: ZooKeeperServer,
     faults: Faults,
     seed: int,
-    often: Callable[[int, int], int],
+    often: Often,
 ) -> None:
     def bounce() -> None:
         zookeeper.kill()
@@ -89,7 +90,7 @@ def test_a_session_that_expires_ends_a_term_and_another_begins(
 
 @pytest.mark.fault(12)
 def test_a_write_whose_reply_is_lost_is_recognised_as_its_own(
-    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, often: Callable[[int, int], int]
+    make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, often: Often
 ) -> None:
     with TcpProxy(zookeeper.address) as link:
         job = make_job(zookeeper=link.address, watched=zookeeper.address)

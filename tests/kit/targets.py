@@ -59,7 +59,10 @@ def in_all(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--all"))
 
 
+Often = Callable[[int, int], int]
+
+
 @pytest.fixture
-def often(in_all: bool) -> Callable[[int, int], int]:
+def often(in_all: bool) -> Often:
     """How often to repeat something: the first number in ``make test``, the second in ``make test-all``."""
     return lambda usually, whole: whole if in_all else usually

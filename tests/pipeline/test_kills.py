@@ -6,7 +6,7 @@ import contextlib
 import random
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,16 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer
         yield servers
 
 
-@pytest.mark.parametrize("spout", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spout", ["opaque", "transactional"])
 @pytest.mark.fault(2)
 @pytest.mark.behaviour("6.2")
 def test_driver_killed_again_and_again_ends_exact(
-    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int, often: Callable[[int, int], int]
+    flights: EmbeddedServers, tmp_path: Path, spout: str, seed: int
 ) -> None:
     chance = random.Random(seed)
-    kills = often(1, 20)
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, often(2_000, 1_000), "/driver")
+    kills = 20
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 1_000, "/driver")
     killed, moments = 0, []
     try:
         while killed < kills:

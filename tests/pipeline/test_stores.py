@@ -7,7 +7,7 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -115,12 +115,13 @@ def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> Non
     job.check()
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("3.1", "3.2")
 @pytest.mark.fault(2, 9, 21)
 def test_random_kills_of_driver_sink_and_zookeeper_end_exact(
-    job: Job, sink: tuple[str, Server | None], zookeeper: ZooKeeperServer, seed: int, often: Callable[[int, int], int]
+    job: Job, sink: tuple[str, Server | None], zookeeper: ZooKeeperServer, seed: int
 ) -> None:
-    kills = int(KILLS or often(2, 4))
+    kills = int(KILLS or 4)
     chance = random.Random(seed)
     servers: list[Server] = [zookeeper, *([sink[1]] if sink[1] is not None else [])]
     run = job.process()

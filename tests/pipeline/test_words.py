@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from examples import transactional_words
 from framework import FailedException, submit
 from integration import EmbeddedServers
 from tests.kit.runners import start
+from tests.kit.targets import Often
 
 EXPECTED = dict.fromkeys(transactional_words.WORDS, 0)
 for _rows in transactional_words.data().values():
@@ -58,7 +58,7 @@ def test_words_and_histogram_agree_over_failures_between_their_commits(
 @pytest.mark.parametrize("opaque", [False, True])
 @pytest.mark.behaviour("1.14")
 def test_words_and_histogram_agree_after_the_process_died_between_their_commits(
-    servers: EmbeddedServers, name: str, tmp_path: Path, opaque: bool, often: Callable[[int, int], int]
+    servers: EmbeddedServers, name: str, tmp_path: Path, opaque: bool, often: Often
 ) -> None:
     """The process ends, without a word, when one table is written and the other is not; again and again."""
     database = tmp_path / "words.db"

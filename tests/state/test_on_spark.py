@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.kit.homes import homes_of
 from tests.kit.kafka_counts import run as run_and_kill
 from tests.kit.state_parts import Count, Log, lmdb
 from tests.kit.stores import wait_for
+from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
 def test_a_home_that_is_killed_takes_no_state_with_it(
-    tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int, often: Callable[[int, int], int]
+    tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int, often: Often
 ) -> None:
     """The states of all homes go back to the last checkpoint, and the log with them."""
     words = [[f"{partition}-{n % 97}" for n in range(often(8_000, 30_000))] for partition in range(2)]

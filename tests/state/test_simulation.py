@@ -21,8 +21,8 @@ from framework.errors import CorruptStateError, InvariantViolation
 from framework.state import rescaling
 from framework.state.checkpoints import Checkpoints, Marker
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CRASHES, NamedSpout, simulate
+from tests.kit.targets import Often
 
-WORLDS = 8
 #: The rarest trouble comes in one world of five, and the mutation that shows least shows in one of four.
 WORLDS_MAX = 300
 
@@ -30,12 +30,15 @@ WORLDS_MAX = 300
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("trouble", [*ALL_TROUBLES, "all", "none"])
-def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(trouble: str, exact: bool, seed: int) -> None:
+def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(
+    trouble: str, exact: bool, seed: int, often: Often
+) -> None:
     troubles = ALL_TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     struck: Counter[str] = Counter()
     expected = set(troubles) - {"failed tuple"}  # no bolt here fails tuples of its own accord
+    worlds = often(4, 8)
     for number in itertools.count():
-        if number >= WORLDS and set(+struck) - {"failed tuple"} == expected:
+        if number >= worlds and set(+struck) - {"failed tuple"} == expected:
             break
         assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
         struck.update(simulate(seed + number, exact=exact, troubles=troubles).struck)
@@ -59,12 +62,13 @@ def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(how: str,
 @pytest.mark.rule("C35", "C37", "C39")
 @pytest.mark.parametrize("change", [*CHANGES, "all"])
 def test_the_state_is_the_fold_of_what_is_recorded_when_the_topology_and_its_logs_change(
-    change: str, seed: int
+    change: str, seed: int, often: Often
 ) -> None:
     changes = CHANGES if change == "all" else (change,)
     struck: Counter[str] = Counter()
+    worlds = often(2, 8)
     for number in itertools.count():
-        if number >= WORLDS and set(changes) <= set(+struck):
+        if number >= worlds and set(changes) <= set(+struck):
             break
         assert number < WORLDS_MAX, f"{+struck} came, of {changes}"
         struck.update(simulate(seed + number, exact=True, changes=changes).struck)
