@@ -372,9 +372,12 @@ class _Task:
 
     def close(self) -> None:
         try:
-            self._publish()
+            if (
+                not self._commits_first
+            ):  # then the group has all that was emitted, and perhaps what another task committed since
+                self._publish()
         finally:
-            self._tail.close()
+            self._tail.close(publish=not self._commits_first)
 
     # --- inside ------------------------------------------------------------------------------------------------
 

@@ -79,8 +79,10 @@ class GroupOffsets:
         problem, self._problem = self._problem, None
         return None if problem is None else KafkaException(problem)
 
-    def close(self) -> None:
-        """Publish what waits, for as long as that may take. Closes the client, unless it is lent."""
+    def close(self, *, publish: bool = True) -> None:
+        """Publish what waits, for as long as that may take; or forget it. Closes the client, unless it is lent."""
+        if not publish:
+            self._waiting = {}
         failing = self._failed_at
         deadline = time.monotonic() + (CLOSE_TIMEOUT_S if failing is None else _CLOSE_FAILING_S)
         while (self._sent or self._waiting) and time.monotonic() < deadline and self._failed_at == failing:

@@ -218,9 +218,9 @@ class KafkaTail:
         if problem is not None and not self._follows:
             raise self._errors.explain(problem) from problem
 
-    def close(self) -> None:
+    def close(self, *, publish: bool = True) -> None:
         """What is to be published is, for a few seconds at most, unless the cluster is away."""
-        self._group.close()
+        self._group.close(publish=publish)
         self._consumer.close()
         self._metadata.close()
 

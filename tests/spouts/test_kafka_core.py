@@ -243,6 +243,25 @@ def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None
     assert committed(topics, name, name) == [20]
 
 
+@pytest.mark.behaviour("4.9")
+def test_at_most_once_a_task_that_ends_late_does_not_take_the_group_back(topics: Topics, name: str) -> None:
+    """A home that outlived its driver, beside the one that took its place."""
+    topics.create(name)
+    topics.send(name, [b"early"] * 20)
+    spout = KafkaSpout(
+        [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, guarantee="at_most_once"
+    )
+    first = stepped(spout, Rich(name, ack))
+    until(first, lambda: len(seen(name).executed) == 20)
+    topics.send(name, [b"late"] * 10)
+    second = stepped(spout, Rich(f"{name}2", ack))
+    until(second, lambda: len(seen(f"{name}2").executed) == 10)
+    first.rounds.close()
+    assert committed(topics, name, name) == [30]
+    second.rounds.close()
+    assert committed(topics, name, name) == [30]
+
+
 @pytest.mark.parametrize("on_bad_record", ["skip", "dead_letter", "fail"])
 def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_bad_record: Any) -> None:
     topics.create(name)
