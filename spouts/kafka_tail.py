@@ -358,10 +358,17 @@ class KafkaTail:
         if error.code() == KafkaError._PARTITION_EOF:
             self._ended.add(where)
         elif error.code() in NOT_IN_LOG:
-            self._lost[where] = message.offset(), error.str()
+            self._lost[where] = self._next_offset(where, message), error.str()
             self._looked_up = None  # what has become of it is asked at once
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"Kafka at {self._where}")
+
+    def _next_offset(self, where: Where, event: Message) -> int:
+        """What was asked for of a partition; an event that the log is another one does not say it."""
+        if event.offset() is not None:
+            return int(event.offset())
+        after: int = self._consumer.position([TopicPartition(*where)])[0].offset  # below 0 when nothing has come
+        return after if after >= 0 else self._assigned[where].offset
 
     def _data_lost(self, what: str) -> None:
         if not self._skip_lost:

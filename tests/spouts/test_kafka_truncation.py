@@ -13,8 +13,11 @@ import pytest
 
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import DataLossError, RetryableError
+from framework.kafka_clients import KafkaSettings
 from integration import KafkaBroker
+from spouts.kafka_partitions import Position
 from spouts.kafka_session import sessions
+from spouts.kafka_tail import KafkaTail
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
@@ -148,3 +151,37 @@ def test_a_healthy_partition_is_not_recorded_as_truncated_after_the_loss_of_anot
     gaps = {partition: meta["gap"]["reason"] for partition, meta in plan.items() if "gap" in meta}
     assert gaps == {f"{name}/0": "truncated", f"{name}/2": "truncated"}
     assert runs.counts() == {"old": 30, "new": 7 + 12 + 7}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["topic not known yet", "topic known"])
+def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_on(
+    runs: KafkaRuns, broker: KafkaBroker, known: bool
+) -> None:
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 5)
+    kept = log_file(broker, name).stat().st_size
+    topics.send(name, [b"old"] * 25)
+    truncate(broker, (log_file(broker, name), kept))
+    topics.send(name, [b"new"] * 40)
+
+    def first_records(skip_lost: bool) -> list[Any]:
+        where: dict[str, Any] = {"topics": (name,), "pattern": None, "task": 0, "tasks": 1}
+        tail = KafkaTail(KafkaSettings(broker.address, None), name, **where, start="earliest", skip_lost=skip_lost)
+        try:
+            if known:
+                tail._consumer.list_topics(name, timeout=30)
+            tail.seek({(name, 0): Position(30, None, leader_epoch=0)})
+            deadline = time.monotonic() + TIMEOUT_S
+            while time.monotonic() < deadline:
+                with contextlib.suppress(RetryableError):
+                    tail.look_up()
+                    if records := tail.poll():
+                        return records
+                time.sleep(0.01)
+            raise AssertionError(f"nothing came in {TIMEOUT_S} s")
+        finally:
+            tail.close()
+
+    with pytest.raises(DataLossError, match="no longer holds offset 30: .*truncation"):
+        first_records(skip_lost=False)
+    assert first_records(skip_lost=True)[0].offset() == 30
