@@ -109,6 +109,7 @@ class Outflow:
         except USER_ERRORS:
             # Nobody will ever receive these rows, and whoever emitted them may have acked what they were made of.
             outcome.ledger.failed(root for roots in rows.roots for root in roots)
+            outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
             raise
 
     def _cut(self, stream: str, task: int | None, rows: Rows) -> None:
