@@ -97,6 +97,7 @@ class RoundDriver:
         self._lost = 0  # the last round that was
         self._under_way: deque[Round] = deque()
         self._patience_s = 0.0
+        self._tick_at: float | None = None  # when the next bolt wants a tick
         self._awaited = 0  # how many wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
@@ -183,6 +184,8 @@ class RoundDriver:
         if waiting:
             ticks = min(ticks, 1)  # what waits is given its time again once per round
         step, patience_s = Step(), self._patience_s
+        if self._tick_at is not None:
+            patience_s = min(patience_s, max(self._tick_at - now, 0.0))
         if self._checkpoints is not None:
             due_in_s = self._checkpoints.due_in(now)
             patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
@@ -295,6 +298,7 @@ class RoundDriver:
         did: list[Counts] = []
         died: list[tuple[str, int]] = []
         given = 0
+        ticks: list[float] = []
         silent = dict.fromkeys(self._speakers)
         for record in records:
             if isinstance(record, (Decisions, News)) and record.round == round_.number:
@@ -314,6 +318,8 @@ class RoundDriver:
                 died += [key for key, each in record.counts.items() if each.died]
                 failed = failed or bool(died) or any(each.failed for each in record.counts.values())
                 troubles += record.troubles
+                if record.tick_in_s is not None:
+                    ticks.append(record.tick_in_s)
                 standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
             say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
@@ -321,6 +327,7 @@ class RoundDriver:
         if troubles:
             self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
+        self._tick_at = self._clock() + min(ticks) if ticks else None
         if not round_.drain:
             self._share.heard(given, did)
         first = next(iter(silent), None)

@@ -152,6 +152,8 @@ class Living:
         self.out = Outflow(component, task, topology.plan.edges_from(component.id), EdgeIds(), surroundings)
         self._surroundings = surroundings
         self._instance: Any = None
+        #: Until the component wants a tick, as of the last look.
+        self.tick_in_s: float | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -165,6 +167,9 @@ class Living:
 
     def work(self, budget: Budget) -> None:
         """Do what waits, as far as the budget goes."""
+
+    def tick(self) -> None:
+        """Execute a tick, when one is due and nothing waits."""
 
     @property
     def waiting(self) -> int:

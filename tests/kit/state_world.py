@@ -17,7 +17,6 @@ begins to where the record last said that it is. At-least-once: no word counts l
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ from framework.state.rescaling import namespace_of, rescaled
 from framework.stateful_run import stateful_components
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
-from tests.kit.state_parts import Count, Source
+from tests.kit.state_parts import Count, Impatient, Source
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
 STATE_TROUBLES = (
@@ -313,13 +312,6 @@ class NamedSpout(ReplayableSpout):
 
     def declare_output_fields(self, declarer: Any) -> None:
         declarer.declare(Fields(word=str))
-
-
-class Impatient(threading.Event):
-    """Nobody waits between two tries."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
 
 
 class Drives:
