@@ -192,7 +192,7 @@ def counting(key: str, spout: BaseRichSpout, *, spouts: int = 1, counters: int =
 
 
 class SteppedState(Stepped):
-    """A topology with state in this process, round by round, by a clock of its own, with a checkpoint every second. ``record``: what
+    """A topology with state in this process, round by round, by a clock of its own: a checkpoint every second. ``record``: what
     is durable; give it to whoever comes next."""
 
     def __init__(
