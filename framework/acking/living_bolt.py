@@ -205,7 +205,9 @@ class LivingBolt(Living):
         bolt = self.instance()
         if bolt is not None:
             self._ticked_at = self._surroundings.clock()
-            self._execute(bolt, AnchoredTuple(_NO_FIELDS, (), SYSTEM_COMPONENT, TICK_STREAM, 0, self.tick_roots()))
+            tick = AnchoredTuple(_NO_FIELDS, (), SYSTEM_COMPONENT, TICK_STREAM, 0, self.tick_roots())
+            self._execute(bolt, tick)
+            self.ack(tick)  # unless it has failed; its edge of 0 is in no ledger
 
     def look(self) -> None:
         self.tick_in_s = self._tick_due_in()
@@ -225,8 +227,6 @@ class LivingBolt(Living):
                 self._execute_basic(bolt, tup)
             else:
                 bolt.execute(tup)
-                if tup.is_tick:
-                    self.ack(tup)
         except USER_ERRORS as error:
             self._rich.fail(tup)
             self.died(error)

@@ -549,7 +549,7 @@ def simulate(
     zombies: list[Drives] = []
     try:
         for number in itertools.count():
-            assert number < 5_000, f"seed {seed}: it does not come to an end: {world.recorded} of {world.logs}"
+            assert number < 2_000, f"seed {seed}: it does not come to an end: {world.recorded} of {world.logs}"
             if number == 400:
                 world.troubles = frozenset()
             plans.go_on()
