@@ -231,6 +231,7 @@ class _ByTime:
 
     def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], inputs: Sequence[tuple[str, str]]) -> None:
         self._windows, self._state = windows, state
+        self._field = windows.timestamp or ""
         self._latest: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
@@ -257,8 +258,7 @@ class _ByTime:
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
-        field = str(self._windows.timestamp)
-        at = time_of(tup[field], field)
+        at = time_of(tup[self._field], self._field)
         late, again = self._take_in(key, tup, at)
         source = tup.source_component, tup.source_stream
         if at > self._latest[source]:
