@@ -342,23 +342,23 @@ class RoundDriver:
             checkpoints.lost(f"{found.silent} is gone or began anew")
             return False
         action = marker.action if marker is not None else None
-        if found.busy and action is not CheckpointAction.RECOVER:
+        recovers = action is CheckpointAction.RECOVER
+        if found.busy and not recovers:
             checkpoints.worked()
-        why = None
-        if action is not CheckpointAction.RECOVER:
-            dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
-            why = "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None
-            if dead:
-                told = (str(each) for each in died if (each.component_id, each.task) in dead)
-                why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
+        dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
+        failed = checkpoints.exact and found.failed and not recovers
+        why = "a tuple failed or was not processed in time" if failed else None
+        if dead:
+            told = (str(each) for each in died if (each.component_id, each.task) in dead)
+            why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
         if marker is not None and action is CheckpointAction.PREPARE and self._waiting():
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
-        elif marker is not None and (why is None or action is not CheckpointAction.PREPARE):
-            checkpoints.heard(marker, found.standings)  # no checkpoint is prepared while something fails
+        elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
+            checkpoints.heard(marker, found.standings)  # nothing is prepared, nor recovered, while something fails
         if why is not None:
-            checkpoints.failed(why)
+            checkpoints.failed(why, recovers=recovers)
             self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
-        elif action is CheckpointAction.RECOVER and checkpoints.recovering and self.failure is None:
+        elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
             self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)

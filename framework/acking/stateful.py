@@ -165,9 +165,12 @@ class LivingStatefulBolt(LivingBolt):
 
     def _tick_due_in(self) -> float | None:
         """None from an error until the recovery."""
-        wanted = [super()._tick_due_in()]
-        made = self._instance
-        if made is None or not self._guarded(lambda: wanted.append(made.tick_in_s())):
+        if self._instance is None:
+            return None
+        try:
+            wanted = super()._tick_due_in(), self._instance.tick_in_s()
+        except USER_ERRORS as error:
+            self.died(error)
             return None
         return min((each for each in wanted if each is not None), default=None)
 

@@ -16,7 +16,18 @@ from framework.acking.outcome import TROUBLES_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
 from framework.transactions import MemoryStore
-from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
+from tests.kit.state_parts import (
+    Count,
+    Log,
+    Source,
+    Split,
+    SteppedState,
+    checkpointed,
+    counting,
+    journal,
+    lmdb,
+    steps_of,
+)
 
 WORDS = [f"word{number % 17}" for number in range(200)]
 CONF = {"topology.state.checkpoint.interval.ms": 1, "topology.max.spout.pending": 25}
@@ -302,3 +313,57 @@ def test_rows_without_roots_that_do_not_fit_take_everything_back_whatever_the_bo
     assert run_to_its_end(builder.build()) == 1
     assert ("split", 0, "went on") in journal(key).steps
     assert counts(key) == Counter(WORDS)
+
+
+class Uncertain(Log):
+    """Dies when it is asked for the first time, of this start, whether it has anything more."""
+
+    def caught_up(self) -> bool:
+        journal(self.key).happens("caught_up", None)
+        return super().caught_up()
+
+
+class Untimely(Count):
+    def tick_in_s(self) -> float | None:
+        journal(self.key).happens("tick_in_s", None)
+        return None
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("what", ["caught_up", "tick_in_s"])
+def test_what_dies_in_the_round_of_a_recovery_is_recovered_again(key: str, tmp_path: Path, what: str) -> None:
+    """A spout that began anew without its position gave everything again."""
+
+    def once(_: Any) -> None:
+        del journal(key).on[what]
+        raise RuntimeError("not yet")
+
+    def topology(words: Sequence[str]) -> Any:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Uncertain(key, [words]))
+        builder.set_bolt("count", Untimely(key)).fields_grouping("words", Fields("word"))
+        return builder.build()
+
+    stepped = SteppedState(topology(WORDS[:100]), tmp_path).settle()
+    journal(key).on[what] = once
+    again = SteppedState(topology(WORDS), tmp_path, stepped.record)
+    again.settle()
+    assert counts(key) == Counter(WORDS)
+
+
+@pytest.mark.behaviour("5.5")
+def test_what_dies_in_the_round_of_every_recovery_ends_the_topology(key: str, tmp_path: Path) -> None:
+    def always(_: Any) -> None:
+        raise RuntimeError("never")
+
+    journal(key).on["tick_in_s"] = always
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("count", Untimely(key)).fields_grouping("words", Fields("word"))
+    stepped = SteppedState(builder.build(), tmp_path)
+    for _ in range(20):
+        stepped.step(seconds=1)
+        if stepped.driver.failure is not None:
+            break
+    assert "RuntimeError: never" in str(stepped.driver.failure)
