@@ -275,7 +275,7 @@ class Checkpoints:
         self._recover(why)
 
     def failed(self, why: str, *, recovers: bool = False) -> None:
-        """A component died, or a tree failed where that may not be. ``recovers``: in the round of a recovery, which is to be repeated
+        """A component died, or a tree failed where that may not be. ``recovers``: in the round of a recovery, which is repeated
         then."""
         if recovers or not self._recovering:
             self._failures += 1
