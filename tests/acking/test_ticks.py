@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from framework import BaseBasicBolt, BaseRichBolt, CoreTopology, Fields, TopologyBuilder, Tuple, submit
+from framework.acking.driver import RoundDriver
+from framework.acking.home import CorePlan
+from framework.acking.homes import Courier, HomeSettings, close_home, start_home
+from framework.acking.rounds import Record, Round
 from framework.core_run import ticks_of
 from framework.errors import ConfigError
+from framework.execution.plan import plan_execution
+from framework.state import BaseWindowedBolt, TimeWindow, Window
+from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from integration.server import wait_until
 from tests.kit.core_parts import ListSpout, Rich, Stepped, ack, seen
+from tests.kit.journaled import note, noted
 from tests.kit.state_parts import Count, Log, SteppedState, journal
 
 
@@ -179,3 +189,82 @@ def test_a_run_gives_ticks_as_configured(key: str) -> None:
     topology.components[1].instance.tick_s = None
     with submit(topology, {"topology.tick.tuple.freq.secs": 0.05}, executor="local"):
         wait_until(lambda: len(seen(key).executed) > 3, 30, "ticks")
+
+
+class Windows(BaseWindowedBolt):
+    """Short ones, by the real clock."""
+
+    def __init__(self) -> None:
+        super().__init__(TimeWindow(0.2), key=["word"])
+
+    def execute_window(self, window: Window, collector: Any) -> None:
+        collector.emit([window.key[0], len(window.tuples)])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str, count=int))
+
+
+class Notes(BaseBasicBolt):
+    """Writes what comes into a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        note(str(self.folder), "fired", f"{tup['word']} {tup['count']}")
+
+
+@dataclass
+class InAHome:
+    """The ``RoundExecutor`` of a home in a process of its own."""
+
+    carrier: Courier
+    widths: Sequence[int]
+    rounds_max: int = 1
+
+    def run(self, round_: Round) -> Sequence[Record]:
+        return self.carrier.walk(round_, self.widths)
+
+    def start(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str, tmp_path: Path) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [["a", "b", "a"]], per_call=3))
+    builder.set_bolt("windows", Windows()).fields_grouping("words", Fields("word"))
+    builder.set_bolt("notes", Notes(tmp_path)).shuffle_grouping("windows")
+    plan = CorePlan(plan_execution(builder.build()), {}, 1, 100, frozenset({"windows"}))
+    settings = HomeSettings.of(plan, 60.0, None)
+    home = start_home(settings, 0)
+    try:
+        places = {(level, task): 0 for level in range(4) for task in range(4)}
+        driver = RoundDriver(
+            plan,
+            InAHome(Courier([home], settings.credentials, places, 30.0), plan.widths),
+            timeout_s=30,
+            attempts_max=5,
+        )
+        checkpoints = Checkpoints(
+            CheckpointRecord(),
+            {"windows": 1},
+            {"words": 1},
+            exact=True,
+            durable=False,
+            interval_s=0.05,
+            attempts_max=5,
+            save=lambda _: None,
+        )
+        running = threading.Thread(target=driver.run, kwargs={"checkpoints": lambda: checkpoints}, daemon=True)
+        running.start()
+        wait_until(lambda: sum(int(each.split()[1]) for each in noted(tmp_path, "fired")) == 3, 30, "all windows")
+        assert driver.wait_until_idle(30)
+        assert driver.status().components["windows"].failed == 0
+        driver.request_stop()
+        running.join(30)
+        assert (driver.status().phase, checkpoints.status().recoveries) == ("stopped", 0)
+    finally:
+        close_home(home, settings.credentials)
