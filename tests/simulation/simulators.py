@@ -73,8 +73,8 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     windows = chance.random() < 0.3
     if windows:
         troubles = (*troubles, state_world.CLOCK_JUMPS)
-    how = ("exactly-once" if exact else "at-least-once") + ", windows" * windows
-    shape = f"{how}, {', '.join((*troubles, *changes))}"
+    how = "exactly-once" if exact else "at-least-once"
+    shape = f"{how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
 
     def run() -> str | None:
         found = state_world.simulate(seed, exact=exact, troubles=troubles, changes=changes, windows=windows)
