@@ -68,6 +68,9 @@ class Config(BaseModel):
     message_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
         30.0, alias="topology.message.timeout.secs"
     )
+    tick_tuple_freq_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = Field(
+        None, alias="topology.tick.tuple.freq.secs"
+    )
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(5, alias="topology.max.attempts")
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(100, alias="topology.spout.idle.poll.max.ms")
     emit_empty_batches: bool = Field(False, alias="topology.spout.emit.empty.batches")

@@ -120,7 +120,14 @@ def submit_core(
         if isinstance(component.instance, (BaseRichSpout, Bolt)):
             component.instance.check_before_start(conf)
     stateful = frozenset(stateful_components(topology))
-    plan = CorePlan(plan_execution(topology), conf, config.acker_executors, config.max_tuples_pending, stateful)
+    plan = CorePlan(
+        plan_execution(topology),
+        conf,
+        config.acker_executors,
+        config.max_tuples_pending,
+        stateful,
+        ticks_of(topology, config.tick_tuple_freq_secs),
+    )
     runner = _executor(executor, plan, config)
     owned = store is None
     store = store_for(topology, config, store, store_of)
@@ -131,6 +138,22 @@ def submit_core(
             store.close()
         raise
     return CoreRun(topology, plan, runner, config, store, owned)
+
+
+def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:
+    """Which bolts are given ticks, and how often: as each says, or else ``every_s``. Raises ``ConfigError``."""
+    found = {}
+    for component in topology.components:
+        if isinstance(component.instance, Bolt):
+            tick_s = component.instance.tick_s if component.instance.tick_s is not None else every_s
+            if tick_s is None:
+                continue
+            if tick_s <= 0:
+                raise ConfigError(
+                    f"bolt {component.id!r}: tick_s is {tick_s!r}: give seconds above 0, or None for no ticks"
+                )
+            found[component.id] = tick_s
+    return found
 
 
 def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:

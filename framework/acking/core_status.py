@@ -26,7 +26,7 @@ class CoreStatus:
 
     @property
     def pending(self) -> int:
-        """Spout tuples whose fate is open."""
+        """Spout tuples, and ticks, whose fate is open."""
         return sum(each.pending for each in self.components.values())
 
     def rows_done(self) -> int:

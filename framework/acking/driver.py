@@ -97,6 +97,7 @@ class RoundDriver:
         self._lost = 0  # the last round that was
         self._under_way: deque[Round] = deque()
         self._patience_s = 0.0
+        self._tick_at: float | None = None  # when the next bolt wants a tick
         self._awaited = 0  # how many wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
@@ -183,6 +184,8 @@ class RoundDriver:
         if waiting:
             ticks = min(ticks, 1)  # what waits is given its time again once per round
         step, patience_s = Step(), self._patience_s
+        if self._tick_at is not None:
+            patience_s = min(patience_s, max(self._tick_at - now, 0.0))
         if self._checkpoints is not None:
             due_in_s = self._checkpoints.due_in(now)
             patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
@@ -295,6 +298,7 @@ class RoundDriver:
         did: list[Counts] = []
         died: list[tuple[str, int]] = []
         given = 0
+        ticks: list[float] = []
         silent = dict.fromkeys(self._speakers)
         for record in records:
             if isinstance(record, (Decisions, News)) and record.round == round_.number:
@@ -314,6 +318,8 @@ class RoundDriver:
                 died += [key for key, each in record.counts.items() if each.died]
                 failed = failed or bool(died) or any(each.failed for each in record.counts.values())
                 troubles += record.troubles
+                if record.tick_in_s is not None:
+                    ticks.append(record.tick_in_s)
                 standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
             say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
@@ -321,6 +327,7 @@ class RoundDriver:
         if troubles:
             self._show(last_error=str(troubles[-1]))
         self._judge(troubles)
+        self._tick_at = self._clock() + min(ticks) if ticks else None
         if not round_.drain:
             self._share.heard(given, did)
         first = next(iter(silent), None)
@@ -334,22 +341,24 @@ class RoundDriver:
         if found.silent is not None:
             checkpoints.lost(f"{found.silent} is gone or began anew")
             return False
-        if found.busy and (marker is None or marker.action is not CheckpointAction.RECOVER):
+        action = marker.action if marker is not None else None
+        recovers = action is CheckpointAction.RECOVER
+        if found.busy and not recovers:
             checkpoints.worked()
-        if marker is not None and marker.action is CheckpointAction.PREPARE and self._waiting():
+        dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
+        failed = checkpoints.exact and found.failed and not recovers
+        why = "a tuple failed or was not processed in time" if failed else None
+        if dead:
+            told = (str(each) for each in died if (each.component_id, each.task) in dead)
+            why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
+        if marker is not None and action is CheckpointAction.PREPARE and self._waiting():
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
-        elif marker is not None:
-            checkpoints.heard(marker, found.standings)
-        if marker is None or marker.action is not CheckpointAction.RECOVER:
-            dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
-            why = "a tuple failed or was not processed in time" if checkpoints.exact and found.failed else None
-            if dead:
-                told = (str(each) for each in died if (each.component_id, each.task) in dead)
-                why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
-            if why is not None:
-                checkpoints.failed(why)
-                self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
-        elif checkpoints.recovering and self.failure is None:
+        elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
+            checkpoints.heard(marker, found.standings)  # nothing is prepared, nor recovered, while something fails
+        if why is not None:
+            checkpoints.failed(why, recovers=recovers)
+            self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
+        elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
             self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)

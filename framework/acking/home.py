@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from framework.acking.rounds import Addressed, Decisions, News, Orders, Record, 
 from framework.acking.stateful import LivingStatefulBolt
 from framework.acking.turns import OVERTAKE_S, Turns
 from framework.errors import InvariantViolation
-from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment
+from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.records import USER_ERRORS, Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
 from framework.state.checkpoints import CheckpointAction, Marker
@@ -40,13 +40,15 @@ _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 @dataclass(frozen=True, slots=True)
 class CorePlan:
     """A plan with what a core topology adds to it. ``pending_max``: tuples of unknown fate per spout task. ``ackers``: 0 for
-    none. ``conf``: what components see. ``stateful``: the components whose state is kept."""
+    none. ``conf``: what components see. ``stateful``: the components whose state is kept. ``ticks``: bolts that are given a tick
+    every so many seconds."""
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]
     ackers: int
     pending_max: int
     stateful: frozenset[str] = frozenset()
+    ticks: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def widths(self) -> list[int]:
@@ -54,13 +56,17 @@ class CorePlan:
         return [level.partitions for level in self.plan.processing] + ([self.ackers] if self.ackers else [])
 
     def spout_tasks(self) -> list[tuple[str, int]]:
-        """Component id and task of every spout task; the place in the list is its number."""
-        return [
-            (each.id, task)
-            for each in self.plan.components.values()
-            if not each.inputs
-            for task in range(each.parallelism)
-        ]
+        """Component id and task of every spout task."""
+        return self._tasks_of(each for each in self.plan.components.values() if not each.inputs)
+
+    def rooted_tasks(self) -> list[tuple[str, int]]:
+        """Of every task that trees may begin at; the place in the list is its number."""
+        stateful = (each for each in self.plan.components.values() if each.id in self.stateful)
+        return self.spout_tasks() + self._tasks_of(stateful)
+
+    @staticmethod
+    def _tasks_of(components: Iterable[TaskComponent]) -> list[tuple[str, int]]:
+        return [(each.id, task) for each in components for task in range(each.parallelism)]
 
 
 class Home:
@@ -85,7 +91,7 @@ class Home:
         self._hurried = threading.Condition()
         self._hurried_round = 0
         self._waiting_round = 0
-        self._numbers = {each: number for number, each in enumerate(plan.spout_tasks())}
+        self._numbers = {each: number for number, each in enumerate(plan.rooted_tasks())}
         self._provider = provider_of(plan.conf) if plan.stateful else None
 
     def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
@@ -176,6 +182,7 @@ class Home:
             round_.number,
             self._encode,
             self._provider,
+            self._clock,
         )
 
 
@@ -195,7 +202,9 @@ class SegmentTask:
         first_round: int,
         encode: bool,
         provider: StateProvider | None,
+        clock: Callable[[], float],
     ) -> None:
+        self.clock = clock
         self._plan = plan
         self._level = level
         self._partition = partition
@@ -205,17 +214,22 @@ class SegmentTask:
         self._unrecovered = bool(plan.stateful)
         self.outcome = Outcome(segment.components)
         self._spouts: dict[int, LivingSpout] = {}
+        self._rooted: dict[int, LivingSpout | LivingStatefulBolt] = {}
         self._living: dict[str, Living] = {}
         for component_id in segment.components:
             component = plan.plan.components[component_id]
             living: Living
+            tick_s = plan.ticks.get(component_id)
             if component_id in plan.stateful and provider is not None:
-                living = LivingStatefulBolt(topology, component, task, self, provider)
+                number = numbers[(component_id, task)]
+                living = self._rooted[number] = LivingStatefulBolt(
+                    topology, component, task, self, provider, number=number, first_round=first_round, tick_s=tick_s
+                )
             elif component.inputs:
-                living = LivingBolt(topology, component, task, self)
+                living = LivingBolt(topology, component, task, self, tick_s=tick_s)
             else:
                 number = numbers[(component_id, task)]
-                living = self._spouts[number] = LivingSpout(
+                living = self._rooted[number] = self._spouts[number] = LivingSpout(
                     topology,
                     component,
                     task,
@@ -241,12 +255,12 @@ class SegmentTask:
             living.recover(marker, before._living[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
-        """Commit a checkpoint, and tell the spouts what became of their trees."""
+        """Commit a checkpoint, and tell those that trees begin at what became of them."""
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
             for living in self._living.values():
                 living.commit(round_.checkpoint)
-        for number, spout in self._spouts.items():
-            spout.tell(round_.orders.get(number, Orders()), round_.ticks)
+        for number, rooted in self._rooted.items():
+            rooted.tell(round_.orders.get(number, Orders()), round_.ticks)
 
     @property
     def gives(self) -> bool:
@@ -275,6 +289,8 @@ class SegmentTask:
             self.give(round_)
         for living in self._living.values():  # in topological order: fused rows come before the flush
             living.work(budget)
+            if self._may_tick(round_):
+                living.tick()
             if round_.checkpoint is not None and _prepares(round_):
                 living.prepare(round_.checkpoint)
             self._flush(living)
@@ -287,6 +303,12 @@ class SegmentTask:
             for living in self._living.values():
                 self._flush(living)
         return self._hand_over(round_)
+
+    def _may_tick(self, round_: Round) -> bool:
+        """Not in a round that prepares, which comes after all that its checkpoint holds; nor before a recovery, or in its round, of
+        whose failures nobody hears."""
+        marker = round_.checkpoint
+        return not self._unrecovered and (marker is None or marker.action is CheckpointAction.COMMIT)
 
     def throw_away(self) -> None:
         """The round is lost, and all that this task has made in it."""
@@ -327,7 +349,9 @@ class SegmentTask:
         for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
         counts = {(component_id, self._task): made.counts for component_id, made in outcome.of.items()}
-        self._pass_on(News(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered))
+        ticks = [each.tick_in_s for each in self._living.values() if each.tick_in_s is not None]
+        tick_in_s = min(ticks, default=None)
+        self._pass_on(News(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered, tick_in_s))
         self.outcome = Outcome(self._living)
         return outcome.exits
 

@@ -109,6 +109,7 @@ class Outflow:
         except USER_ERRORS:
             # Nobody will ever receive these rows, and whoever emitted them may have acked what they were made of.
             outcome.ledger.failed(root for roots in rows.roots for root in roots)
+            outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
             raise
 
     def _cut(self, stream: str, task: int | None, rows: Rows) -> None:
@@ -151,6 +152,8 @@ class Living:
         self.out = Outflow(component, task, topology.plan.edges_from(component.id), EdgeIds(), surroundings)
         self._surroundings = surroundings
         self._instance: Any = None
+        #: Until the component wants a tick, as of the last look.
+        self.tick_in_s: float | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -164,6 +167,9 @@ class Living:
 
     def work(self, budget: Budget) -> None:
         """Do what waits, as far as the budget goes."""
+
+    def tick(self) -> None:
+        """Execute a tick, when one is due and nothing waits."""
 
     @property
     def waiting(self) -> int:

@@ -17,7 +17,9 @@ from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
 from framework.topology.core import Anchors
-from framework.topology.tuples import rows_of
+from framework.topology.tuples import SYSTEM_COMPONENT, TICK_STREAM, rows_of
+
+_NO_FIELDS = Fields()
 
 
 def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[AnchoredTuple]:
@@ -137,12 +139,20 @@ def received(tup: Tuple) -> AnchoredTuple:
 
 
 class LivingBolt(Living):
-    """A bolt task."""
+    """A bolt task. ``tick_s``: how often it is given a tick; None: never."""
 
     def __init__(
-        self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
+        self,
+        topology: PlannedTopology,
+        component: TaskComponent,
+        task: int,
+        surroundings: Surroundings,
+        *,
+        tick_s: float | None = None,
     ) -> None:
         super().__init__(topology, component, task, surroundings)
+        self._tick_s = tick_s
+        self._ticked_at = surroundings.clock()
         self._rich = BoltCollector(self)
         self._basic = BasicCollector(self)
         self._inbox = Inbox()
@@ -186,16 +196,40 @@ class LivingBolt(Living):
             bolt = self.instance()
             if bolt is None or not budget.goes_on():
                 return
-            tup = self._inbox.take()
-            self.counts.executed += 1
-            try:
-                if isinstance(bolt, BaseBasicBolt):
-                    self._execute_basic(bolt, tup)
-                else:
-                    bolt.execute(tup)
-            except USER_ERRORS as error:
-                self._rich.fail(tup)
-                self.died(error)
+            self._execute(bolt, self._inbox.take())
+
+    def tick(self) -> None:
+        due_in_s = self._tick_due_in()
+        if due_in_s is None or due_in_s > 0 or self._inbox:
+            return
+        bolt = self.instance()
+        if bolt is not None:
+            self._ticked_at = self._surroundings.clock()
+            tick = AnchoredTuple(_NO_FIELDS, (), SYSTEM_COMPONENT, TICK_STREAM, 0, self.tick_roots())
+            self._execute(bolt, tick)
+            self.ack(tick)  # unless it has failed; its edge of 0 is in no ledger
+
+    def look(self) -> None:
+        self.tick_in_s = self._tick_due_in()
+
+    def tick_roots(self) -> Sequence[int]:
+        """Of the trees that a tick is part of."""
+        return ()
+
+    def _tick_due_in(self) -> float | None:
+        """Seconds until the bolt wants a tick."""
+        return self._ticked_at + self._tick_s - self._surroundings.clock() if self._tick_s is not None else None
+
+    def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
+        self.counts.executed += 1
+        try:
+            if isinstance(bolt, BaseBasicBolt):
+                self._execute_basic(bolt, tup)
+            else:
+                bolt.execute(tup)
+        except USER_ERRORS as error:
+            self._rich.fail(tup)
+            self.died(error)
 
     def _execute_basic(self, bolt: BaseBasicBolt, tup: AnchoredTuple) -> None:
         self._basic.roots = tup.roots

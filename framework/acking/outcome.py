@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,9 +63,10 @@ class Outcome:
 
 class Surroundings(Protocol):
     """The task that a component lives in, as the component sees it. ``outcome``: of the round that is under way, or of the next
-    one."""
+    one. ``clock``: seconds that only rise."""
 
     outcome: Outcome
+    clock: Callable[[], float]
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
         """Bring rows of one edge on their way to one task."""

@@ -107,13 +107,14 @@ class Trouble(NamedTuple):
 
 class News(NamedTuple):
     """What a task tells the driver after a round, whose number it is. ``standings``: of those of its components that a checkpoint
-    concerns. ``unrecovered``: it is new, and waits for a recovery."""
+    concerns. ``unrecovered``: it is new, and waits for a recovery. ``tick_in_s``: until one of its components wants a tick."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
     troubles: Sequence[Trouble] = ()
     standings: Sequence[Standing] = ()
     unrecovered: bool = False
+    tick_in_s: float | None = None
 
 
 Record = Union[Piece, LedgerPart, News, Decisions]

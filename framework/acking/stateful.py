@@ -7,12 +7,15 @@ a process comes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from framework.acking.living import AnchoredTuple, Living
+from framework.acking.living import TIMEOUT_TICKS, AnchoredTuple, Living
 from framework.acking.living_bolt import LivingBolt, received
 from framework.acking.outcome import Surroundings
+from framework.acking.roots import SEQUENCES_PER_ROUND, root_of
+from framework.acking.rotating_map import RotatingMap
+from framework.acking.rounds import Orders
 from framework.errors import CorruptStateError, RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.records import USER_ERRORS
@@ -24,7 +27,10 @@ from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
 
 
 class LivingStatefulBolt(LivingBolt):
-    """``provider``: makes the states of this process."""
+    """``provider``: makes the states of this process. ``number``: its own among all tasks that roots may come from.
+
+    Invariant: where state is exactly-once, a checkpoint that holds what a tick has done to the state is prepared only when all that
+    was anchored to the tick has been processed. So a tick is a tree of its own, and pending like a spout's tuple."""
 
     def __init__(
         self,
@@ -33,8 +39,15 @@ class LivingStatefulBolt(LivingBolt):
         task: int,
         surroundings: Surroundings,
         provider: StateProvider,
+        *,
+        number: int,
+        first_round: int,
+        tick_s: float | None = None,
     ) -> None:
-        super().__init__(topology, component, task, surroundings)
+        super().__init__(topology, component, task, surroundings, tick_s=tick_s)
+        self._number = number
+        self._next = first_round * SEQUENCES_PER_ROUND
+        self._ticks: RotatingMap[int, None] = RotatingMap(TIMEOUT_TICKS + 1, self._tick_failed)
         self._provider = provider
         self._state: State | None = None
         self._marker: Marker | None = None
@@ -71,6 +84,33 @@ class LivingStatefulBolt(LivingBolt):
         finally:
             if state is not None:
                 state.close()
+
+    def tell(self, orders: Orders, ticks: int) -> None:
+        """What became of the trees of its ticks, and how far time has gone on."""
+        for root in orders.completed.ids():
+            self._ticks.remove(root)
+        for root in orders.failed.ids():
+            if self._ticks.contains(root):
+                self._ticks.remove(root)
+                self._tick_failed(root)
+        for root in orders.reset.ids():
+            if self._ticks.contains(root):
+                self._ticks.put(root, None)
+        for _ in range(ticks):
+            self._ticks.rotate()
+
+    def tick_roots(self) -> Sequence[int]:
+        if not self._exact:
+            return ()
+        root = root_of(self._number, self._next)
+        self._next += 1
+        self.outcome.ledger.born(root)
+        self._ticks.put(root, None)
+        return (root,)
+
+    def look(self) -> None:
+        super().look()
+        self.counts.pending = len(self._ticks)
 
     def ack(self, tup: Tuple) -> None:
         if self._exact:
@@ -122,6 +162,21 @@ class LivingStatefulBolt(LivingBolt):
         if not self._guarded(lambda: found.append(state.txid)):
             return None
         return Standing(self.component.id, self.task, found[0])
+
+    def _tick_due_in(self) -> float | None:
+        """None from an error until the recovery."""
+        if self._instance is None:
+            return None
+        try:
+            wanted = super()._tick_due_in(), self._instance.tick_in_s()
+        except USER_ERRORS as error:
+            self.died(error)
+            return None
+        return min((each for each in wanted if each is not None), default=None)
+
+    def _tick_failed(self, root: int, _: None = None) -> None:
+        """Exactly-once: the driver takes everything back for it."""
+        self.counts.failed += 1
 
     def _guarded(self, action: Callable[[], None]) -> bool:
         """Whether it was done; otherwise the instance is not used any more."""

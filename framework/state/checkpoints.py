@@ -274,9 +274,10 @@ class Checkpoints:
         """A round was lost: nobody knows what it did."""
         self._recover(why)
 
-    def failed(self, why: str) -> None:
-        """A component died, or a tree failed where that may not be."""
-        if not self._recovering:
+    def failed(self, why: str, *, recovers: bool = False) -> None:
+        """A component died, or a tree failed where that may not be. ``recovers``: in the round of a recovery, which is repeated
+        then."""
+        if recovers or not self._recovering:
             self._failures += 1
         self._recover(why)
 

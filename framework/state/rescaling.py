@@ -16,6 +16,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.state.checkpoints import CheckpointRecord, Layout
 from framework.state.settings import kept_state_of
 from framework.topology import (
+    EVERY_TASK,
     BaseStatefulBolt,
     Component,
     FieldsGrouping,
@@ -121,8 +122,14 @@ class Filling:
         one than had it: nobody knows where its tuples go then."""
         if tasks != self._tasks:
             bolt = self._component.instance
-            if isinstance(bolt, BaseStatefulBolt) and bolt.grouping_key(key) is None:
+            grouped: Any = bolt.grouping_key(key) if isinstance(bolt, BaseStatefulBolt) else ()
+            if grouped is None:
                 return  # of a task that is no more
+            if grouped is EVERY_TASK:
+                for each in self._targets:
+                    known = each.get(key)
+                    each.put(key, value if known is None else max(known, value))
+                return
             had = task_of_key(self._component, key, tasks)
             now = task_of_key(self._component, key, self._tasks)
             if had is None or now is None:
@@ -195,7 +202,7 @@ def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
     bolt = component.instance
     assert isinstance(bolt, BaseStatefulBolt)
     values = bolt.grouping_key(key)
-    return FieldsGrouping.task_of(values, tasks) if values else None
+    return FieldsGrouping.task_of(values, tasks) if values and values is not EVERY_TASK else None
 
 
 def _key_value(state: State) -> KeyValueState[Any, Any]:

@@ -56,17 +56,20 @@ class CountWindow:
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """The tuples of ``length_s`` seconds by their own time, every ``step_s`` seconds; without a step, one after the other. Windows
-    begin at whole steps since 1970.
+    """The tuples of ``length_s`` seconds, every ``step_s`` seconds; without a step, one after the other. Windows begin at whole
+    steps since 1970.
 
     ``timestamp``: the field with a tuple's time: a ``datetime`` with a zone, or a number of seconds since 1970. ``lag_s``: how much
     out of order tuples may come; the *watermark* is that far behind the latest one. A window fires when the watermark has reached
     its end. ``lateness_s``: for so long after that it is kept, and fires again with each tuple that comes for it; what comes still
     later is *late*.
+
+    Without a ``timestamp`` by *processing time*: a tuple's time is when the bolt executes it, and a window fires when its end has
+    passed, also when nothing comes.
     """
 
     length_s: float
-    timestamp: str
+    timestamp: str | None = None
     step_s: float | None = None
     lag_s: float = 0.0
     lateness_s: float = 0.0
@@ -76,6 +79,10 @@ class TimeWindow:
         if not (self.length_s >= step_s > 0) or min(self.lag_s, self.lateness_s) < 0:
             raise ConfigError(
                 f"{self} makes no windows: a step above 0 and up to the length, and neither lag nor lateness below 0"
+            )
+        if self.timestamp is None and (self.lag_s or self.lateness_s):
+            raise ConfigError(
+                f"{self}: lag and lateness are of tuples with a time of their own: name its field, timestamp="
             )
 
     @property

@@ -1,4 +1,5 @@
-"""Windows: tuples gathered by count or by their own time, in the state of the bolt, so that they survive what the bolt does not.
+"""Windows: tuples gathered by count, by their own time or by the time at which they come, in the state of the bolt, so that they
+survive what the bolt does not.
 
 What a windowed bolt has been given is acked at once: it is in its state. In the state, by keys that begin with the window key::
 
@@ -8,31 +9,38 @@ What a windowed bolt has been given is acked at once: it is in its state. In the
     (key, "f", start)             time windows with lateness: how often a window has fired
     (key, "w")                    time windows: the watermark at which windows or panes of the key were last due
     ((), "m", source)             the latest time that was seen of each input of this task
+    ((), "c")                     by processing time: when windows of this task last fired
 
-When the number of tasks changes, all that begins with a window key goes with it. The last is the task's own: it goes nowhere, and a
-key is never behind the watermark that it brings along (C39).
+When the number of tasks changes, all that begins with a window key goes with it. The latest time of an input is the task's own: it
+goes nowhere, and a key is never behind the watermark that it brings along (C39). Processing time is one for all: every task goes on
+from the latest.
+
+Invariant of processing time: a tuple's time is not before the windows that have fired, nor before any tuple that is still
+kept, whatever the host's clock does, over restarts and in other tasks. So no window fires twice.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from framework.errors import ConfigError, TopologyError
-from framework.state.windowing import MICROS, CountWindow, TimeWindow, Windows, time_of
+from framework.state.windowing import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.groupings import FieldsGrouping
-from framework.topology.stateful import BaseStatefulBolt, KeyValueState
+from framework.topology.stateful import EVERY_TASK, BaseStatefulBolt, KeyValueState
 from framework.topology.tuples import Tuple
 
 LATE_STREAM = "late"
+_CLOCK = ((), "c")
 _NEVER = -(1 << 62)
 
 
@@ -40,7 +48,7 @@ _NEVER = -(1 << 62)
 class Window:
     """A window that is due. ``key``: the values of the key fields. ``start`` and ``end``: seconds since 1970, half-open; of count
     windows, the numbers of the tuples. ``tuples``: in the order in which they came. ``firing``: 0 the first time, and one more for
-    each time that a tuple has come after that. ``watermark``: in seconds; None of count windows."""
+    each time that a tuple has come after that. ``watermark``: in seconds, by processing time now; None of count windows."""
 
     key: tuple[Any, ...]
     start: float
@@ -72,6 +80,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
     def __init__(self, windows: Windows, *, key: Sequence[str] = (), late: Fields | None = None) -> None:
         if isinstance(windows, CountWindow) and late is not None:
             raise ConfigError("windows by count know no late tuples: late= is for a TimeWindow")
+        if isinstance(windows, TimeWindow) and windows.timestamp is None and late is not None:
+            raise ConfigError("no tuple is late by processing time: late= is for a TimeWindow with a timestamp")
         self.windows = windows
         self.key_fields = tuple(key)
         self.late = late
@@ -79,7 +89,11 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     @abstractmethod
     def execute_window(self, window: Window, collector: WindowCollector) -> None:
-        """Called for each window that is due. What is emitted is anchored to the tuple that has made it due."""
+        """Called for each window that is due. What is emitted is anchored to the tuple, or the tick, that has made it due."""
+
+    def now(self) -> float:
+        """Processing time, in seconds since 1970: the host's, by default. It may go backwards; windows do not."""
+        return time.time()
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
         """Called once, before anything else: connect here."""
@@ -91,7 +105,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         super().bind(component_id, inputs, parallelism)
         needed = [*self.key_fields, *(self.late.names if self.late is not None else ())]
-        if isinstance(self.windows, TimeWindow):
+        if isinstance(self.windows, TimeWindow) and self.windows.timestamp is not None:
             needed.append(self.windows.timestamp)
         for each in inputs:
             for name in needed:
@@ -130,13 +144,23 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def init_state(self, state: KeyValueState[Any, Any]) -> None:
         self._state = state
-        self._gathering: _ByCount | _ByTime = (
-            _ByTime(self.windows, state, self._inputs)
-            if isinstance(self.windows, TimeWindow)
-            else _ByCount(self.windows, state)
-        )
+        self._gathering: _ByCount | _ByTime | _ByClock
+        if isinstance(self.windows, CountWindow):
+            self._gathering = _ByCount(self.windows, state)
+        elif self.windows.timestamp is not None:
+            self._gathering = _ByTime(self.windows, state, self._inputs)
+        else:
+            self._gathering = _ByClock(self.windows, state, self.now)
+
+    def tick_in_s(self) -> float | None:
+        return self._gathering.due_in_s() if isinstance(self._gathering, _ByClock) else None
 
     def execute(self, tup: Tuple) -> None:
+        if tup.is_tick:
+            if isinstance(self._gathering, _ByClock):
+                for window in self._gathering.due():
+                    self.execute_window(window, WindowCollector(self._collector, tup))
+            return
         key = tuple(tup[name] for name in self.key_fields)
         late, due = self._gathering.add(key, tup)
         collector = WindowCollector(self._collector, tup)
@@ -148,6 +172,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
         values = key[0]
+        if key == _CLOCK and self.key_fields:
+            return EVERY_TASK
         if values == ():
             return None if self.key_fields else ()  # of the task as a whole
         return [values[place] for place in self._grouped]
@@ -205,12 +231,14 @@ class _ByTime:
 
     def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], inputs: Sequence[tuple[str, str]]) -> None:
         self._windows, self._state = windows, state
+        self._field = windows.timestamp or ""
         self._latest: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
         self._brought: dict[tuple[Any, ...], int] = {}  # by keys that have panes
         self._panes: Counter[tuple[Any, ...]] = Counter()
         self._arrivals = 0
+        self._newest = _NEVER  # the latest pane
         panes = []
         for key, value in state.items():
             if key[1] == "m":
@@ -230,8 +258,18 @@ class _ByTime:
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
-        time = time_of(tup[self._windows.timestamp], self._windows.timestamp)
-        pane = self._windows.pane_of(time)
+        at = time_of(tup[self._field], self._field)
+        late, again = self._take_in(key, tup, at)
+        source = tup.source_component, tup.source_stream
+        if at > self._latest[source]:
+            self._latest[source] = at
+            self._state.put(((), "m", source), at)
+            self._watermark = max(self._watermark, self._reached())
+        return late, again + self._advance()
+
+    def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:
+        """Whether a tuple of a time is late; otherwise it is kept, and windows that it is late for fire again."""
+        pane = self._windows.pane_of(at)
         watermark = self._watermark_of(key)
         late = self._windows.expires(pane) <= watermark
         again: list[Window] = []
@@ -247,12 +285,7 @@ class _ByTime:
                 for start in self._windows.windows_of(pane)
                 if start + self._windows.length <= watermark < start + self._windows.length + self._windows.lateness
             ]
-        source = tup.source_component, tup.source_stream
-        if time > self._latest[source]:
-            self._latest[source] = time
-            self._state.put(((), "m", source), time)
-            self._watermark = max(self._watermark, self._reached())
-        return late, again + self._advance()
+        return late, again
 
     def _reached(self) -> int:
         """The watermark: what lies that far behind the latest tuple of the input that is furthest behind."""
@@ -264,6 +297,7 @@ class _ByTime:
         return max(self._watermark, self._brought.get(key, _NEVER))
 
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
+        self._newest = max(self._newest, pane)
         wanted = [(self._windows.expires(pane), "purge", key, pane)]
         for start in self._windows.windows_of(pane):
             end = start + self._windows.length
@@ -329,6 +363,35 @@ class _ByTime:
             firing,
             self._watermark_of(key) / MICROS,
         )
+
+
+class _ByClock(_ByTime):
+    """Windows by processing time: ticks alone make them due. ``now``: in seconds; it may go backwards."""
+
+    def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], now: Callable[[], float]) -> None:
+        super().__init__(windows, state, ())
+        self._now = now
+        self._at = max(self._newest, state.get(_CLOCK) or _NEVER)
+
+    def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
+        self._take_in(key, tup, self._reached_now())
+        return False, []
+
+    def due_in_s(self) -> float | None:
+        """Seconds until something is due; None when nothing is kept."""
+        return (self._due[0][0] - self._reached_now()) / MICROS if self._due else None
+
+    def due(self) -> list[Window]:
+        """The windows whose end has passed."""
+        self._watermark = self._reached_now()
+        if self._due and self._due[0][0] <= self._watermark:
+            self._state.put(_CLOCK, self._watermark)
+        return self._advance()
+
+    def _reached_now(self) -> int:
+        """It never goes backwards."""
+        self._at = max(self._at, micros(self._now()))
+        return self._at
 
 
 @dataclass(frozen=True, slots=True)

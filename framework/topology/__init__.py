@@ -49,13 +49,21 @@ from framework.topology.spouts import (
     TransactionalSpoutCoordinator,
     TransactionalSpoutEmitter,
 )
-from framework.topology.stateful import BaseStatefulBolt, KeyValueState, ReplayableSpout, State, StateProvider
+from framework.topology.stateful import (
+    EVERY_TASK,
+    BaseStatefulBolt,
+    KeyValueState,
+    ReplayableSpout,
+    State,
+    StateProvider,
+)
 from framework.topology.tuples import Tuple
 
 __all__ = [
     "DEAD_LETTER_FIELDS",
     "DEAD_LETTER_STREAM",
     "DEFAULT_STREAM",
+    "EVERY_TASK",
     "ArrowBolt",
     "BaseBasicBolt",
     "BaseBatchBolt",

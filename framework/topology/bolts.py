@@ -134,6 +134,10 @@ class Bolt(ABC):
     #: ``deterministic`` of every component above, so that each task sees the same rows again (C11).
     needs_deterministic_input: bool = False
 
+    #: In a core topology: seconds from one tick to the next. Each task is given ticks among its other tuples, also when no other
+    #: comes; ``tup.is_tick`` tells them apart. None: as ``topology.tick.tuple.freq.secs`` says.
+    tick_s: float | None = None
+
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: Any) -> None:
         """Called in the task, once per batch, before the first tuple."""
 

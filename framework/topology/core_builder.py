@@ -18,9 +18,10 @@ from framework.topology.graph import (
     valid_id,
 )
 from framework.topology.spouts import DEAD_LETTER_STREAM
+from framework.topology.stateful import BaseStatefulBolt
 
-#: The roots of all spout tasks are told apart by a number of so many bits.
-SPOUT_TASKS_MAX = 1 << 12
+#: The roots of all tasks that trees begin at are told apart by a number of so many bits.
+ROOTED_TASKS_MAX = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,12 @@ class TopologyBuilder:
         """Check everything and return the topology. Raises ``TopologyError`` naming what is wrong."""
         if not self._spouts:
             raise TopologyError(f"topology {self._topology_id!r} has no spout: add one with set_spout(...)")
-        tasks = sum(each.parallelism for each in self._spouts.values())
-        if tasks > SPOUT_TASKS_MAX:
-            raise TopologyError(f"the spouts have {tasks} tasks together; {SPOUT_TASKS_MAX} is the most")
+        rooted = [each for each in self._bolts.components() if isinstance(each.instance, BaseStatefulBolt)]
+        tasks = sum(each.parallelism for each in (*self._spouts.values(), *rooted))
+        if tasks > ROOTED_TASKS_MAX:
+            raise TopologyError(
+                f"the spouts and the stateful bolts have {tasks} tasks together; {ROOTED_TASKS_MAX} is the most"
+            )
         components = in_order((*self._spouts.values(), *self._bolts.components()), attempts=False)
         topology = CoreTopology(self._topology_id, components)
         taken = {(each.component_id, each.stream) for bolt in topology.components for each in bolt.subscriptions}

@@ -24,6 +24,10 @@ from framework.topology.groupings import FieldsGrouping
 K = TypeVar("K")
 V = TypeVar("V")
 
+#: What ``grouping_key`` returns for a key of which every task has one: a number, such as a time. When the number of tasks changes,
+#: each has the greatest that there was.
+EVERY_TASK: Sequence[Any] = ("every task",)
+
 
 class State(ABC):
     """What a bolt keeps, from checkpoint to checkpoint. One object serves one task, from one thread.
@@ -188,6 +192,12 @@ class BaseStatefulBolt(BaseRichBolt):
     #: Seconds after which a key that has not been put again is gone, where the state is a ``KeyValueState``; None: it stays.
     state_ttl_s: float | None = None
 
+    def tick_in_s(self) -> float | None:
+        """Seconds until this task wants a tick, beside those of ``tick_s``; 0 or less: at once. None: when something has come.
+        Asked after each round. Where state is exactly-once, a tick is the root of a tree: when what was anchored to it fails,
+        everything goes back to a checkpoint before it."""
+        return None
+
     def pre_prepare(self, txid: int) -> None:
         """Called before the state is prepared for a checkpoint: put what is still to be in it."""
 
@@ -200,7 +210,8 @@ class BaseStatefulBolt(BaseRichBolt):
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
         """Of a key of the state: the values of the fields that the input is grouped by, so that the key goes where its tuples go
         when the number of tasks changes. By default the key itself, or its parts when it is a tuple. An empty one: it belongs to
-        the task as a whole, and the number of tasks cannot change. None: it is of the task as it is, and is forgotten then."""
+        the task as a whole, and the number of tasks cannot change. None: it is of the task as it is, and is forgotten then.
+        ``EVERY_TASK``: see there."""
         return key if isinstance(key, tuple) else (key,)
 
 

@@ -10,6 +10,9 @@ import pyarrow as pa
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.fields import Fields
 
+#: Where ticks come from, as in Storm.
+SYSTEM_COMPONENT, TICK_STREAM = "__system", "__tick"
+
 
 class Tuple:
     """One tuple. By name or by position. In a transactional topology position 0 is the transaction attempt, named ``id``; in a
@@ -40,6 +43,14 @@ class Tuple:
         if self._attempt is None:
             raise AttributeError("tuples of a core topology belong to no transaction attempt")
         return self._attempt
+
+    @property
+    def is_tick(self) -> bool:
+        """Whether it says only that time has gone on. A tick has no values.
+
+        Source: ``org.apache.storm.utils.TupleUtils.isTick``.
+        """
+        return self.source_stream == TICK_STREAM and self.source_component == SYSTEM_COMPONENT
 
     def __getitem__(self, key: int | str) -> Any:
         if isinstance(key, str):

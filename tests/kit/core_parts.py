@@ -19,6 +19,7 @@ from framework import (
 from framework.acking.driver import RoundDriver
 from framework.acking.home import CorePlan
 from framework.acking.local import LocalRounds
+from framework.core_run import ticks_of
 from framework.execution.plan import plan_execution
 from framework.stateful_run import stateful_components
 
@@ -159,7 +160,7 @@ class Stepped:
     ) -> None:
         self.clock = Clock()
         stateful = frozenset(stateful_components(topology))
-        self.plan = CorePlan(plan_execution(topology), conf or {}, ackers, pending, stateful)
+        self.plan = CorePlan(plan_execution(topology), conf or {}, ackers, pending, stateful, ticks_of(topology))
         self.rounds = LocalRounds(self.plan, self.clock)
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +20,15 @@ from framework import (
     TopologyBuilder,
     Tuple,
 )
+from framework.config import Config
 from framework.state import LmdbKeyValueStateProvider
-from framework.stateful_run import read_record
+from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.state.rescaling import namespace_of, rescaled
+from framework.state.settings import provider_of
+from framework.stateful_run import read_record, stateful_components
 from framework.transactions import CoordinationStore
 from integration import RedisServer
+from tests.kit.core_parts import Stepped
 
 
 @dataclass
@@ -185,6 +191,69 @@ def counting(key: str, spout: BaseRichSpout, *, spouts: int = 1, counters: int =
     return builder.build()
 
 
+class SteppedState(Stepped):
+    """A topology with state in this process, round by round, by a clock of its own: a checkpoint every second. ``record``: what
+    is durable; give it to whoever comes next."""
+
+    def __init__(
+        self,
+        topology: CoreTopology,
+        folder: Path,
+        record: CheckpointRecord | None = None,
+        *,
+        exact: bool = True,
+        now: float = 0.0,
+    ) -> None:
+        conf = Config.of(lmdb(folder)).for_components()
+        super().__init__(topology, conf=conf)
+        self.clock.now = now
+        components = stateful_components(topology)
+        provider = provider_of(conf)
+        self.record = record or CheckpointRecord()
+        self.record = rescaled(topology.id, components, self.record, provider, conf, self._save)
+        provider.close()
+        self.driver._checkpoints = Checkpoints(
+            self.record,
+            {name: each.parallelism for name, each in components.items()},
+            {each.id: each.parallelism for each in topology.spouts},
+            exact=exact,
+            durable=True,
+            interval_s=1.0,
+            attempts_max=5,
+            save=self._save,
+        )
+        self.driver._stopping = Impatient()
+
+    def _save(self, record: CheckpointRecord) -> None:
+        self.record = record
+
+    @property
+    def recoveries(self) -> int:
+        assert self.driver._checkpoints is not None
+        return self.driver._checkpoints.status().recoveries
+
+    def settle(self) -> SteppedState:
+        """Rounds until everything is in a checkpoint."""
+        assert self.driver._checkpoints is not None
+        for _ in range(50):
+            self.driver._checkpoints.want()
+            self.step()
+            if self.driver._checkpoints.settled and self.driver._idle is not None:
+                return self
+        raise AssertionError(f"it does not settle: {self.driver.status()}")
+
+    def close(self) -> None:
+        """As if the process had died: nothing is saved."""
+        self.rounds.close()
+
+
+class Impatient(threading.Event):
+    """Nobody waits between two tries."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
 def steps_of(key: str, component_id: str = "count", task: int = 0) -> list[str]:
     return [what for name, number, what in journal(key).steps if (name, number) == (component_id, task)]
 
@@ -204,12 +273,17 @@ def checkpointed(
     """The committed state of a component, all its tasks together, as another process finds it."""
     record = read_record(store, topology_id)
     assert record is not None
-    layout = record.layouts[component_id]
+    return committed(conf["topology.state.provider.config.path"], record, topology_id, component_id)
+
+
+def committed(folder: str, record: CheckpointRecord, topology_id: str, component_id: str) -> dict[Any, Any]:
+    """The same, by a record; nothing before the first checkpoint."""
     provider = LmdbKeyValueStateProvider()
     found: dict[Any, Any] = {}
-    config = {"topology.state.provider.config": {"path": conf["topology.state.provider.config.path"]}}
+    config = {"topology.state.provider.config": {"path": folder}}
+    layout = record.layouts.get(component_id, Layout(0, 0))
     for task in range(layout.tasks):
-        state = provider.new_state(f"{topology_id}/{component_id}/{layout.number}/{task}", config, None)
+        state = provider.new_state(namespace_of(topology_id, component_id, layout.number, task), config, None)
         found.update(state.items())
     provider.close()
     return found

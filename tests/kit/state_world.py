@@ -10,14 +10,17 @@ while rounds of the first are still under way; a driver that has lost its lead g
 And between two drivers the topology changes: another spout, another number of tasks; the state is forgotten by explicit wish.
 Logs are deleted and made again at any time.
 
+With windows, the words are gathered by processing time as well; a bolt without state holds some of the results, lets them go at
+its ticks, or fails them; one with state keeps them. Hosts' clocks differ, and jump, forwards and backwards.
+
 The oracle. Exactly-once: the committed counts are a fold over the words, of each log from where the record first said that it
-begins to where the record last said that it is. At-least-once: no word counts less often than it came.
+begins to where the record last said that it is; so are the windows together, and each has fired once, when its end had passed.
+At-least-once: no word counts less often than it came.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +29,9 @@ from typing import Any
 
 from framework import (
     BaseBasicBolt,
+    BaseRichBolt,
     BaseRichSpout,
+    BaseStatefulBolt,
     CoreTopology,
     Fields,
     ReplayableSpout,
@@ -34,7 +39,7 @@ from framework import (
     Tuple,
 )
 from framework.errors import FailedException, RetryableError, StaleWriterError
-from framework.state import MsgpackSerializer
+from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
 from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryStore
@@ -42,7 +47,7 @@ from framework.state.rescaling import namespace_of, rescaled
 from framework.stateful_run import stateful_components
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
-from tests.kit.state_parts import Count, Source
+from tests.kit.state_parts import Count, Impatient, Source
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
 STATE_TROUBLES = (
@@ -54,9 +59,14 @@ STATE_TROUBLES = (
     "driver is deposed",
 )
 ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
+#: With windows.
+CLOCK_JUMPS = "clock jumps"
 #: What changes, where state is exactly-once.
 CHANGES = ("spout added", "tasks changed", "state forgotten", "log made again")
 ALPHABET = "abcdefg"
+LENGTH_S = 3.0
+#: How far a clock may be wrong.
+SKEW_S = 20.0
 
 
 @dataclass
@@ -89,6 +99,13 @@ class StateWorld(Chances):
     crash: tuple[int, str] | None = None
     crashed: str | None = None
     clock: Clock = field(default_factory=Clock)
+    skews: dict[int, float] = field(default_factory=dict)
+
+    def wall(self, host: int) -> float:
+        """What a host's clock says: far from 0, and not what another's does."""
+        if host not in self.skews or self.strikes(CLOCK_JUMPS, 0.002):
+            self.skews[host] = self.chance.uniform(-SKEW_S, SKEW_S) if CLOCK_JUMPS in self.troubles else 0.0
+        return 1_000 + self.clock.now + self.skews[host]
 
     def slow(self) -> None:
         """What a bolt takes for a tuple."""
@@ -113,6 +130,19 @@ class StateWorld(Chances):
         found: Counter[str] = Counter()
         for place, (first, end) in self.recorded.items():
             found.update(self.lives[place][first:end])
+        return found
+
+    def committed(self, topology_id: str) -> dict[str, dict[Any, Any]]:
+        """The committed state of each component, all tasks together."""
+        found: dict[str, dict[Any, Any]] = {each: {} for each in ("count", "again", "gather", "keeps")}
+        for component_id, layout in self.record.layouts.items():
+            for task in range(layout.tasks):
+                store = self.stores[namespace_of(topology_id, component_id, layout.number, task)]
+                assert store.txid() == self.record.txid
+                kept = dict(LayeredState(store, MsgpackSerializer(), MsgpackSerializer()).items())
+                kept.pop(((), "c"), None)  # every task has one
+                assert not set(kept) & set(found[component_id]), "two tasks have the same key"
+                found[component_id].update(kept)
         return found
 
     def all_read(self) -> bool:
@@ -227,8 +257,80 @@ class Lengths(BaseBasicBolt):
         """Nothing."""
 
 
-def chained(name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: int) -> CoreTopology:
-    """Words of spouts with so many tasks each, split, counted, and counted again."""
+WINDOW = Fields(word=str, start=float, end=float, at=float, count=int)
+
+
+class Gathers(BaseWindowedBolt):
+    """Counts words by processing time."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(TimeWindow(LENGTH_S), key=["word"])
+        self.world_key = key
+
+    def open(self, conf: Mapping[str, Any], context: Any) -> None:
+        self.host = context.task_index
+
+    def now(self) -> float:
+        return _worlds[self.world_key].wall(self.host)
+
+    def execute_window(self, window: Window, collector: Any) -> None:
+        collector.emit([*window.key, window.start, window.end, window.watermark, len(window.tuples)])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(WINDOW)
+
+
+class Holds(BaseRichBolt):
+    """Passes windows on, some of them later; some fail."""
+
+    tick_s = 2.0
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.world, self.collector = _worlds[conf["world"]], collector
+        self.held: list[Tuple] = []
+
+    def execute(self, tup: Tuple) -> None:
+        if not tup.is_tick:
+            self.held.append(tup)
+        if tup.is_tick or self.world.chance.random() < 0.5:
+            held, self.held = self.held, []
+            for each in held:
+                self.let_go(each)
+
+    def let_go(self, tup: Tuple) -> None:
+        if self.world.strikes("failed tuple", 0.02):
+            self.collector.fail(tup)
+            return
+        wrong = self.world.strikes("value does not fit", 0.01)
+        self.collector.emit(["none" if wrong else each for each in tup.values], anchors=tup)
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(WINDOW)
+
+
+class Keeps(BaseStatefulBolt):
+    """Keeps every window that comes."""
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector = collector
+
+    def init_state(self, state: Any) -> None:
+        self.state = state
+
+    def execute(self, tup: Tuple) -> None:
+        key = tup["word"], tup["start"]
+        self.state.put(key, [*(self.state.get(key) or []), [tup["end"], tup["at"], tup["count"]]])
+        self.collector.ack(tup)
+
+    def grouping_key(self, key: Any) -> Sequence[Any]:
+        return [key[0]]
+
+
+def chained(
+    name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: int, windows: bool = False
+) -> CoreTopology:
+    """Words of spouts with so many tasks each, split, counted, and counted again; gathered in windows, too."""
     builder = TopologyBuilder(name)
     split = builder.set_bolt("split", Splits(), 2)
     for spout_id, (spout, parallelism) in spouts.items():
@@ -237,6 +339,10 @@ def chained(name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: i
     builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
     builder.set_bolt("count", Counts(name), tasks).fields_grouping("split", Fields("word"))
     builder.set_bolt("again", Counts(name), 2).fields_grouping("count", Fields("word"))
+    if windows:
+        builder.set_bolt("gather", Gathers(name), tasks).fields_grouping("split", Fields("word"))
+        builder.set_bolt("holds", Holds(), 2).shuffle_grouping("gather")
+        builder.set_bolt("keeps", Keeps(), 2).fields_grouping("holds", Fields("word"))
     return builder.build()
 
 
@@ -315,13 +421,6 @@ class NamedSpout(ReplayableSpout):
         declarer.declare(Fields(word=str))
 
 
-class Impatient(threading.Event):
-    """Nobody waits between two tries."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
-
-
 class Drives:
     """One driver, and where its tasks live. Raises what its first steps raise."""
 
@@ -378,22 +477,25 @@ class Drives:
 class Plans:
     """The topology of a world, as it is now. ``changes``: what may change."""
 
-    def __init__(self, name: str, world: StateWorld, words: int, exact: bool, changes: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, world: StateWorld, words: int, exact: bool, changes: Sequence[str], windows: bool
+    ) -> None:
         self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
+        self.windows = windows
         self.spouts, self.tasks = {"words": 2}, 2
         self.source: list[str] = []
         logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
         if exact:
             for partition, each in enumerate(logs):
-                world.add_log("words", partition, NamedLog(each, 0 if changes else len(each)))
+                world.add_log("words", partition, NamedLog(each, 0 if changes or windows else len(each)))
         else:
             self.source = list(itertools.chain(*logs))
 
     def topology(self) -> CoreTopology:
         if not self.exact:
-            return chained(self.name, {"words": (Source(self.name, self.source), 2)}, 2)
+            return chained(self.name, {"words": (Source(self.name, self.source), 2)}, 2, self.windows)
         named = {each: (NamedSpout(self.name, latest=each != "words"), tasks) for each, tasks in self.spouts.items()}
-        return chained(self.name, named, self.tasks)
+        return chained(self.name, named, self.tasks, self.windows)
 
     def next_driver(self) -> Drives | None:
         """Change what may change, and begin. None for a driver that dies of its first steps."""
@@ -409,6 +511,7 @@ class Plans:
             self.world.stores.clear()
             self.world.recorded.clear()
             self.world.record = CheckpointRecord(last=self.world.record.last, forgotten=sorted(self.spouts))
+        self.world.skews.clear()
         try:
             return Drives(self.name, self.world, self.topology(), self.exact)
         except (RetryableError, DriverDies):
@@ -435,17 +538,18 @@ def simulate(
     troubles: Sequence[str] = ALL_TROUBLES,
     changes: Sequence[str] = (),
     crash: tuple[int, str] | None = None,
+    windows: bool = False,
 ) -> StateWorld:
     """Run one world to its end: trouble for 400 rounds or until most is read, then none. Raises ``AssertionError`` when the counts
     are wrong. ``changes``: only where state is exactly-once."""
     name = uuid.uuid4().hex
     world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash)
-    plans = Plans(name, world, words, exact, changes)
+    plans = Plans(name, world, words, exact, changes, windows)
     drives: Drives | None = plans.next_driver()
     zombies: list[Drives] = []
     try:
         for number in itertools.count():
-            assert number < 5_000, f"seed {seed}: it does not come to an end"
+            assert number < 2_000, f"seed {seed}: it does not come to an end: {world.recorded} of {world.logs}"
             if number == 400:
                 world.troubles = frozenset()
             plans.go_on()
@@ -465,23 +569,25 @@ def simulate(
             driver = drives.stepped.driver
             assert driver.failure is None, driver.failure
             if not drives.rounds._walks and driver._idle and not zombies and not drives.checkpoints.recovering:
-                break
-        found: dict[str, Counter[str]] = {"count": Counter(), "again": Counter()}
-        for component_id, layout in world.record.layouts.items():
-            for task in range(layout.tasks):
-                store = world.stores[namespace_of(name, component_id, layout.number, task)]
-                assert store.txid() == world.record.txid
-                counts = dict(LayeredState(store, MsgpackSerializer(), MsgpackSerializer()).items())
-                assert not set(counts) & set(found[component_id]), "two tasks have the same key"
-                found[component_id].update(counts)
+                found = world.committed(name)
+                if not exact or (world.all_read() and not found["gather"]):  # what has come, and no window is open
+                    break
         expected = world.fold() if exact else Counter(plans.source)
-        assert not exact or world.all_read(), f"seed {seed}: {world.recorded} of {world.logs}"
-        for component_id, counted in found.items():
+        for component_id in ("count", "again"):
+            counted = Counter(found[component_id])
             if exact:
                 assert counted == expected, f"seed {seed}, {component_id}: {counted} instead of {expected}"
             else:
                 lost = [word for word, count in expected.items() if counted[word] < count]
                 assert not lost, f"seed {seed}, {component_id}: words were lost"
+        if windows and exact:
+            fired: Counter[str] = Counter()
+            for (word, start), told in found["keeps"].items():
+                assert len(told) == 1, f"seed {seed}: window {word, start} has fired {len(told)} times"
+                ((end, at, count),) = told
+                assert start + LENGTH_S == end <= at, f"seed {seed}: window {word, start} has fired at {at}"
+                fired[word] += count
+            assert fired == expected, f"seed {seed}: {fired} in windows instead of {expected}"
         if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # nobody fails for being slow
             status = driver.status()
             assert status.checkpoint is not None

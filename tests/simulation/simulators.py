@@ -65,16 +65,20 @@ def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     """States and checkpoints (``tests/kit/state_world.py``): exactly-once or at-least-once, under some troubles or all, with some
-    changes, all or none."""
+    changes, all or none, and with windows or without."""
     chance = random.Random(f"states {seed}")
     exact = chance.random() < 0.5
     troubles = _some(chance, state_world.ALL_TROUBLES)
     changes = _some(chance, state_world.CHANGES) if exact and chance.random() < 0.5 else ()
+    windows = chance.random() < 0.3
+    if windows:
+        troubles = (*troubles, state_world.CLOCK_JUMPS)
     how = "exactly-once" if exact else "at-least-once"
-    shape = f"{how}, {', '.join((*troubles, *changes))}"
+    shape = f"{how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
 
     def run() -> str | None:
-        _cover(coverage, state_world.simulate(seed, exact=exact, troubles=troubles, changes=changes), f"states, {how}")
+        found = state_world.simulate(seed, exact=exact, troubles=troubles, changes=changes, windows=windows)
+        _cover(coverage, found, f"states, {how}")
         return None
 
     return _judged(seed, shape, run, tell)

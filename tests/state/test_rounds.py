@@ -10,12 +10,24 @@ from typing import Any
 
 import pytest
 
-from framework import BaseBasicBolt, Fields, TopologyBuilder, Tuple, submit
+from framework import BaseBasicBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
+from framework.acking import living
 from framework.acking.outcome import TROUBLES_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
 from framework.transactions import MemoryStore
-from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
+from tests.kit.state_parts import (
+    Count,
+    Log,
+    Source,
+    Split,
+    SteppedState,
+    checkpointed,
+    counting,
+    journal,
+    lmdb,
+    steps_of,
+)
 
 WORDS = [f"word{number % 17}" for number in range(200)]
 CONF = {"topology.state.checkpoint.interval.ms": 1, "topology.max.spout.pending": 25}
@@ -240,3 +252,118 @@ def test_a_stateful_bolt_that_dies_after_many_reported_errors_is_recovered(key: 
     with submit(builder.build(), conf, store=store, executor="local") as run:
         run.wait_until_idle(10)
     assert set(checkpointed(conf, store, key)) == {"one", "two"}
+
+
+class Handing(Count):
+    """Keeps words until a checkpoint is prepared, and hands them on then, without anchors."""
+
+    def execute(self, tup: Tuple) -> None:
+        self.counts.put("kept", [*(self.counts.get("kept") or []), tup["word"]])
+        self.collector.ack(tup)
+
+    def pre_prepare(self, txid: int) -> None:
+        for word in self.counts.get("kept") or []:
+            self.collector.emit([word, 1])
+        self.counts.put("kept", [])
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("how", [FailedException, RuntimeError])
+def test_what_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost_by_it(key: str, how: type[Exception]) -> None:
+    def once(word: str) -> None:
+        journal(key).steps.append(("split", 0, word))
+        if len(journal(key).steps) == 60:
+            raise how("not this time")
+
+    journal(key).on["split"] = once
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("handing", Handing(f"{key} handing")).global_grouping("words")
+    builder.set_bolt("split", Split(key)).shuffle_grouping("handing")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    assert run_to_its_end(builder.build()) == 1
+    assert counts(key) == Counter(WORDS)
+
+
+class Careless(Split):
+    """Goes on when it is told that what it has emitted does not fit."""
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        roots, collector.roots = collector.roots, ()
+        steps = journal(self.key).steps
+        steps.append(("split", 0, tup["word"]))
+        try:
+            collector.emit([tup["word"] if len(steps) != 30 else 6])
+        except Exception:  # noqa: BLE001 - whatever it says
+            steps.append(("split", 0, "went on"))
+        collector.roots = roots
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_rows_without_roots_that_do_not_fit_take_everything_back_whatever_the_bolt_makes_of_the_error(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(living, "BUFFERED_ROWS_MAX", 5)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("split", Careless(key)).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    assert run_to_its_end(builder.build()) == 1
+    assert ("split", 0, "went on") in journal(key).steps
+    assert counts(key) == Counter(WORDS)
+
+
+class Uncertain(Log):
+    """Dies when it is asked for the first time, of this start, whether it has anything more."""
+
+    def caught_up(self) -> bool:
+        journal(self.key).happens("caught_up", None)
+        return super().caught_up()
+
+
+class Untimely(Count):
+    def tick_in_s(self) -> float | None:
+        journal(self.key).happens("tick_in_s", None)
+        return None
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("what", ["caught_up", "tick_in_s"])
+def test_what_dies_in_the_round_of_a_recovery_is_recovered_again(key: str, tmp_path: Path, what: str) -> None:
+    """A spout that began anew without its position gave everything again."""
+
+    def once(_: Any) -> None:
+        del journal(key).on[what]
+        raise RuntimeError("not yet")
+
+    def topology(words: Sequence[str]) -> Any:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Uncertain(key, [words]))
+        builder.set_bolt("count", Untimely(key)).fields_grouping("words", Fields("word"))
+        return builder.build()
+
+    stepped = SteppedState(topology(WORDS[:100]), tmp_path).settle()
+    journal(key).on[what] = once
+    again = SteppedState(topology(WORDS), tmp_path, stepped.record)
+    again.settle()
+    assert counts(key) == Counter(WORDS)
+
+
+@pytest.mark.behaviour("5.5")
+def test_what_dies_in_the_round_of_every_recovery_ends_the_topology(key: str, tmp_path: Path) -> None:
+    def always(_: Any) -> None:
+        raise RuntimeError("never")
+
+    journal(key).on["tick_in_s"] = always
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("count", Untimely(key)).fields_grouping("words", Fields("word"))
+    stepped = SteppedState(builder.build(), tmp_path)
+    for _ in range(20):
+        stepped.step(seconds=1)
+        if stepped.driver.failure is not None:
+            break
+    assert "RuntimeError: never" in str(stepped.driver.failure)

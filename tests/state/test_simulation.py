@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,9 @@ from framework.acking.stateful import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state import rescaling
 from framework.state.checkpoints import Checkpoints, Marker
-from tests.kit.state_world import ALL_TROUBLES, CHANGES, CRASHES, NamedSpout, simulate
+from framework.state.windowing import MICROS, micros
+from framework.state.windows import _NEVER, Window, _ByClock
+from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, NamedSpout, simulate
 from tests.kit.targets import Often
 
 #: The rarest trouble comes in one world of five, and the mutation that shows least shows in one of four.
@@ -87,11 +90,54 @@ def test_the_number_of_tasks_changes_after_a_crash_at_any_step_and_every_word_co
     assert met["store"] >= 5
 
 
-def _wrong(first_seed: int, exact: bool, troubles: tuple[str, ...], changes: tuple[str, ...] = ()) -> bool:
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("trouble", [CLOCK_JUMPS, "failed tuple", pytest.param("all", marks=pytest.mark.slow), "none"])
+def test_windows_by_processing_time_hold_each_word_once_and_fire_once_under_each_trouble(
+    trouble: str, seed: int, often: Often
+) -> None:
+    worlds = often(1, 8)
+    troubles = (*ALL_TROUBLES, CLOCK_JUMPS) if trouble == "all" else () if trouble == "none" else (trouble,)
+    struck: Counter[str] = Counter()
+    for number in itertools.count():
+        if number >= worlds and set(+struck) == set(troubles):
+            break
+        assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
+        struck.update(simulate(seed + number, exact=True, troubles=troubles, windows=True).struck)
+
+
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", CRASHES)
+def test_windows_by_processing_time_fire_once_after_a_crash_at_any_step(how: str, every: int, seed: int) -> None:
+    """Ticks come at every step of a checkpoint."""
+    met: Counter[str] = Counter()
+    for step in itertools.count(1 + seed % every, every):
+        world = simulate(seed, exact=True, words=8, troubles=(CLOCK_JUMPS,), crash=(step, how), windows=True)
+        if world.crashed is None:
+            break
+        met[world.crashed] += 1
+    assert met["store"] >= (5 if every == 1 else 1)
+
+
+@pytest.mark.rule("C39")
+def test_windows_by_processing_time_fire_once_when_the_topology_and_its_logs_change(seed: int, often: Often) -> None:
+    worlds = often(1, 8)
+    struck: Counter[str] = Counter()
+    troubles = ("driver dies", "task dies", CLOCK_JUMPS)
+    for number in itertools.count():
+        if number >= worlds and {"tasks changed", CLOCK_JUMPS} <= set(+struck):
+            break
+        assert number < WORLDS_MAX, f"{+struck} came"
+        struck.update(simulate(seed + number, exact=True, troubles=troubles, changes=CHANGES, windows=True).struck)
+
+
+def _wrong(
+    first_seed: int, exact: bool, troubles: tuple[str, ...], changes: tuple[str, ...] = (), windows: bool = False
+) -> bool:
     """Whether a world comes out wrong."""
     for seed in range(first_seed, first_seed + WORLDS_MAX):
         try:
-            simulate(seed, exact=exact, troubles=troubles, changes=changes)
+            simulate(seed, exact=exact, troubles=troubles, changes=changes, windows=windows)
         except (AssertionError, CorruptStateError, InvariantViolation):
             return True
     return False
@@ -213,3 +259,43 @@ def test_a_spout_that_does_not_emit_again_what_was_under_way_is_caught(
 
     monkeypatch.setattr(LivingSpout, "_emit_again", lost)
     assert _wrong(seed, False, ("task dies", "store fails before"))
+
+
+def test_windows_that_fire_before_their_end_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    reached_now = _ByClock._reached_now
+
+    def ahead(self: _ByClock) -> int:
+        return reached_now(self) + micros(LENGTH_S) // 2
+
+    def due(self: _ByClock) -> list[Window]:
+        self._watermark = ahead(self)
+        return self._advance()
+
+    monkeypatch.setattr(_ByClock, "due", due)
+    monkeypatch.setattr(
+        _ByClock, "due_in_s", lambda self: (self._due[0][0] - ahead(self)) / MICROS if self._due else None
+    )
+    assert _wrong(seed, True, (), windows=True)
+
+
+def test_time_that_goes_back_after_a_restart_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    begin = _ByClock.__init__
+
+    def forgetful(self: _ByClock, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._at = _NEVER
+
+    monkeypatch.setattr(_ByClock, "__init__", forgetful)
+    assert _wrong(seed, True, ("driver dies", CLOCK_JUMPS), windows=True)
+
+
+@pytest.mark.rule("C34")
+def test_ticks_that_nobody_tracks_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(LivingStatefulBolt, "tick_roots", lambda self: ())
+    assert _wrong(seed, True, ("failed tuple", "task dies"), windows=True)
+
+
+@pytest.mark.rule("C34")
+def test_ticks_in_the_round_that_prepares_a_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(SegmentTask, "_may_tick", lambda self, round_: not self._unrecovered)
+    assert _wrong(seed, True, ("failed tuple",), windows=True)

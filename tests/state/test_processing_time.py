@@ -1,0 +1,544 @@
+"""Windows by processing time: they fire when their end has passed, also when nothing comes, once, whatever fails and whatever the
+host's clock does."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework import (
+    BaseBasicBolt,
+    BaseRichBolt,
+    BaseStatefulBolt,
+    CoreTopology,
+    FailedException,
+    Fields,
+    ReplayableSpout,
+    TopologyBuilder,
+    Tuple,
+    submit,
+)
+from framework.errors import ConfigError
+from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
+from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.state.rescaling import namespace_of, rescaled
+from framework.transactions import MemoryStore
+from integration.server import wait_until
+from tests.kit.state_parts import SteppedState, checkpointed, committed, journal, lmdb
+
+RESULT = Fields(user=str, start=float, end=float, numbers=pa.list_(pa.int64()))
+
+
+class Feed(ReplayableSpout):
+    """Gives what has been put into its journal, from where a checkpoint was: a letter for a user, and its number."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        self.collector, self.next = collector, 0
+
+    def next_tuple(self) -> None:
+        users = journal(self.key).emitted
+        if self.next < len(users):
+            self.next += 1
+            self.collector.emit([users[self.next - 1], self.next - 1], message_id=self.next)
+
+    def caught_up(self) -> bool:
+        return self.next == len(journal(self.key).emitted)
+
+    def position(self) -> int:
+        return self.next
+
+    def seek(self, positions: Sequence[int]) -> None:
+        (self.next,) = positions
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(user=str, n=int))
+
+
+class Gather(BaseWindowedBolt):
+    """Tells what is in each window. Its clock is in the journal."""
+
+    def __init__(self, journal_key: str, windows: TimeWindow, **more: Any) -> None:
+        super().__init__(windows, key=["user"], **more)
+        self.journal = journal_key
+
+    def now(self) -> float:
+        return float(journal(self.journal).results.get("now", 0.0))
+
+    def execute_window(self, window: Window, collector: Any) -> None:
+        journal(self.journal).happens("window", window)
+        collector.emit([*window.key, window.start, window.end, [each["n"] for each in window.tuples]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        super().declare_output_fields(declarer)
+        declarer.declare(RESULT)
+
+
+class Pass(BaseBasicBolt):
+    """Passes results on."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        journal(self.key).happens("pass starts", None)
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        journal(self.key).happens("pass", tup)
+        collector.emit(list(tup.values))
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(RESULT)
+
+
+class Holds(BaseRichBolt):
+    """Keeps each result until the test lets it go."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        journal(self.key).results.setdefault("held", []).append((self, tup))
+
+    def let_go(self, tup: Tuple) -> None:
+        self.collector.emit(list(tup.values), anchors=tup)
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(RESULT)
+
+
+class Keep(BaseStatefulBolt):
+    """Keeps results in its state, each as often as it comes."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector = collector
+
+    def init_state(self, state: Any) -> None:
+        self.state = state
+
+    def execute(self, tup: Tuple) -> None:
+        key = (tup["user"], tup["start"], tup["end"])
+        self.state.put(key, [*(self.state.get(key) or []), list(tup["numbers"])])
+        self.collector.ack(tup)
+
+    def grouping_key(self, key: Any) -> Sequence[Any]:
+        return [key[0]]
+
+
+class World:
+    """A topology that gathers, passes results on and keeps them; the clocks of its hosts; what survives its processes."""
+
+    def __init__(self, folder: Path, windows: TimeWindow, *, between: Any = None) -> None:
+        self.key = f"p{uuid.uuid4().hex[:8]}"
+        self.folder, self.windows, self.between = folder, windows, between or Pass(self.key)
+        if isinstance(self.between, type):
+            self.between = self.between(self.key)
+        self.record: CheckpointRecord | None = None
+        self.stepped: SteppedState | None = None
+
+    def topology(self, tasks: int = 1) -> CoreTopology:
+        builder = TopologyBuilder(self.key)
+        builder.set_spout("feed", Feed(self.key))
+        builder.set_bolt("gather", Gather(self.key, self.windows), tasks).fields_grouping("feed", Fields("user"))
+        builder.set_bolt("pass", self.between).shuffle_grouping("gather")
+        builder.set_bolt("keep", Keep()).fields_grouping("pass", Fields("user"))
+        return builder.build()
+
+    def start(self, tasks: int = 1, *, exact: bool = True) -> SteppedState:
+        """As often as a test wants; the one before dies."""
+        if self.stepped is not None:
+            self.record = self.stepped.record
+            self.stepped.close()
+        self.stepped = SteppedState(
+            self.topology(tasks),
+            self.folder,
+            self.record,
+            exact=exact,
+            now=self.stepped.clock.now if self.stepped else 0.0,
+        )
+        return self.stepped
+
+    def comes(self, users: str, at: float) -> None:
+        """Tuples come, and it is so late by the hosts' clocks."""
+        assert self.stepped is not None
+        journal(self.key).emitted.extend(users)
+        self.passes(at)
+
+    def passes(self, at: float) -> None:
+        """It becomes so late; nothing else happens but what follows from that."""
+        assert self.stepped is not None
+        journal(self.key).results["now"] = at
+        self.stepped.settle()
+
+    def kept(self) -> dict[Any, Any]:
+        """The committed results."""
+        assert self.stepped is not None
+        return self._committed("keep")
+
+    def open(self) -> dict[Any, Any]:
+        """How many tuples the windows that have not fired hold, in the committed state, by key and pane."""
+        return {(key[0], key[2]): value for key, value in self._committed("gather").items() if key[1] == "p"}
+
+    def _committed(self, component_id: str) -> dict[Any, Any]:
+        assert self.stepped is not None
+        return committed(str(self.folder), self.stepped.record, self.key, component_id)
+
+
+@pytest.mark.behaviour("5.5")
+def test_a_window_fires_when_its_end_has_passed_though_nothing_comes(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    world.start()
+    world.comes("ab", 3)
+    world.comes("a", 9.9)
+    world.passes(9.999)
+    assert world.kept() == {}
+    world.passes(10)
+    assert world.kept() == {("a", 0.0, 10.0): [[0, 2]], ("b", 0.0, 10.0): [[1]]}
+    world.comes("a", 10)  # its start is in a window, its end is not
+    world.passes(40)
+    assert world.kept()[("a", 10.0, 20.0)] == [[3]]
+    assert world.open() == {}
+
+
+def test_sliding_windows_by_processing_time_hold_each_tuple_in_each_of_its_windows(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10, step_s=5))
+    world.start()
+    for at, users in ((1, "a"), (6, "a"), (11, "a"), (12, "")):
+        world.comes(users, at)
+    world.start()  # what has fired does not fire again
+    world.passes(100)
+    assert world.kept() == {
+        ("a", -5.0, 5.0): [[0]],
+        ("a", 0.0, 10.0): [[0, 1]],
+        ("a", 5.0, 15.0): [[1, 2]],
+        ("a", 10.0, 20.0): [[2]],
+    }
+
+
+def test_a_topology_whose_windows_hold_nothing_takes_no_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    stepped = world.start()
+    world.comes("a", 1)
+    world.passes(10)
+    before = stepped.record.last
+    journal(world.key).results["now"] = 1_000.0
+    stepped.step(20, seconds=10)
+    assert stepped.record.last == before
+    assert stepped.driver.status().components["gather"].executed == 2  # the tuple, and one tick
+
+
+def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    stepped = world.start()
+    world.comes("a", 6)
+    driver = stepped.driver
+    driver._patience_s = 5.0
+    round_ = driver.begin()
+    assert round_.patience_s == pytest.approx(4.0)
+    journal(world.key).results["now"] = 10.0
+    assert driver.end(round_, lambda: driver._executor.run(round_))
+    world.stepped = stepped.settle()
+    assert world.kept() == {("a", 0.0, 10.0): [[0]]}
+
+
+# --- restarts, and clocks that go back -----------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("5.5")
+def test_windows_whose_end_has_passed_while_nothing_ran_fire_at_the_first_tick_as_they_were(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    world.start()
+    world.comes("ab", 3)
+    world.comes("a", 14)
+    assert world.open() == {(("a",), 10_000_000): 1}
+    world.comes("b", 25)
+    world.comes("a", 25)
+    world.start()
+    world.passes(1_000)
+    assert world.kept() == {
+        ("a", 0.0, 10.0): [[0]],
+        ("b", 0.0, 10.0): [[1]],
+        ("a", 10.0, 20.0): [[2]],
+        ("a", 20.0, 30.0): [[4]],
+        ("b", 20.0, 30.0): [[3]],
+    }
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["in one run", "over a restart"])
+def test_a_clock_that_goes_back_fires_no_window_again(tmp_path: Path, restarted: bool) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    world.start()
+    world.comes("a", 3)
+    world.passes(12)
+    if restarted:
+        world.start()
+    world.comes("a", 5)  # time stands still at 12
+    assert world.kept() == {("a", 0.0, 10.0): [[0]]}
+    world.passes(11)
+    world.passes(20)
+    assert world.kept() == {("a", 0.0, 10.0): [[0]], ("a", 10.0, 20.0): [[1]]}
+
+
+def test_a_tuple_is_in_no_window_before_that_of_a_tuple_which_is_kept_when_the_clock_goes_back(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    world.start()
+    world.comes("a", 35)
+    world.start()
+    world.comes("a", 5)
+    assert world.open() == {(("a",), 30_000_000): 2}
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("tasks", [(2, 1, 3), (1, 3, 2)])
+def test_time_goes_back_in_no_task_when_their_number_changes(tmp_path: Path, tasks: Sequence[int]) -> None:
+    """All that a key had has fired, and nothing of it is kept: its window does not fire again in another task, whose host's clock
+    is behind."""
+    first, second, third = tasks
+    world = World(tmp_path, TimeWindow(10))
+    world.start(first)
+    world.comes("abcdef", 3)
+    world.comes("abc", 12)
+    world.start(second)
+    world.comes("abcdef", 7)
+    world.passes(21)
+    world.start(third)
+    world.comes("abcdef", 9)
+    world.passes(30)
+    users = "abcdef"
+    assert world.kept() == {
+        **{(user, 0.0, 10.0): [[number]] for number, user in enumerate(users)},
+        **{
+            (user, 10.0, 20.0): [[6 + number, 9 + number] if user in "abc" else [9 + number]]
+            for number, user in enumerate(users)
+        },
+        **{(user, 20.0, 30.0): [[15 + number]] for number, user in enumerate(users)},
+    }
+
+
+@pytest.mark.rule("C39")
+def test_a_window_that_moves_to_a_task_which_is_ahead_fires_there(tmp_path: Path) -> None:
+    """One task has fired later than the window that the other one brings has ended."""
+    world = World(tmp_path, TimeWindow(10))
+    stepped = world.start(2)
+    world.comes("abcdef", 3)
+    for living in _gathering(stepped)[:1]:  # one task hears of no time: its host's clock has stopped
+        living._instance._gathering._now = lambda: 3.0
+    world.comes("", 12)
+    fired = len(world.kept())
+    assert 0 < fired < 6
+    world.start(1)
+    world.passes(12)
+    assert world.kept() == {(user, 0.0, 10.0): [[number]] for number, user in enumerate("abcdef")}
+
+
+def _gathering(stepped: SteppedState) -> list[Any]:
+    tasks = [each for each in stepped.rounds._home._tasks.values() if hasattr(each, "_living")]
+    return [each._living["gather"] for each in tasks if "gather" in each._living]
+
+
+# --- what fails after a window has fired ------------------------------------------------------------------------------
+
+
+def once(error: Exception) -> Any:
+    """Raises the first time."""
+    left = [error]
+
+    def act(_: Any) -> None:
+        if left:
+            raise left.pop()
+
+    return act
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("window", RuntimeError("died")),
+        ("pass", FailedException("failed")),
+        ("pass", RuntimeError("died")),
+        ("pass starts", ConnectionRefusedError("not yet")),
+    ],
+)
+def test_a_result_that_fails_takes_everything_back_to_before_its_window_fired(
+    tmp_path: Path, what: str, error: Exception
+) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    stepped = world.start()
+    journal(world.key).on[what] = once(error)
+    world.comes("ab", 3)
+    world.passes(10)
+    world.passes(20)  # at the latest
+    assert world.kept() == {("a", 0.0, 10.0): [[0]], ("b", 0.0, 10.0): [[1]]}
+    assert stepped.recoveries == (what != "pass starts")
+
+
+class Odd(Pass):
+    """Once, a result that does not fit."""
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        try:
+            journal(self.key).happens("pass", tup)
+        except RuntimeError:
+            collector.emit([1, *tup.values[1:]])
+        else:
+            super().execute(tup, collector)
+
+
+def test_a_result_that_does_not_fit_takes_everything_back(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10), between=Odd)
+    stepped = world.start()
+    journal(world.key).on["pass"] = once(RuntimeError("odd"))
+    world.comes("ab", 3)
+    world.passes(10)
+    assert world.kept() == {("a", 0.0, 10.0): [[0]], ("b", 0.0, 10.0): [[1]]}
+    assert stepped.recoveries == 1
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("fails", [False, True], ids=["is let go", "fails"])
+def test_a_checkpoint_waits_for_a_result_that_a_bolt_holds(tmp_path: Path, fails: bool) -> None:
+    """Its window is gone from the state; were it committed so, a failure could not bring the result back."""
+    world = World(tmp_path, TimeWindow(10), between=Holds)
+    stepped = world.start()
+    world.comes("a", 3)
+    committed_before = stepped.record.txid
+    journal(world.key).results["now"] = 10.0
+    stepped.step(10, seconds=1.5)
+    ((bolt, tup),) = journal(world.key).results.pop("held")
+    assert stepped.record.txid == committed_before
+    assert world.open() == {(("a",), 0): 1}
+    if fails:
+        bolt.collector.fail(tup)
+        stepped.step(10, seconds=1.5)
+        ((bolt, tup),) = journal(world.key).results.pop("held")
+    bolt.let_go(tup)
+    stepped.settle()
+    assert world.kept() == {("a", 0.0, 10.0): [[0]]}
+    assert world.open() == {}
+    assert stepped.recoveries == fails
+
+
+def test_a_result_that_nobody_acks_times_out_and_takes_everything_back(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10), between=Holds)
+    stepped = world.start()
+    world.comes("a", 3)
+    journal(world.key).results["now"] = 10.0
+    held = journal(world.key).results["held"] = []
+    while len(held) < 2:
+        stepped.step(seconds=1.5)
+        assert stepped.clock.now < 100
+    assert stepped.recoveries == 1
+    held[-1][0].let_go(held[-1][1])
+    stepped.settle()
+    assert world.kept() == {("a", 0.0, 10.0): [[0]]}
+
+
+def test_a_crash_between_firing_and_the_checkpoint_fires_the_window_again(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    stepped = world.start()
+    world.comes("a", 3)
+    told: list[float] = []
+    journal(world.key).on["window"] = lambda window: told.append(window.start)
+    journal(world.key).results["now"] = 10.0
+    stepped.step(1)
+    assert told == [0.0]
+    world.start().settle()
+    assert told == [0.0, 0.0]
+    assert world.kept() == {("a", 0.0, 10.0): [[0]]}
+
+
+@pytest.mark.behaviour("5.4")
+def test_at_least_once_a_result_waits_for_nobody_and_nobody_hears_of_its_failure(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    stepped = world.start(exact=False)
+    journal(world.key).on["pass"] = once(FailedException("failed"))
+    world.comes("ab", 3)
+    world.passes(10)
+    assert len(world.kept()) == 1
+    assert stepped.recoveries == 0
+    assert world.open() == {}
+
+
+# --- by the real clock --------------------------------------------------------------------------------------------------
+
+
+class Real(Gather):
+    def now(self) -> float:
+        return time.time()
+
+
+@pytest.mark.behaviour("5.5")
+def test_windows_fire_while_a_run_is_idle_and_stay_open_when_it_is_stopped(tmp_path: Path) -> None:
+    key, store, conf = f"p{uuid.uuid4().hex[:8]}", MemoryStore(), lmdb(tmp_path)
+
+    def topology(length_s: float) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        builder.set_spout("feed", Feed(key))
+        builder.set_bolt("gather", Real(key, TimeWindow(length_s)), 2).fields_grouping("feed", Fields("user"))
+        builder.set_bolt("keep", Keep()).fields_grouping("gather", Fields("user"))
+        return builder.build()
+
+    fired: list[Window] = []
+    journal(key).on["window"] = fired.append
+    journal(key).emitted.extend("abc")
+    with submit(topology(100_000), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)  # open windows are nothing to wait for
+        assert fired == []
+    assert sum(value for each, value in checkpointed(conf, store, key, "gather").items() if each[1] == "p") == 3
+    with submit(topology(0.5), conf, store=store, executor="local") as run:
+        wait_until(lambda: len(fired) == 3, 30, "windows that ended a while ago")
+        journal(key).emitted.extend("d")
+        wait_until(lambda: len(fired) == 4, 30, "a window that ends while nothing comes")
+        run.wait_until_idle(30)
+    results = checkpointed(conf, store, key, "keep")
+    assert sorted(user for user, _, _ in results) == ["a", "b", "c", "d"]
+    assert all(len(each) == 1 for each in results.values())
+
+
+def test_windows_by_processing_time_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="are of tuples with a time of their own"):
+        TimeWindow(10, lag_s=1)
+    with pytest.raises(ConfigError, match="are of tuples with a time of their own"):
+        TimeWindow(10, lateness_s=1)
+    with pytest.raises(ConfigError, match="no tuple is late by processing time"):
+        Gather("w", TimeWindow(10), late=Fields(n=int))
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("times", [(7, 5), (5, 7)])
+def test_every_task_has_the_greatest_of_what_each_had_when_their_number_changes(
+    tmp_path: Path, times: tuple[int, int]
+) -> None:
+    world = World(tmp_path, TimeWindow(10))
+    key, provider = ((), "c"), LmdbKeyValueStateProvider()
+    conf = {"topology.state.provider.config": {"path": str(tmp_path)}}
+    for task, at in enumerate(times):
+        state = provider.new_state(namespace_of(world.key, "gather", 0, task), conf, None)
+        state.put(key, at)
+        state.prepare_commit(1)
+        state.commit(1)
+        state.close()
+    layouts = {"gather": Layout(0, 2)}
+    record = CheckpointRecord(1, {}, layouts=layouts, assigned=layouts, last=1)
+    components = {"gather": next(each for each in world.topology(3).components if each.id == "gather")}
+    moved = rescaled(world.key, components, record, provider, conf, lambda _: None)
+    for task in range(3):
+        state = provider.new_state(namespace_of(world.key, "gather", moved.layouts["gather"].number, task), conf, None)
+        assert state.get(key) == 7
+        state.close()
+    provider.close()
