@@ -9,13 +9,16 @@ but not when a partition is assigned whose leader it knows. So each position tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from spouts.kafka_partitions import Where
 
 _LOOK_UP_S = 2.0
+_BEGIN_S = 5.0
+_AGAIN_AFTER_S = 0.001
 
 
 def placed(where: Where, offset: int, leader_epoch: int | None) -> TopicPartition:
@@ -39,12 +42,28 @@ class Assignment:
 
     def begin(self, positions: Sequence[TopicPartition]) -> None:
         """Read these partitions, which are not assigned yet, from there on. What is not there as it was comes as an event with an
-        error. Raises ``KafkaException``."""
+        error. Raises ``KafkaException``; then none of them is assigned."""
         self._look_up_unknown((each.topic, each.partition) for each in positions)
         self._consumer.incremental_assign(list(positions))
-        for each in positions:
-            if each.leader_epoch is not None and each.leader_epoch >= 0:
-                self._consumer.seek(each)
+        try:
+            for each in positions:
+                if each.leader_epoch is not None and each.leader_epoch >= 0:
+                    self._seek(each)
+        except BaseException:
+            self._consumer.incremental_unassign([TopicPartition(each.topic, each.partition) for each in positions])
+            raise
+
+    def _seek(self, position: TopicPartition) -> None:
+        """A partition that was just assigned may not have begun yet, and cannot be sought then."""
+        deadline = time.monotonic() + _BEGIN_S
+        while True:
+            try:
+                self._consumer.seek(position)
+                return
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
+                    raise
+            time.sleep(_AGAIN_AFTER_S)
 
     def _look_up_unknown(self, wanted: Iterable[Where]) -> None:
         """When nobody answers, what is assigned waits as it would have."""

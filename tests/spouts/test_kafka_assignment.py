@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from spouts.kafka_assignment import Assignment, placed
@@ -18,6 +19,7 @@ class NotedConsumer:
         self.partitions = {"a": 1, "b": 2}
         self.noted: list[tuple[str, Any]] = []
         self.away = False
+        self.refusals: list[int] = []  # of seeks
 
     def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         self.noted.append(("look up", topic))
@@ -31,8 +33,13 @@ class NotedConsumer:
     def incremental_assign(self, positions: Sequence[TopicPartition]) -> None:
         self.noted += [("assign", (each.topic, each.partition)) for each in positions]
 
+    def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.noted += [("unassign", (each.topic, each.partition)) for each in partitions]
+
     def seek(self, position: TopicPartition) -> None:
         self.noted.append(("seek", (position.topic, position.partition)))
+        if self.refusals:
+            raise KafkaException(KafkaError(self.refusals.pop()))
 
     def taken(self, what: str) -> list[Any]:
         found = [value for kind, value in self.noted if kind == what]
@@ -82,3 +89,18 @@ def test_only_positions_with_an_epoch_are_sought() -> None:
     begin(assignment, ("a", 0))
     begin(assignment, ("b", 1), epoch=0)
     assert consumer.taken("seek") == [("b", 1)]
+
+
+def test_a_partition_that_has_not_begun_yet_is_sought_again() -> None:
+    consumer = NotedConsumer()
+    consumer.refusals = [KafkaError._STATE, KafkaError._STATE]
+    begin(Assignment(consumer), ("b", 1), epoch=0)  # type: ignore[arg-type]
+    assert [kind for kind, _ in consumer.noted] == ["look up", "assign", "seek", "seek", "seek"]
+
+
+def test_what_cannot_be_sought_is_not_assigned() -> None:
+    consumer = NotedConsumer()
+    consumer.refusals = [KafkaError._TIMED_OUT]
+    with pytest.raises(KafkaException, match="(?i)timed out"):
+        begin(Assignment(consumer), ("b", 0), ("b", 1), epoch=0)  # type: ignore[arg-type]
+    assert consumer.noted[-2:] == [("unassign", ("b", 0)), ("unassign", ("b", 1))]
