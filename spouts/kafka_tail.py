@@ -339,11 +339,12 @@ class KafkaTail:
         if not begins:
             return
         try:
-            known = [TopicPartition(*where) for where in begins if where in self._assigned]
-            if known:
-                self._consumer.incremental_unassign(known)
+            if not self._assigned.keys().isdisjoint(begins):
+                held = [each for each in self._consumer.assignment() if (each.topic, each.partition) in begins]
+                self._consumer.incremental_unassign(held)
             self._assignment.begin([placed(where, at.offset, at.leader_epoch) for where, at in begins.items()])
         except KafkaException as error:
+            self._complete, self._looked_up = False, None  # they begin when they are looked up again, soon
             raise kafka_error(error, f"Kafka at {self._where}") from error
         for where, position in begins.items():
             self._assigned[where] = position

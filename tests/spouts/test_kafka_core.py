@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
 import spouts.kafka_tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, RetryableError, TopologyError
+from framework.kafka_clients import KafkaSettings
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
-from spouts.kafka_tail import task_of
+from spouts.kafka_assignment import Assignment
+from spouts.kafka_partitions import Position
+from spouts.kafka_tail import KafkaTail, task_of
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 from tests.kit.state_parts import checkpointed, counting, journal, lmdb
 from tests.kit.topics import Topics
@@ -241,6 +245,45 @@ def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None
     assert len(seen(name).executed) == 20  # what failed is not emitted again
     run.rounds.close()
     assert committed(topics, name, name) == [20]
+
+
+def test_a_partition_that_could_not_begin_begins_later(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.send(topics.create(name), [b"a", b"b"])
+    begin, refusals = Assignment.begin, 2
+
+    def refusing(self: Assignment, positions: Sequence[TopicPartition]) -> None:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        begin(self, positions)
+
+    monkeypatch.setattr(Assignment, "begin", refusing)
+    where: dict[str, Any] = {"topics": (name,), "pattern": None, "task": 0, "tasks": 1}
+    tail = KafkaTail(KafkaSettings(topics.bootstrap_servers, None), name, **where, start="earliest", skip_lost=False)
+
+    def come() -> list[bytes | None]:
+        for _ in range(2_000):
+            with contextlib.suppress(RetryableError):
+                tail.look_up()
+            assert not refusals or not tail.at_ends
+            if records := tail.poll():
+                return [each.value() for each in records]
+            time.sleep(0.02)
+        raise AssertionError("nothing came")
+
+    try:
+        tail.seek({(name, 0): Position(0, None)})
+        assert come() == [b"a", b"b"]
+        refusals = 1  # where it is read already, and is to begin again
+        with pytest.raises(RetryableError):
+            tail._assign({(name, 0): Position(1, None)})
+        tail._assign({(name, 0): Position(1, None)})
+        assert come() == [b"b"]
+    finally:
+        tail.close()
 
 
 @pytest.mark.behaviour("4.9")
