@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from framework import Run, Topology, TransactionalTopologyBuilder, submit
+from framework.kafka_clients import KafkaSettings
 from framework.transactions import CoordinationStore, MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+from spouts.kafka_tail import KafkaTail
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
 
@@ -68,6 +70,12 @@ class KafkaRuns:
     def rows(self, query: str) -> list[Any]:
         with sqlite3.connect(self.path) as connection:
             return connection.execute(query).fetchall()
+
+
+def tail_of(bootstrap_servers: str, topic: str, *, skip_lost: bool = False) -> KafkaTail:
+    """The consumer of a core spout's only task, which reads one topic from its beginning."""
+    only = {"topics": (topic,), "pattern": None, "task": 0, "tasks": 1, "start": "earliest"}
+    return KafkaTail(KafkaSettings(bootstrap_servers, None), topic, **only, skip_lost=skip_lost)  # type: ignore[arg-type]
 
 
 def values_in(bootstrap_servers: str, topic: str) -> Counter[str]:

@@ -16,15 +16,15 @@ from confluent_kafka.admin import NewPartitions
 import spouts.kafka_tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.errors import ConfigError, RetryableError, TopologyError
-from framework.kafka_clients import KafkaSettings
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka_assignment import Assignment
 from spouts.kafka_partitions import Position
-from spouts.kafka_tail import KafkaTail, task_of
+from spouts.kafka_tail import task_of
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
+from tests.kit.kafka_runs import tail_of
 from tests.kit.state_parts import checkpointed, counting, journal, lmdb
 from tests.kit.topics import Topics
 
@@ -261,8 +261,7 @@ def test_a_partition_that_could_not_begin_begins_later(
         begin(self, positions)
 
     monkeypatch.setattr(Assignment, "begin", refusing)
-    where: dict[str, Any] = {"topics": (name,), "pattern": None, "task": 0, "tasks": 1}
-    tail = KafkaTail(KafkaSettings(topics.bootstrap_servers, None), name, **where, start="earliest", skip_lost=False)
+    tail = tail_of(topics.bootstrap_servers, name)
 
     def come() -> list[bytes | None]:
         for _ in range(2_000):

@@ -13,12 +13,10 @@ import pytest
 
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import DataLossError, RetryableError
-from framework.kafka_clients import KafkaSettings
 from integration import KafkaBroker
 from spouts.kafka_partitions import Position
 from spouts.kafka_session import sessions
-from spouts.kafka_tail import KafkaTail
-from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, tail_of
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
 
@@ -165,8 +163,7 @@ def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_o
     topics.send(name, [b"new"] * 40)
 
     def first_records(skip_lost: bool) -> list[Any]:
-        where: dict[str, Any] = {"topics": (name,), "pattern": None, "task": 0, "tasks": 1}
-        tail = KafkaTail(KafkaSettings(broker.address, None), name, **where, start="earliest", skip_lost=skip_lost)
+        tail = tail_of(broker.address, name, skip_lost=skip_lost)
         try:
             if known:
                 tail._consumer.list_topics(name, timeout=30)
