@@ -372,9 +372,8 @@ class _Task:
 
     def close(self) -> None:
         try:
-            if (
-                not self._commits_first
-            ):  # then the group has all that was emitted, and perhaps what another task committed since
+            # At most once, the group has all that was emitted, and perhaps what another task has committed since.
+            if not self._commits_first:
                 self._publish()
         finally:
             self._tail.close(publish=not self._commits_first)

@@ -138,7 +138,7 @@ class KafkaTail:
         begins = {}
         if self._looked_up is None or now - self._looked_up >= LOOK_UP_EVERY_S:
             # When it fails: soon, but not in every round; and it must not hold up what there is to do already.
-            self._looked_up = now if self._assigned else now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
+            self._looked_up = now if self._assigned else _soon(now)
             try:
                 begins = self._found()
             except KafkaException as error:
@@ -344,7 +344,7 @@ class KafkaTail:
                 self._consumer.incremental_unassign(held)
             self._assignment.begin([placed(where, at.offset, at.leader_epoch) for where, at in begins.items()])
         except KafkaException as error:
-            self._complete, self._looked_up = False, None  # they begin when they are looked up again, soon
+            self._complete, self._looked_up = False, _soon(time.monotonic())  # they begin when they are looked up again
             raise kafka_error(error, f"Kafka at {self._where}") from error
         for where, position in begins.items():
             self._assigned[where] = position
@@ -375,6 +375,11 @@ class KafkaTail:
         if not self._skip_lost:
             raise DataLossError(f"{what}; {_DECIDE}")
         _log.warning("source.offsets_lost", reason=what)
+
+
+def _soon(now: float) -> float:
+    """When topics would have been looked up last, for that to be due again in ``AGAIN_AFTER_S``."""
+    return now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
 
 
 def _made_again(where: Where, position: Position, current: str) -> str:

@@ -140,15 +140,21 @@ class Gathering(Split):
         self.collector.emit(["left over"])
 
 
+def fails_once(key: str, what: str, word_number: int, error: Exception) -> None:
+    """Have a bolt fail with the word of that number, and note each word before."""
+
+    def once(word: str) -> None:
+        journal(key).steps.append(("split", 0, word))
+        if len(journal(key).steps) == word_number:
+            raise error
+
+    journal(key).on[what] = once
+
+
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 def test_what_a_bolt_emits_while_it_is_cleaned_up_for_a_recovery_goes_nowhere(key: str) -> None:
-    def once(word: str) -> None:
-        journal(key).steps.append(("split", 0, word))
-        if len(journal(key).steps) == 40:
-            raise RuntimeError("died")
-
-    journal(key).on["execute"] = once
+    fails_once(key, "execute", 40, RuntimeError("died"))
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("split", Gathering(key)).shuffle_grouping("words")
@@ -271,12 +277,7 @@ class Handing(Count):
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("how", [FailedException, RuntimeError])
 def test_what_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost_by_it(key: str, how: type[Exception]) -> None:
-    def once(word: str) -> None:
-        journal(key).steps.append(("split", 0, word))
-        if len(journal(key).steps) == 60:
-            raise how("not this time")
-
-    journal(key).on["split"] = once
+    fails_once(key, "split", 60, how("not this time"))
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("handing", Handing(f"{key} handing")).global_grouping("words")
