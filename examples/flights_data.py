@@ -13,10 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from framework.errors import ConfigError, RetryableError
+from examples.sending import send
+from framework.errors import ConfigError
 
 PARTITIONS = 4
 FLIGHTS = 336_776
@@ -76,20 +77,11 @@ def load(bootstrap_servers: str, topic: str) -> int:
     if topic in listed:
         admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
     _create(admin, topic)
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
-    sent = 0
-    for flight in flights():
-        value = json.dumps(flight, separators=(",", ":")).encode()
-        while True:
-            try:
-                producer.produce(topic, value, key=str(flight["carrier"]), partition=sent % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.1)
-        sent += 1
-    if producer.flush(60):
-        raise RetryableError(f"Kafka at {bootstrap_servers} did not take every flight")
-    return sent
+    records = (
+        (json.dumps(flight, separators=(",", ":")), str(flight["carrier"]), number % PARTITIONS)
+        for number, flight in enumerate(flights())
+    )
+    return send(bootstrap_servers, topic, records)
 
 
 def _create(admin: AdminClient, topic: str) -> None:

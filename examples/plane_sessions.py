@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from examples.flights_data import departures
+from examples.sending import send
 from framework import (
     BaseStatefulBolt,
     Config,
@@ -99,20 +99,14 @@ def settings_of(servers: EmbeddedServers, folder: Path) -> dict[str, Any]:
     }
 
 
-def send(bootstrap_servers: str, flights: Iterable[tuple[str, int]]) -> None:
+def send_departures(bootstrap_servers: str, flights: Iterable[tuple[str, int]]) -> None:
     """A plane's departures in one partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, -1)])[TOPIC].result(30)
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
-    for plane, at in flights:
-        value = json.dumps({"plane": plane, "at": at})
-        while True:
-            try:
-                producer.produce(TOPIC, value, partition=zlib.crc32(plane.encode()) % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    producer.flush(60)
+    records = (
+        (json.dumps({"plane": plane, "at": at}), None, zlib.crc32(plane.encode()) % PARTITIONS) for plane, at in flights
+    )
+    send(bootstrap_servers, TOPIC, records)
 
 
 def sessions(settings: Mapping[str, Any], executor: str = "spark") -> dict[str, Sessions]:
@@ -146,7 +140,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="ratchet-planes-") as made,
         EmbeddedServers(Path(made) / "servers") as servers,
     ):
-        send(servers.bootstrap_servers, islice(departures(), arguments.flights))
+        send_departures(servers.bootstrap_servers, islice(departures(), arguments.flights))
         found = sessions(settings_of(servers, Path(made)), "local" if arguments.local else "spark")
     if found != expected(islice(departures(), arguments.flights)):
         raise SystemExit("the sessions are wrong")

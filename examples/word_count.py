@@ -16,9 +16,9 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from examples.sending import send
 from framework import (
     BaseBasicBolt,
     Fields,
@@ -69,10 +69,8 @@ def send_lines(bootstrap_servers: str, topic: str, text: Path) -> None:
     """One record per line, over all partitions in turn."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
-    for number, line in enumerate(text.read_text(encoding="utf-8").splitlines()):
-        producer.produce(topic, line.encode(), partition=number % PARTITIONS)
-    producer.flush(60)
+    lines = text.read_text(encoding="utf-8").splitlines()
+    send(bootstrap_servers, topic, [(line, None, number % PARTITIONS) for number, line in enumerate(lines)])
 
 
 def count_words(servers: EmbeddedServers, text: Path, database: Path, executor: str = "spark") -> dict[str, int]:

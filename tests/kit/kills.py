@@ -143,7 +143,7 @@ def _feed(
             producer.produce(TOPIC, record(seen.messages), partition=seen.messages % PARTITIONS)
             seen.messages += 1
         producer.poll(0)
-    producer.flush(60)
+    producer.arrived(60)
 
 
 def _restart(server: Any) -> None:

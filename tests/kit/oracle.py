@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
+
+
+def told_of(client: Consumer | AdminClient, wanted: Mapping[str, int], seconds: float = 30) -> dict[str, TopicMetadata]:
+    """Topics as a broker tells of them, which may hear of them a moment after they were created. ``wanted``: topic -> how many
+    partitions it has at least."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found: dict[str, TopicMetadata] = client.list_topics(timeout=30).topics
+        if all(topic in found and len(found[topic].partitions) >= count for topic, count in wanted.items()):
+            return found
+        assert time.monotonic() < deadline, f"no broker tells of {dict(wanted)}"
+        time.sleep(0.01)
 
 
 def read_topics(bootstrap_servers: str, topics: Sequence[str], take: Callable[[Any], None]) -> dict[str, int]:
@@ -23,7 +35,7 @@ def read_topics(bootstrap_servers: str, topics: Sequence[str], take: Callable[[A
         "enable.partition.eof": True,
     }
     consumer = Consumer(settings)
-    known = consumer.list_topics(timeout=30).topics
+    known = told_of(consumer, dict.fromkeys(topics, 1))
     where = [TopicPartition(topic, number, 0) for topic in topics for number in known[topic].partitions]
     consumer.assign(where)
     ends: dict[str, int] = {}
@@ -45,7 +57,7 @@ def is_stable(bootstrap_servers: str, topics: Sequence[str], timeout_s: float) -
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(KafkaException):  # a broker that was restarted a moment ago
-            known = admin.list_topics(timeout=30).topics
+            known = told_of(admin, dict.fromkeys(topics, 1))
             where = [TopicPartition(topic, number) for topic in topics for number in known[topic].partitions]
 
             def ends(level: IsolationLevel, where: list[TopicPartition] = where) -> list[int]:

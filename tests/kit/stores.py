@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import PostgresServer, RedisServer
 from integration.server import Server
@@ -34,6 +32,7 @@ from sinks import (
 from spouts import JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from tests.kit.folders import open_folder
 from tests.kit.oracle import read_topics
+from tests.kit.topics import SureProducer
 
 PARTITIONS = 3
 WORDS = 50
@@ -87,7 +86,7 @@ class Feed:
     """Sends messages until it is stopped, a few at a time."""
 
     def __init__(self, bootstrap_servers: str, topic: str, *, pause_s: float = 0.05, burst: int = 20) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
+        self._producer = SureProducer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
         self._topic, self._pause_s, self._burst = topic, pause_s, burst
         self._stopped = threading.Event()
         self.sent = 0
@@ -108,7 +107,7 @@ class Feed:
     def __exit__(self, *exception: object) -> None:
         self._stopped.set()
         self._thread.join(30)
-        assert self._producer.flush(30) == 0
+        self._producer.arrived()
 
 
 def expected(bootstrap_servers: str, topic: str) -> tuple[dict[str, tuple[int, int, int]], Counter[int], Counter[Any]]:

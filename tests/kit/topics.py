@@ -6,8 +6,39 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from tests.kit.oracle import told_of
+
+
+class SureProducer(Producer):
+    """Says whether everything arrived: ``flush`` only says that nothing is on its way any more."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        refused: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                refused.append(error)
+
+        self._refused = refused
+        super().__init__({**settings, "on_delivery": delivered})
+
+    def arrived(self, seconds: float = 30) -> None:
+        """Wait until everything has. Raises ``KafkaException`` for what did not."""
+        left = self.flush(seconds)
+        if self._refused:
+            raise KafkaException(self._refused[0])
+        assert left == 0, f"{left} records have not arrived after {seconds:g} s"
 
 
 class Topics:
@@ -20,7 +51,20 @@ class Topics:
     def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
         settings = {key.replace("_", "."): value for key, value in config.items()}
         self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
+        told_of(self.admin, {topic: partitions})
         return topic
+
+    def create_placed(self, topic: str, replicas: list[list[int]], **config: str) -> str:
+        """``replicas``: partition -> brokers that hold it, its leader first."""
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=settings)
+        self.admin.create_topics([new])[topic].result(30)
+        told_of(self.admin, {topic: len(replicas)})
+        return topic
+
+    def add_partitions(self, topic: str, up_to: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, up_to)])[topic].result(60)
+        told_of(self.admin, {topic: up_to})
 
     def alter(self, topic: str, **config: str) -> None:
         """Change settings of a topic, and wait until the broker says that they hold."""
@@ -36,9 +80,9 @@ class Topics:
             if all(entries[each.name].value == each.value for each in changes):
                 return
 
-    def producer(self, **settings: Any) -> Producer:
+    def producer(self, **settings: Any) -> SureProducer:
         """Idempotent, so that a request sent again neither doubles records nor changes their order."""
-        return Producer(
+        return SureProducer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
                 "enable.idempotence": True,
@@ -51,7 +95,7 @@ class Topics:
         for value in values:
             producer.produce(topic, value, partition=partition)
             producer.poll(0)
-        assert producer.flush(30) == 0
+        producer.arrived()
 
     def send_in_kafka_txn(
         self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
@@ -62,7 +106,7 @@ class Topics:
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, value, partition=partition)
-        producer.flush(30)
+        producer.arrived()
         if end is not None:
             end(producer)
         return producer

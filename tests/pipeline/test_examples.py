@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 
 from examples import (
     acker_trace,
@@ -14,11 +15,14 @@ from examples import (
     global_count,
     joined_streams,
     plane_sessions,
+    sending,
     stateful_word_count,
     streaming_word_count,
     word_count,
 )
+from framework.errors import RetryableError
 from integration import EmbeddedServers, RedisServer
+from tests.kit.topics import Topics
 
 
 @pytest.mark.parametrize("executor", ["local", "spark"])
@@ -86,7 +90,17 @@ def test_the_stateful_word_count_matches_a_counter_on_each_provider(
 def test_plane_sessions_match_those_computed_directly(tmp_path: Path) -> None:
     flights = list(islice(flights_data.departures(), 6_000))
     with EmbeddedServers(tmp_path / "servers") as own:
-        plane_sessions.send(own.bootstrap_servers, flights)
+        plane_sessions.send_departures(own.bootstrap_servers, flights)
         found = plane_sessions.sessions(plane_sessions.settings_of(own, tmp_path), "local")
     assert found == plane_sessions.expected(flights)
     assert max(each.ended for each in found.values()) > 1
+
+
+@pytest.mark.integration
+def test_records_that_did_not_arrive_are_told_of(topics: Topics, name: str) -> None:
+    """A producer that has nothing on its way any more may have dropped what it was given."""
+    topics.create(name, 2)
+    with pytest.raises(RetryableError, match=f"2 of 3 records did not arrive in topic '{name}'.*Unknown partition"):
+        sending.send(topics.bootstrap_servers, name, [("a", None, 0), ("b", None, 2), ("c", "key", 7)])
+    with pytest.raises(KafkaException, match="Unknown partition"):
+        topics.send(name, [b"lost"], 2)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import structlog
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import NewPartitions
 
 from framework import TopologyContext, TopologyFailed, TransactionAttempt
 from framework.errors import ConfigError, DataLossError, RetryableError
@@ -67,7 +66,7 @@ def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginn
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     with runs.start(pattern=f"{name}-.*", start="latest") as run:
         wait_for(lambda: run.status().committed_txid >= 1, "the start to be kept")
-        topics.admin.create_partitions([NewPartitions(f"{name}-a", 3)])[f"{name}-a"].result(30)
+        topics.add_partitions(f"{name}-a", 3)
         topics.send(f"{name}-a", [b"p"] * 4, 2)
         topics.send(topics.create(f"{name}-b"), [b"b"] * 5)
         topics.send(topics.create(f"other-{name}"), [b"no"])
@@ -378,10 +377,10 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
     for round_ in range(4):
         for key in range(50):
             producer.produce(name, f"{round_}", key=f"k{key}")
-        assert producer.flush(30) == 0
+        producer.arrived()
         time.sleep(0.3)  # a segment is closed by the first record after its time
     producer.produce(name, "last", key="last")
-    producer.flush(30)
+    producer.arrived()
     wait_for(lambda: sum(values_in(cleaning.bootstrap_servers, name).values()) < 150, "compaction", 90)
     runs = KafkaRuns(cleaning, tmp_path, name)
     run = runs.catch_up(batch_records_max=30)
@@ -423,7 +422,7 @@ def send_keyed(topics: Topics, topic: str, records: int) -> None:
     producer = topics.producer()
     for number in range(records):
         producer.produce(topic, b"x", key=b"%d" % number)
-    assert producer.flush(30) == 0
+    producer.arrived()
 
 
 def test_a_topic_whose_records_are_all_gone_is_caught_up_with(runs: KafkaRuns) -> None:

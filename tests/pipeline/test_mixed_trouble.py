@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import NewPartitions
 
 from framework.transactions import TransactionalState, ZooKeeperStore
 from framework.transactions.documents import read_plan
@@ -153,7 +152,7 @@ class Script:
         topic = self.chance.choice(list(self.partitions))
         if self.partitions[topic] < PARTITIONS_MAX:
             wanted = self.partitions[topic] + 1
-            self.topics.admin.create_partitions([NewPartitions(topic, wanted)])[topic].result(60)
+            self.topics.add_partitions(topic, wanted)
             self.partitions[topic] = wanted
 
     def add_topic(self) -> None:

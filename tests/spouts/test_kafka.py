@@ -140,12 +140,10 @@ class TestPlanning:
         assert plan(spout(topics, name, start=4_000_000_000_000))[f"{name}/0"]["first_offset"] == 6
 
     def test_new_partitions_start_at_their_beginning(self, topics: Topics, name: str) -> None:
-        from confluent_kafka.admin import NewPartitions
-
         topics.create(name, 1)
         topics.send(name, [b"a"] * 3)
         first = plan(spout(topics, name, start="latest"))
-        topics.admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
+        topics.add_partitions(name, 2)
         topics.send(name, [b"b"] * 4, 1)
         second = plan(spout(topics, name, start="latest"), first)
         assert offsets(second)[f"{name}/1"] == (0, 4)
@@ -354,7 +352,7 @@ class TestReading:
         producer = topics.producer(message_max_bytes=20_000_000)
         for value in (b"small", b"x" * 10_000_000, b"", None):
             producer.produce(name, value)
-        assert producer.flush(60) == 0
+        producer.arrived(60)
         source = spout(topics, name)
         assert values(source, plan(source)) == ["small", "x" * 10_000_000, "", None]
 
@@ -365,7 +363,7 @@ class TestReading:
         headers = [("trace", b"first"), ("trace", b"last"), ("n", b'{"n": 7}')]
         producer.produce(name, b"v", key=b'{"customer": "c1"}', headers=headers)
         producer.produce(name, b"w")
-        producer.flush(30)
+        producer.arrived()
         source = spout(
             topics,
             name,
@@ -382,7 +380,7 @@ class TestReading:
         producer = topics.producer()
         producer.produce(name, b"v", key=b"k", timestamp=1_700_000_000_123, headers=[("h", b"x"), ("h", None)])
         producer.produce(name, None, key=None)
-        producer.flush(30)
+        producer.arrived()
         names = ["topic", "partition", "offset", "timestamp_ms", "key", "headers"]
         source = spout(topics, name, metadata=names)
         assert source.output_fields().names == ("value", *names)

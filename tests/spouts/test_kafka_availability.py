@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import NewTopic
 
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
@@ -33,8 +32,7 @@ def cluster_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCl
 def split(cluster_of_two: KafkaCluster, name: str) -> Topics:
     """A topic with partition 0 on the first broker, which stays, and partition 1 on the second."""
     topics = Topics(cluster_of_two.bootstrap_servers)
-    new = NewTopic(name, 2, replica_assignment=[[1], [2]])
-    topics.admin.create_topics([new])[name].result(30)
+    topics.create_placed(name, [[1], [2]])
     for partition in (0, 1):
         topics.send(name, [b"p%d" % partition] * 10, partition)
     return topics
@@ -163,8 +161,7 @@ def test_leaders_that_change_under_a_run_cost_no_record(
 ) -> None:
     """Replicated twice: the other broker takes over, under a new leader epoch, and nothing was truncated."""
     topics = Topics(cluster_of_two.bootstrap_servers)
-    new = NewTopic(name, 2, replica_assignment=[[2, 1], [1, 2]], config={"min.insync.replicas": "1"})
-    topics.admin.create_topics([new])[name].result(30)
+    topics.create_placed(name, [[2, 1], [1, 2]], min_insync_replicas="1")
     for partition in (0, 1):
         topics.send(name, [b"p%d" % partition] * 10, partition)
     runs = KafkaRuns(topics, tmp_path, name, opaque=opaque)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import NewPartitions
 
 import spouts.kafka_tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
@@ -341,7 +340,7 @@ def test_partitions_that_are_added_are_read(topics: Topics, name: str, monkeypat
         KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name), Rich(name, ack)
     )
     until(run, lambda: len(seen(name).executed) == 1)
-    topics.admin.create_partitions([NewPartitions(name, 3)])[name].result(30)
+    topics.add_partitions(name, 3)
     topics.send(name, [b"second"], 2)
     until(run, lambda: len(seen(name).executed) == 2)
     run.rounds.close()
@@ -482,7 +481,7 @@ def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
     monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.2)
     with submit(counting(name, spout), conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
-        topics.admin.create_partitions([NewPartitions(name, 4)])[name].result(20)
+        topics.add_partitions(name, 4)
         topics.send(name, [b"new"] * 250, 3)
         expected["new"] = 250
         wait_for(lambda: Counter(checkpointed(conf, store, name)) == expected)
