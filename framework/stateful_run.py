@@ -16,11 +16,10 @@ import structlog
 from framework.acking.driver import RoundDriver
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
-from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout, Positions
-from framework.state.expiry import kept
-from framework.state.rescaling import Entry, Filling, namespace_of, rescaled
-from framework.state.settings import provider_of, ttl_of
-from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
+from framework.state.checkpoints import CheckpointRecord, Checkpoints, Positions
+from framework.state.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
+from framework.state.settings import provider_of
+from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
 from framework.transactions.reset import leadership_of
 
@@ -109,6 +108,7 @@ def restore_state(
             f"{where} has state of {', '.join(missing)}, and topology {topology.id!r} has no such stateful bolt"
         )
     provider = provider_of(conf)
+    namespaces = Namespaces(topology.id, provider, conf)
     fillings: dict[str, Filling] = {}
     try:
         with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
@@ -116,13 +116,12 @@ def restore_state(
             current = read_record(store, topology.id) or CheckpointRecord()
             txid = max(current.last, snapshot.last) + 1
             log.save(replace(current, last=txid))
-            layouts = {name: Layout(txid, components[name].parallelism) for name in snapshot.layouts}
+            layouts = {name: layout_of(components[name], txid) for name in snapshot.layouts}
             for name, layout in layouts.items():
-                fillings[name] = Filling(topology.id, components[name], layout, provider, conf)
+                fillings[name] = Filling(namespaces, components[name], layout)
             count = 0
-            for name, (key, value, put_at, task) in entries():
-                value = kept(value, put_at, ttl_of(components[name].instance))
-                fillings[name].put(key, value, task, snapshot.layouts[name].tasks)
+            for name, entry in entries():
+                fillings[name].put(entry, snapshot.layouts[name].tasks)
                 count += 1
             for each in fillings.values():
                 each.finish(txid)
@@ -131,7 +130,7 @@ def restore_state(
             log.save(
                 CheckpointRecord(txid, positions, layouts=layouts, assigned=layouts, last=txid, forgotten=forgotten)
             )
-            _drop(topology.id, current, provider, conf)
+            _drop(namespaces, current)
     finally:
         for each in fillings.values():
             each.close()
@@ -150,7 +149,7 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
             # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
             forgot = CheckpointRecord(last=current.last, forgotten=_without_positions(topology, current, {}))
             _RecordLog(store, leadership, topology.id).save(forgot)
-            _drop(topology.id, current, provider, conf)
+            _drop(Namespaces(topology.id, provider, conf), current)
     finally:
         provider.close()
     return current.txid
@@ -162,11 +161,10 @@ def _without_positions(topology: CoreTopology, record: CheckpointRecord, positio
     return sorted(spouts - positions.keys())
 
 
-def _drop(topology_id: str, record: CheckpointRecord, provider: StateProvider, conf: Mapping[str, Any]) -> None:
-    """Remove the namespaces that a record names."""
+def _drop(namespaces: Namespaces, record: CheckpointRecord) -> None:
+    """Remove what a record names."""
     for component_id, layout in {**record.assigned, **record.layouts}.items():
-        for task in range(layout.tasks):
-            provider.drop(namespace_of(topology_id, component_id, layout.number, task), conf)
+        namespaces.drop(component_id, layout)
 
 
 class _RecordLog:
@@ -246,7 +244,8 @@ class CoreTerms:
         record = read_record(self._store, self._topology.id) if provider.durable else None
         leadership.confirm()
         try:
-            found = rescaled(self._topology.id, components, record or CheckpointRecord(), provider, conf, save)
+            namespaces = Namespaces(self._topology.id, provider, conf)
+            found = rescaled(namespaces, components, record or CheckpointRecord(), save)
         finally:
             provider.close()
         spouts = {each.id: each for each in self._topology.spouts}
@@ -262,6 +261,7 @@ class CoreTerms:
             interval_s=self._config.checkpoint_interval_ms / 1000,
             attempts_max=self._config.max_attempts,
             save=save,
+            ttls={name: layout_of(each, 0).ttl_s or 0.0 for name, each in components.items()},
         )
 
 

@@ -129,7 +129,7 @@ class TopologyState:
             if place not in self._states:
                 name = namespace_of(self._topology.id, component_id, layout.number, task)
                 bolt = self._components[component_id].instance
-                state = state_of(self._provider, name, bolt, self._conf, None)
+                state = state_of(self._provider, name, layout.ttl_of(bolt), self._conf, None)
                 if not isinstance(state, KeyValueState):
                     raise ConfigError(
                         f"the state of {component_id!r} is a {type(state).__name__}, and no KeyValueState"

@@ -9,8 +9,6 @@ import pytest
 from tests.kit.marks import KINDS, Held, collected
 from tests.kit.promises import PAGE, PROMISES, ROOT, page, target
 
-pytestmark = pytest.mark.xdist_group("promises")  # collected once
-
 
 @pytest.fixture(scope="module")
 def tests() -> list[Held]:

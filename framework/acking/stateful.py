@@ -66,7 +66,7 @@ class LivingStatefulBolt(LivingBolt):
         assert marker is not None
         layout = marker.layouts[self.component.id]
         namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
-        state = state_of(self._provider, namespace, made, self.topology.conf, self.context)
+        state = state_of(self._provider, namespace, made.state_ttl_s, self.topology.conf, self.context)
         known = self.component.id in marker.known
         try:
             state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)

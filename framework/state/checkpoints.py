@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from framework.errors import CorruptStateError, InvariantViolation
@@ -49,10 +50,21 @@ class CheckpointAction(Enum):
 
 
 class Layout(NamedTuple):
-    """Which namespaces a component's state is in: those of layout ``number``, one for each of so many ``tasks``."""
+    """Which namespaces a component's state is in: those of layout ``number``, one for each of so many ``tasks``. ``ttl_s``: for
+    how long values live there, 0 for ever; None: of a record of before, which did not say."""
 
     number: int
     tasks: int
+    ttl_s: float | None = None
+
+    def ttl_of(self, bolt: Any) -> float:
+        """How long its values live, if it is this bolt's; 0 for ever."""
+        found: float | None = bolt.state_ttl_s if self.ttl_s is None else self.ttl_s
+        return found or 0.0
+
+    def fits(self, other: Layout) -> bool:
+        """Whether tasks of the other layout can go on in the namespaces of this one."""
+        return self.tasks == other.tasks and (self.ttl_s is None or (self.ttl_s > 0) == bool(other.ttl_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +182,8 @@ class CheckpointStatus:
 
 
 class Checkpoints:
-    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``exact``: all spouts can go back. ``durable``: the
+    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``ttls``: component -> seconds that values of its
+    state live, where they expire. ``exact``: all spouts can go back. ``durable``: the
     states survive their processes. ``save``: makes a record durable, or raises. ``attempts_max``: so often in a row may components
     fail without a checkpoint in between."""
 
@@ -185,6 +198,7 @@ class Checkpoints:
         interval_s: float,
         attempts_max: int,
         save: Callable[[CheckpointRecord], None],
+        ttls: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._stateful = stateful
         self._spouts = spouts if exact else {}
@@ -195,11 +209,9 @@ class Checkpoints:
         self._save = save
         self._layouts: dict[str, Layout] = {}
         for each, tasks in stateful.items():
-            known = record.assigned.get(each)
-            # A number that no namespace of this component has had, should the component have been there once.
-            self._layouts[each] = (
-                known if known is not None and known.tasks == tasks else Layout(record.last + 1, tasks)
-            )
+            known, wanted = record.assigned.get(each), Layout(record.last + 1, tasks, ttls.get(each, 0.0))
+            # Otherwise a number that no namespace of this component has had, should the component have been there once.
+            self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
         self.record = replace(record, assigned=dict(self._layouts))
         self._recovering = True
         self._dirty = False
@@ -380,7 +392,7 @@ class Checkpoints:
 
     def _begin_anew(self) -> None:
         """States that do not survive are gone with a process: all begin empty, and the spouts where the run began."""
-        self._layouts = {each: Layout(layout.number + 1, layout.tasks) for each, layout in self._layouts.items()}
+        self._layouts = {each: layout._replace(number=layout.number + 1) for each, layout in self._layouts.items()}
         base = self.record.base if self.record.base is not None else self.record.pending_positions
         self._put(
             CheckpointRecord(

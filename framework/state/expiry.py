@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from framework.topology.stateful import KeyValueState
@@ -14,9 +14,18 @@ SWEEP_MAX = 20_000
 
 def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
     """What a state whose values live for ``ttl_s`` keeps of a value. ``put_at``: None when nobody knows: now."""
-    if ttl_s is None:
+    if not ttl_s:
         return value
     return (time.time() if put_at is None else put_at), value
+
+
+def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> Iterator[tuple[Any, Any, float | None]]:
+    """Keys, values and when those were put, of what such a state keeps, without what has expired."""
+    for key, each in items:
+        if not ttl_s:
+            yield key, each, None
+        elif each[0] >= now - ttl_s:
+            yield key, each[1], each[0]
 
 
 class ExpiringState(KeyValueState[Any, Any]):
@@ -49,18 +58,16 @@ class ExpiringState(KeyValueState[Any, Any]):
         self._state.delete(key)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        oldest = self._clock() - self._ttl_s
-        return ((key, kept[1]) for key, kept in self._state.items() if kept[0] >= oldest)
+        return ((key, value) for key, value, _ in fresh(self._state.items(), self._ttl_s, self._clock()))
 
     def committed_items(self) -> tuple[int, Iterator[tuple[Any, Any]]]:
         txid, entries = self.committed_entries()
         return txid, ((key, value) for key, value, _ in entries)
 
-    def committed_entries(self) -> tuple[int, Iterator[tuple[Any, Any, float]]]:
+    def committed_entries(self) -> tuple[int, Iterator[tuple[Any, Any, float | None]]]:
         """The last committed checkpoint; keys, their values, and when those were put."""
         txid, items = self._state.committed_items()
-        oldest = self._clock() - self._ttl_s
-        return txid, ((key, kept[1], kept[0]) for key, kept in items if kept[0] >= oldest)
+        return txid, fresh(items, self._ttl_s, self._clock())
 
     def prepare_commit(self, txid: int) -> None:
         oldest = self._clock() - self._ttl_s

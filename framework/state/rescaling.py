@@ -1,4 +1,5 @@
-"""Moves the keys of a state to other tasks, when the number of a component's tasks has changed.
+"""Moves the keys of a state to other namespaces, when the number of a component's tasks has changed, or when its values expire now
+and did not before, or the other way about.
 
 The new tasks get namespaces of their own, which nobody has used before; the record names them once they are complete. A crash
 before that leaves the old ones as they were.
@@ -6,14 +7,17 @@ before that leaves the old ones as they were.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import structlog
 
 from framework.errors import ConfigError, TopologyError
 from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.state.expiry import fresh, kept
 from framework.state.settings import kept_state_of
 from framework.topology import (
     EVERY_TASK,
@@ -45,81 +49,115 @@ def namespace_of(topology_id: str, component_id: str, layout: int, task: int) ->
     return f"{topology_id}/{component_id}/{layout}/{task}"
 
 
+@dataclass(frozen=True)
+class Namespaces:
+    """Those of one topology's states."""
+
+    topology_id: str
+    provider: StateProvider
+    conf: Mapping[str, Any]
+
+    def of(self, component_id: str, layout: Layout) -> list[str]:
+        """One for each task."""
+        return [namespace_of(self.topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
+
+    def states(self, component: Component, layout: Layout) -> list[KeyValueState[Any, Any]]:
+        """What the tasks of a layout have, as it is kept. Raises ``ConfigError``."""
+        timed = layout.ttl_of(component.instance) > 0
+        names = self.of(component.id, layout)
+        return [_key_value(kept_state_of(self.provider, name, timed, self.conf, None)) for name in names]
+
+    def commit(self, component_id: str, layout: Layout, record: CheckpointRecord) -> None:
+        """Commit what is prepared."""
+        for name in self.of(component_id, layout):
+            state = self.provider.new_state(name, self.conf, None)
+            try:
+                state.recover(record.pending or 0, prepared=True, upto=record.last)
+            finally:
+                state.close()
+
+    def drop(self, component_id: str, layout: Layout) -> None:
+        for name in self.of(component_id, layout):
+            self.provider.drop(name, self.conf)
+
+
 def finished(
-    topology_id: str,
+    namespaces: Namespaces,
     components: Mapping[str, Component],
     record: CheckpointRecord,
-    provider: StateProvider,
-    conf: Mapping[str, Any],
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
     """The record without a checkpoint that is prepared by other components or tasks than there are now: it is committed here, in
     the namespaces that it was prepared in (C39). One that was prepared by those that there are now is theirs to commit."""
-    now = {component_id: each.parallelism for component_id, each in components.items()}
-    if not record.prepared or record.pending is None or now == {k: v.tasks for k, v in record.pending_layouts.items()}:
+    if not record.prepared:
         return record
-    for component_id, layout in record.pending_layouts.items():
-        for task in range(layout.tasks):
-            state = provider.new_state(namespace_of(topology_id, component_id, layout.number, task), conf, None)
-            try:
-                state.recover(record.pending, prepared=True, upto=record.last)
-            finally:
-                state.close()
+    pending = record.pending_layouts
+    if pending.keys() == components.keys() and all(
+        pending[name].fits(layout_of(each, 0)) for name, each in components.items()
+    ):
+        return record
+    for component_id, layout in pending.items():
+        namespaces.commit(component_id, layout, record)
     record = record.committed()
     save(record)
-    _log.info("state.finished", topology=topology_id, checkpoint=record.txid)
+    _log.info("state.finished", topology=namespaces.topology_id, checkpoint=record.txid)
     return record
 
 
 def rescaled(
-    topology_id: str,
+    namespaces: Namespaces,
     components: Mapping[str, Component],
     record: CheckpointRecord,
-    provider: StateProvider,
-    conf: Mapping[str, Any],
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
-    """The record for the parallelism that components have now. ``components``: the stateful ones. Raises ``TopologyError`` for
-    keys that belong to no task."""
-    record = finished(topology_id, components, record, provider, conf, save)
+    """The record for what components are now: their tasks, and whether values expire. ``components``: those with state. Raises
+    ``TopologyError`` for keys that belong to no task."""
+    record = finished(namespaces, components, record, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
         if component is None:
             _log.warning(
                 "state.left_behind", component=component_id, reason="the topology has no such stateful bolt now"
             )
-        elif component.parallelism != layout.tasks:
+        elif not layout.fits(layout_of(component, 0)):
             # An id that nobody else has, whoever else tries the same at the same time.
             record = replace(record, last=record.last + 1)
             save(record)
-            new = Layout(record.last, component.parallelism)
+            new = layout_of(component, record.last)
             _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
-            _move(topology_id, component, record, layout, new, provider, conf)
+            _move(namespaces, component, record, layout, new)
             record = replace(
                 record,
                 layouts={**record.layouts, component_id: new},
                 assigned={**record.assigned, component_id: new},
             )
             save(record)
-            for task in range(layout.tasks):
-                provider.drop(namespace_of(topology_id, component_id, layout.number, task), conf)
+            namespaces.drop(component_id, layout)
     return record
+
+
+def layout_of(component: Component, number: int) -> Layout:
+    """Of a component as it is now."""
+    bolt = component.instance
+    assert isinstance(bolt, BaseStatefulBolt)
+    return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0)
 
 
 class Filling:
     """Fills new namespaces of a component with keys, each in its task's."""
 
-    def __init__(
-        self, topology_id: str, component: Component, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, namespaces: Namespaces, component: Component, layout: Layout) -> None:
         self._component = component
         self._tasks = layout.tasks
-        self._targets = _states(topology_id, component, layout, provider, conf)
+        self._ttl_s = layout.ttl_of(component.instance)
+        self._itself: Callable[[Any], Any] | None = itemgetter(1) if self._ttl_s else None  # a value without its time
+        self._targets = namespaces.states(component, layout)
         self._waiting = 0
 
-    def put(self, key: Any, value: Any, task: int, tasks: int) -> None:
-        """A key that task ``task`` of ``tasks`` has had. Raises ``TopologyError`` for one that belongs to no task, or to another
-        one than had it: nobody knows where its tuples go then."""
+    def put(self, entry: Entry, tasks: int) -> None:
+        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to another one than
+        had it: nobody knows where its tuples go then."""
+        key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
         if tasks != self._tasks:
             bolt = self._component.instance
             grouped: Any = bolt.grouping_key(key) if isinstance(bolt, BaseStatefulBolt) else ()
@@ -128,7 +166,7 @@ class Filling:
             if grouped is EVERY_TASK:
                 for each in self._targets:
                     known = each.get(key)
-                    each.put(key, value if known is None else max(known, value))
+                    each.put(key, value if known is None else max(known, value, key=self._itself))
                 return
             had = task_of_key(self._component, key, tasks)
             now = task_of_key(self._component, key, self._tasks)
@@ -162,34 +200,20 @@ class Filling:
             each.close()
 
 
-def _move(
-    topology_id: str,
-    component: Component,
-    record: CheckpointRecord,
-    old: Layout,
-    new: Layout,
-    provider: StateProvider,
-    conf: Mapping[str, Any],
-) -> None:
-    filling = Filling(topology_id, component, new, provider, conf)
-    sources = _states(topology_id, component, old, provider, conf)
+def _move(namespaces: Namespaces, component: Component, record: CheckpointRecord, old: Layout, new: Layout) -> None:
+    filling = Filling(namespaces, component, new)
+    sources = namespaces.states(component, old)
+    ttl_s = old.ttl_of(component.instance)
     try:
         for task, source in enumerate(sources):
             source.recover(record.txid, prepared=False, upto=record.last)
-            for key, value in source.items():
-                filling.put(key, value, task, old.tasks)
+            for key, value, put_at in fresh(source.items(), ttl_s, time.time()):
+                filling.put(Entry(key, value, put_at, task), old.tasks)
         filling.finish(record.txid)
     finally:
         filling.close()
         for each in sources:
             each.close()
-
-
-def _states(
-    topology_id: str, component: Component, layout: Layout, provider: StateProvider, conf: Mapping[str, Any]
-) -> list[KeyValueState[Any, Any]]:
-    names = [namespace_of(topology_id, component.id, layout.number, task) for task in range(layout.tasks)]
-    return [_key_value(kept_state_of(provider, name, component.instance, conf, None)) for name in names]
 
 
 def task_of_key(component: Component, key: Any, tasks: int) -> int | None:

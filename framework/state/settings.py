@@ -83,12 +83,15 @@ def settings_of(conf: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def state_of(
-    provider: StateProvider, namespace: str, bolt: Any, conf: Mapping[str, Any], context: TopologyContext | None
+    provider: StateProvider,
+    namespace: str,
+    ttl_s: float | None,
+    conf: Mapping[str, Any],
+    context: TopologyContext | None,
 ) -> State:
-    """The state of a stateful bolt's namespace, as that bolt sees it. Raises ``ConfigError``."""
-    state = kept_state_of(provider, namespace, bolt, conf, context)
-    ttl_s = ttl_of(bolt)
-    if ttl_s is None:
+    """The state of a namespace, as a bolt sees it whose values live for ``ttl_s``. Raises ``ConfigError``."""
+    state = kept_state_of(provider, namespace, bool(ttl_s), conf, context)
+    if not ttl_s:
         return state
     if not isinstance(state, KeyValueState):
         raise ConfigError(f"state_ttl_s is for a KeyValueState, and {type(state).__name__} is none")
@@ -96,19 +99,13 @@ def state_of(
 
 
 def kept_state_of(
-    provider: StateProvider, namespace: str, bolt: Any, conf: Mapping[str, Any], context: TopologyContext | None
+    provider: StateProvider, namespace: str, timed: bool, conf: Mapping[str, Any], context: TopologyContext | None
 ) -> State:
-    """The same as it is kept: where values expire, each with the time that it was put (``expiry.kept``)."""
+    """The same as it is kept: ``timed``, each value with the time that it was put (``expiry.kept``)."""
     state = provider.new_state(namespace, conf, context)
-    if ttl_of(bolt) is not None and isinstance(state, LayeredState):
+    if timed and isinstance(state, LayeredState):
         state.keep_times()
     return state
-
-
-def ttl_of(bolt: Any) -> float | None:
-    """Seconds that values of a stateful bolt live; None for ever."""
-    found: float | None = getattr(bolt, "state_ttl_s", None)
-    return found
 
 
 def serializers_of(provider: StateProvider, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:

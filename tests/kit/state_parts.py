@@ -23,7 +23,7 @@ from framework import (
 from framework.config import Config
 from framework.state import LmdbKeyValueStateProvider
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
-from framework.state.rescaling import namespace_of, rescaled
+from framework.state.rescaling import Namespaces, layout_of, namespace_of, rescaled
 from framework.state.settings import provider_of
 from framework.stateful_run import read_record, stateful_components
 from framework.transactions import CoordinationStore
@@ -210,7 +210,7 @@ class SteppedState(Stepped):
         components = stateful_components(topology)
         provider = provider_of(conf)
         self.record = record or CheckpointRecord()
-        self.record = rescaled(topology.id, components, self.record, provider, conf, self._save)
+        self.record = rescaled(Namespaces(topology.id, provider, conf), components, self.record, self._save)
         provider.close()
         self.driver._checkpoints = Checkpoints(
             self.record,
@@ -221,6 +221,7 @@ class SteppedState(Stepped):
             interval_s=1.0,
             attempts_max=5,
             save=self._save,
+            ttls={name: layout_of(each, 0).ttl_s or 0.0 for name, each in components.items()},
         )
         self.driver._stopping = Impatient()
 

@@ -43,7 +43,7 @@ from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Win
 from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryStore
-from framework.state.rescaling import namespace_of, rescaled
+from framework.state.rescaling import Namespaces, namespace_of, rescaled
 from framework.stateful_run import stateful_components
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
@@ -431,7 +431,7 @@ class Drives:
         self.dead = False
         conf = {"world": name, "topology.state.provider": f"{__name__}.WorldProvider"}
         components = stateful_components(topology)
-        record = rescaled(name, components, world.record, WorldProvider(), conf, self.save)
+        record = rescaled(Namespaces(name, WorldProvider(), conf), components, world.record, self.save)
         self.stepped = Stepped(topology, ackers=2, pending=8, attempts=10**6, conf=conf)
         self.stepped.clock.now = world.clock.now
         world.clock = self.stepped.clock

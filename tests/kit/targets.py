@@ -6,7 +6,8 @@ executor for what another one shows already. Where slow tests alone hold a promi
 A test that repeats something asks the fixture ``often`` how often.
 
 With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and ZooKeeper in another, those that
-kill drivers again and again in a third, and the rest wherever there is room: so Spark is started once, and the servers twice.
+kill drivers again and again in a third: so Spark is started once, and the servers twice. Tests that share what their module has
+started run in one process too, and the rest wherever there is room.
 """
 
 from __future__ import annotations
@@ -49,8 +50,15 @@ def _group_of(item: pytest.Item) -> str | None:
     if item.get_closest_marker("spark") is not None or runner != "local" or fixtures & _SPARK:
         return "spark"
     if not fixtures & _SERVERS:
-        return None
+        return _module_of(item)
     return "servers" if item.get_closest_marker("kills") is None else "kills"
+
+
+def _module_of(item: pytest.Item) -> str | None:
+    """Its name where the test uses a fixture that lasts for a module."""
+    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    lasting = any(each[-1].scope == "module" for each in definitions.values())
+    return item.nodeid.partition("::")[0] if lasting else None
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from framework import (
 from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
 from framework.state.checkpoints import CheckpointRecord, Layout
-from framework.state.rescaling import namespace_of, rescaled
+from framework.state.rescaling import Namespaces, namespace_of, rescaled
 from framework.transactions import MemoryStore
 from integration.server import wait_until
 from tests.kit.state_parts import SteppedState, checkpointed, committed, journal, lmdb
@@ -536,7 +536,7 @@ def test_every_task_has_the_greatest_of_what_each_had_when_their_number_changes(
     layouts = {"gather": Layout(0, 2)}
     record = CheckpointRecord(1, {}, layouts=layouts, assigned=layouts, last=1)
     components = {"gather": next(each for each in world.topology(3).components if each.id == "gather")}
-    moved = rescaled(world.key, components, record, provider, conf, lambda _: None)
+    moved = rescaled(Namespaces(world.key, provider, conf), components, record, lambda _: None)
     for task in range(3):
         state = provider.new_state(namespace_of(world.key, "gather", moved.layouts["gather"].number, task), conf, None)
         assert state.get(key) == 7

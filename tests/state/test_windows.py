@@ -7,27 +7,33 @@ import random
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from framework import BaseBasicBolt, CoreTopology, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
+from framework import BaseBasicBolt, Config, CoreTopology, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.state import (
     LATE_STREAM,
     BaseWindowedBolt,
     CountWindow,
     InMemoryKeyValueStateProvider,
+    LmdbKeyValueStateProvider,
     TimeWindow,
     Window,
 )
+from framework.state.checkpoints import CheckpointRecord, Layout
 from framework.state.expiry import ExpiringState
+from framework.state.rescaling import Namespaces, rescaled
 from framework.state.windowing import MICROS, time_of
+from framework.stateful_run import stateful_components
 from framework.topology import FieldsGrouping
+from framework.topology_state import TopologyState
 from framework.transactions import MemoryStore
-from tests.kit.state_parts import Count, Log, checkpointed, journal, lmdb
+from tests.kit.state_parts import Count, Log, SteppedState, checkpointed, committed, journal, lmdb
 
 EVENT = Fields(user=str, at=float, n=int)
 
@@ -330,8 +336,6 @@ def test_times_are_microseconds_and_anything_else_is_a_bad_record() -> None:
 def test_a_value_that_was_not_put_within_its_ttl_is_gone(provider: str, tmp_path: Path) -> None:
     now = [1_000.0]
     conf = {"topology.state.provider.config": {"path": str(tmp_path)} if provider == "lmdb" else {}}
-    from framework.state import LmdbKeyValueStateProvider
-
     made = LmdbKeyValueStateProvider() if provider == "lmdb" else InMemoryKeyValueStateProvider()
     inner = made.new_state("t/b/1/0", conf, None)
     state = ExpiringState(inner, 10, clock=lambda: now[0])
@@ -378,6 +382,67 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     with submit(builder.build(), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
     assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
+
+
+class Lasting(Count):
+    """The same component, its values for ever."""
+
+
+class Soon(Count):
+    """The same component, its values for an hour."""
+
+    state_ttl_s = 3600.0
+
+
+@pytest.mark.parametrize("tasks_after", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [(Lasting, Soon), (Soon, Lasting)])
+def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
+    before: type[Count], after: type[Count], tasks_after: int, tmp_path: Path
+) -> None:
+    key = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def counted(bolt: type[Count], words: list[str], tasks: int) -> dict[Any, Any]:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [words]))
+        builder.set_bolt("count", bolt(key), tasks).fields_grouping("words", Fields("word"))
+        topology = builder.build()
+        with submit(topology, conf, store=store, executor="local") as run:
+            run.wait_until_idle(30)
+        with TopologyState(topology, Config.of(conf), store) as state:
+            return dict(state.items("count"))
+
+    words = ["a", "b", "a"]
+    assert counted(before, words, 1) == {"a": 2, "b": 1}
+    assert counted(after, [*words, "a", "c"], tasks_after) == {"a": 3, "b": 1, "c": 1}
+    assert counted(before, [*words, "a", "c", "c"], 1) == {"a": 3, "b": 1, "c": 2}
+
+
+def test_what_has_expired_does_not_come_back_when_values_cease_to_expire(tmp_path: Path) -> None:
+    key = f"w{uuid.uuid4().hex[:8]}"
+    topologies = {}
+    for bolt in (Soon, Lasting):
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [["a", "b"]]))
+        builder.set_bolt("count", bolt(key)).fields_grouping("words", Fields("word"))
+        topologies[bolt] = builder.build()
+    record = SteppedState(topologies[Soon], tmp_path).settle().record
+    layout = record.layouts["count"]
+    assert layout.ttl_s == 3600.0
+    gone = replace(record, layouts={"count": layout._replace(ttl_s=1e-6)})  # all of it is older than that
+    namespaces = Namespaces(key, LmdbKeyValueStateProvider(), Config.of(lmdb(tmp_path)).for_components())
+    moved = rescaled(namespaces, stateful_components(topologies[Lasting]), gone, lambda _: None)
+    namespaces.provider.close()
+    assert moved.layouts["count"] == Layout(moved.last, 1, 0.0)
+    assert committed(str(tmp_path), moved, key, "count") == {}
+
+
+def test_a_record_of_a_release_before_does_not_say_whether_values_expire(tmp_path: Path) -> None:
+    document = CheckpointRecord(3, layouts={"count": Layout(1, 2)}, assigned={"count": Layout(1, 2)}).document()
+    document["layouts"] = document["assigned"] = {"count": [1, 2]}
+    found = CheckpointRecord.of(document, "here").layouts["count"]
+    assert (found.ttl_of(Soon("x")), found.ttl_of(Lasting("x"))) == (3600.0, 0.0)
+    assert found.fits(Layout(9, 2, 3600.0)) and found.fits(Layout(9, 2, 0.0)) and not found.fits(Layout(9, 1, 0.0))
 
 
 @pytest.mark.rule("C39")
