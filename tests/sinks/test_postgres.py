@@ -52,6 +52,9 @@ def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
     admin.execute(f"CREATE SCHEMA {name}")
     admin.execute(f"GRANT USAGE ON SCHEMA {name} TO {name}")
     yield name, postgres.dsn.replace("ratchet@", f"{name}@")
+    # A session that its client has closed may last a moment yet, and own its temporary tables.
+    ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s"
+    assert all(each for (each,) in admin.execute(ended, [name]))
     admin.execute(f"DROP SCHEMA {name} CASCADE")
     admin.execute(f"REVOKE ALL ON DATABASE ratchet FROM {name}")
     admin.execute(f"DROP ROLE {name}")

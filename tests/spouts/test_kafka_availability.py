@@ -155,7 +155,7 @@ def test_clients_are_kept_by_their_whole_configuration_and_closed(split: Topics,
         second._consumer.consume(1, 0)
 
 
-@pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.parametrize("opaque", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_leaders_that_change_under_a_run_cost_no_record(
     cluster_of_two: KafkaCluster, name: str, tmp_path: Path, opaque: bool
 ) -> None:

@@ -73,7 +73,7 @@ def read(runs: KafkaRuns, plan: Plan) -> list[str]:
     return [value for batch in batches for value in batch.column(0).to_pylist()]
 
 
-@pytest.mark.parametrize("consumer", ["kept", "new", "warmed up"])
+@pytest.mark.parametrize("consumer", ["kept", pytest.param("new", marks=pytest.mark.slow), "warmed up"])
 def test_what_came_in_place_of_a_truncated_end_is_not_handed_out(
     runs: KafkaRuns, broker: KafkaBroker, consumer: str
 ) -> None:

@@ -16,6 +16,7 @@ from framework.errors import ConfigError, CorruptStateError, RetryableError, Top
 from framework.observe.metrics import CoreRunCollector
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.lmdb import LmdbStore
+from framework.state.rescaling import Entry
 from framework.stateful_run import _RecordLog, read_record, restore_state
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
@@ -516,7 +517,7 @@ def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_pa
         run.wait_until_idle(30)
     assert checkpointed(conf, store, key)["the"] == 6
     journal(key).steps.clear()
-    entries = [("count", (word, count, None, 0)) for word, count in counts.items()]
+    entries = [("count", Entry(word, count, None, 0)) for word, count in counts.items()]
     restore_state(
         topology("first", "second"), Config.of(conf), store, record.document(), lambda: iter(entries), "the snapshot"
     )

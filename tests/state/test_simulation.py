@@ -34,32 +34,45 @@ WORLDS_MAX = 300
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("trouble", [*ALL_TROUBLES, "all", "none"])
 def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(
-    trouble: str, exact: bool, seed: int, often: Often
+    trouble: str, exact: bool, seed: int, in_all: bool, often: Often
 ) -> None:
     troubles = ALL_TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     struck: Counter[str] = Counter()
     expected = set(troubles) - {"failed tuple"}  # no bolt here fails tuples of its own accord
-    worlds = often(4, 8)
+    if trouble == "all" and not in_all:
+        expected = set()  # each is met in a test of its own
+    worlds = often(3, 8)
     for number in itertools.count():
-        if number >= worlds and set(+struck) - {"failed tuple"} == expected:
+        if number >= worlds and expected <= set(+struck):
             break
         assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
         struck.update(simulate(seed + number, exact=exact, troubles=troubles).struck)
 
 
+def whole_checkpoint_met(met: Counter[str], every: int) -> None:
+    """Crashes came at one of so many steps of a checkpoint at least; two or three checkpoints are usual."""
+    assert met.total() >= 8 // every
+    if every == 1:
+        assert met["record"] >= 3
+        assert met["store"] >= 5
+
+
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("how", CRASHES)
-def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(how: str, exact: bool, seed: int) -> None:
-    """Every single step, one after the other: the record, and each task's discard, prepare, commit and read."""
+def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(
+    how: str, exact: bool, seed: int, often: Often
+) -> None:
+    """The record, and each task's discard, prepare, commit and read: every single step in ``make test-all``, and here a part of
+    them, another one each time."""
     met: Counter[str] = Counter()
-    for step in itertools.count(1):
+    every = often(3, 1)
+    for step in itertools.count(1 + seed % every, every):
         world = simulate(seed, exact=exact, words=24, troubles=(), crash=(step, how))
         if world.crashed is None:
             break
         met[world.crashed] += 1
-    assert met["record"] >= 3  # one whole checkpoint; two or three are usual
-    assert met["store"] >= 5
+    whole_checkpoint_met(met, every)
 
 
 @pytest.mark.rule("C35", "C37", "C39")
@@ -79,15 +92,17 @@ def test_the_state_is_the_fold_of_what_is_recorded_when_the_topology_and_its_log
 
 @pytest.mark.rule("C39")
 @pytest.mark.parametrize("how", ["driver dies before", "driver dies after"])
-def test_the_number_of_tasks_changes_after_a_crash_at_any_step_and_every_word_counts_once(how: str, seed: int) -> None:
+def test_the_number_of_tasks_changes_after_a_crash_at_any_step_and_every_word_counts_once(
+    how: str, seed: int, often: Often
+) -> None:
     met: Counter[str] = Counter()
-    for step in itertools.count(1):
+    every = often(3, 1)
+    for step in itertools.count(1 + seed % every, every):
         world = simulate(seed, exact=True, words=24, troubles=(), changes=("tasks changed",), crash=(step, how))
         if world.crashed is None:
             break
         met[world.crashed] += 1
-    assert met["record"] >= 3
-    assert met["store"] >= 5
+    whole_checkpoint_met(met, every)
 
 
 @pytest.mark.behaviour("5.5")
