@@ -21,6 +21,7 @@ from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
 from tests.kit.stores import wait_for
+from tests.kit.targets import Often
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +37,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
         pids = homes_of(run)
         assert len(pids) == 2
     wait_for(lambda: not any(map(alive, pids)))
-    assert check_every_word_was_seen(tmp_path, 300) == 0
+    assert check_every_word_was_seen(tmp_path, words) == 0
     words = Counter(word for number in range(300) for word in sentence_of(number).split())
     assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())
     assert len(noted(tmp_path, "opened")) == 2
@@ -63,9 +64,10 @@ def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str,
 
 
 @pytest.mark.behaviour("4.1")
-def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str) -> None:
+def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str, often: Often) -> None:
+    words = often(60, 300)
     conf = {"spark.master": cluster, "topology.collapse.records.max": 0, "topology.max.spout.pending": 100}
-    with submit(word_count(tmp_path, 300), {**conf, "topology.acker.executors": 2}) as run:
+    with submit(word_count(tmp_path, words), {**conf, "topology.acker.executors": 2}) as run:
         run.wait_until_idle(180)
         executor = run._executor
         assert isinstance(executor, SparkRounds)

@@ -71,7 +71,9 @@ def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
-@pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
+@pytest.mark.parametrize(
+    "spout", [pytest.param(MemoryTransactionalSpout, marks=pytest.mark.slow), OpaqueMemoryTransactionalSpout]
+)
 @pytest.mark.rule("C11")
 def test_each_row_is_one_record_whatever_fails(
     topics: Topics, name: str, tasks: int, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,7 +55,7 @@ def test_words_and_histogram_agree_over_failures_between_their_commits(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.parametrize("opaque", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.behaviour("1.14")
 def test_words_and_histogram_agree_after_the_process_died_between_their_commits(
     servers: EmbeddedServers, name: str, tmp_path: Path, opaque: bool, often: Often

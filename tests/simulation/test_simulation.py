@@ -51,7 +51,7 @@ def silent() -> Iterator[None]:
 
 def test_every_schedule_holds_every_invariant_and_reaches_every_step(seed: int, often: Often) -> None:
     coverage: Coverage = Counter()
-    schedules = often(1_000, 4_000)
+    schedules = often(500, 4_000)
     for number in range(SCHEDULES_MAX):
         if number >= schedules and met(coverage) >= STEPS:
             break
