@@ -37,7 +37,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
         pids = homes_of(run)
         assert len(pids) == 2
     wait_for(lambda: not any(map(alive, pids)))
-    assert check_every_word_was_seen(tmp_path, words) == 0
+    assert check_every_word_was_seen(tmp_path, 300) == 0
     words = Counter(word for number in range(300) for word in sentence_of(number).split())
     assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())
     assert len(noted(tmp_path, "opened")) == 2
@@ -72,7 +72,7 @@ def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster:
         executor = run._executor
         assert isinstance(executor, SparkRounds)
         assert all(isinstance(each.place, tuple) for each in executor._addresses)
-    assert check_every_word_was_seen(tmp_path, 300) == 0
+    assert check_every_word_was_seen(tmp_path, words) == 0
 
 
 @pytest.mark.behaviour("4.6")
