@@ -35,9 +35,12 @@ class EdgeIds:
     """Random 64-bit ids, never 0. Not for several threads."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self._random = np.random.default_rng(seed)
+        self._seed = seed
+        self._random: np.random.Generator | None = None  # costly to make, and a task that emits nothing needs none
 
     def take(self, count: int) -> Ids:
+        if self._random is None:
+            self._random = np.random.default_rng(self._seed)
         return self._random.integers(1, 1 << 64, size=count, dtype=np.uint64)
 
 
@@ -130,6 +133,8 @@ class Ledger:
     def parts(self, ackers: int, task: tuple[int, int], round_number: int) -> list[LedgerPart]:
         """For each acker that is concerned: the one that a root belongs to is the root modulo their number. ``task``: level and
         partition of whose ledger it is."""
+        if not (self._roots or self._acked_roots or self._born or self._failed or self._reset):
+            return []
         roots, values = self._folded()
         born, failed, reset = (_ids(each) for each in (self._born, self._failed, self._reset))
         parts = []
