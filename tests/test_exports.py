@@ -3,8 +3,11 @@
 import importlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
+
+from tests.kit.processes import ROOT
 
 PUBLIC = {
     "framework": {
@@ -44,3 +47,11 @@ def test_importing_the_packages_loads_neither_spark_nor_pandas() -> None:
     code = "import sys, framework, spouts, sinks; print({'pyspark', 'pandas', 'pyarrow.dataset'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("package", ["framework", "integration", "sinks", "spouts"])
+def test_type_checkers_take_the_types_of_an_installed_package(package: str) -> None:
+    """By its marker (PEP 561), which goes into the wheel."""
+    assert (ROOT / package / "py.typed").exists()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "py.typed" in settings["tool"]["setuptools"]["package-data"][package]
