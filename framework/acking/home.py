@@ -255,7 +255,10 @@ class SegmentTask:
             living.recover(marker, before._living[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
-        """Commit a checkpoint, and tell those that trees begin at what became of them."""
+        """Commit a checkpoint, and tell those that trees begin at what became of them. Nobody begins before the recovery that says
+        where from."""
+        if self._unrecovered:
+            return
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
             for living in self._living.values():
                 living.commit(round_.checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -87,12 +88,22 @@ class LivingSpout(Living):
         self._emitted = 0
         self._exact = False
         self._said: Any = None  # its position in the checkpoint that is prepared
+        self._begins: Marker | None = None  # as of which checkpoint, until it has
 
     def begin(self, made: BaseRichSpout) -> None:
+        """Open it, and have it go to where it begins: one that does not know where from gives nothing."""
         self._pending, self._again = self._new_pending(), deque()
         self._said = None
         self._collector = SpoutCollector(self)
         made.open(self.topology.conf, self.context, self._collector)
+        if self._begins is not None and isinstance(made, ReplayableSpout):
+            try:
+                self._place(made, self._begins)
+            except USER_ERRORS:
+                with contextlib.suppress(*USER_ERRORS):
+                    made.close()
+                raise
+        self._begins = None
 
     def end(self, made: BaseRichSpout) -> None:
         made.close()
@@ -171,15 +182,8 @@ class LivingSpout(Living):
         if isinstance(before, LivingSpout) and before._instance is not None:
             self._go_on_from(before)
             return
-        spout = self.instance()
-        if isinstance(spout, ReplayableSpout):
-            try:
-                self._place(spout, marker)
-            except RetryableError as error:
-                self.report(error)
-                self.close()
-            except USER_ERRORS as error:
-                self.died(error)
+        self._begins = marker
+        self.instance()
 
     def _place(self, spout: ReplayableSpout, marker: Marker) -> None:
         """Tell a spout where to begin, as far as that is recorded."""

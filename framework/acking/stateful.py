@@ -127,10 +127,7 @@ class LivingStatefulBolt(LivingBolt):
 
     def recover(self, marker: Marker, before: Living | None) -> None:
         self._marker, self._exact = marker, marker.exact
-        try:
-            LivingBolt.instance(self)
-        except RetryableError as error:  # the store is away: the driver tries again
-            self.report(error)
+        LivingBolt.instance(self)
         self._done = CheckpointAction.RECOVER if self._instance is not None else None
 
     def prepare(self, marker: Marker) -> None:
