@@ -29,8 +29,9 @@ from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
 class LivingStatefulBolt(LivingBolt):
     """``provider``: makes the states of this process. ``number``: its own among all tasks that roots may come from.
 
-    Invariant: where state is exactly-once, a checkpoint that holds what a tick has done to the state is prepared only when all that
-    was anchored to the tick has been processed. So a tick is a tree of its own, and pending like a spout's tuple."""
+    Invariant: where state is exactly-once, a checkpoint that holds what a tick, or a hook, has done to the state is prepared only
+    when all that was anchored to the tick, or emitted by the hook, has been processed. So each of them is a tree of its own, and
+    pending like a spout's tuple."""
 
     def __init__(
         self,
@@ -55,6 +56,8 @@ class LivingStatefulBolt(LivingBolt):
         self._acked: list[AnchoredTuple] = []
         self._prepared: list[AnchoredTuple] = []
         self._done: CheckpointAction | None = None
+        self._in_hook = False
+        self._hook_roots: Sequence[int] = ()
 
     def instance(self) -> Any:
         """The user's object; None from an error until the recovery."""
@@ -108,6 +111,11 @@ class LivingStatefulBolt(LivingBolt):
         self._ticks.put(root, None)
         return (root,)
 
+    def roots_of_nothing(self) -> Sequence[int]:
+        if self._in_hook and not self._hook_roots:
+            self._hook_roots = self.tick_roots()
+        return self._hook_roots
+
     def look(self) -> None:
         super().look()
         self.counts.pending = len(self._ticks)
@@ -132,14 +140,14 @@ class LivingStatefulBolt(LivingBolt):
 
     def prepare(self, marker: Marker) -> None:
         made, state = self._instance, self._state
-        if made is not None and state is not None and self._guarded(lambda: _prepare(made, state, marker.txid)):
+        if made is not None and state is not None and self._guarded(lambda: self._prepare(made, state, marker.txid)):
             self._prepared += self._acked
             self._acked = []
             self._done = CheckpointAction.PREPARE
 
     def commit(self, marker: Marker) -> None:
         made, state = self._instance, self._state
-        if made is not None and state is not None and self._guarded(lambda: _commit(made, state, marker.txid)):
+        if made is not None and state is not None and self._guarded(lambda: self._commit(made, state, marker.txid)):
             for tup in self._prepared:
                 self.acked(tup)
             self._prepared = []
@@ -188,12 +196,18 @@ class LivingStatefulBolt(LivingBolt):
             return True
         return False
 
+    def _prepare(self, made: BaseStatefulBolt, state: State, txid: int) -> None:
+        self._call(made.pre_prepare, txid)
+        state.prepare_commit(txid)
 
-def _prepare(made: BaseStatefulBolt, state: State, txid: int) -> None:
-    made.pre_prepare(txid)
-    state.prepare_commit(txid)
+    def _commit(self, made: BaseStatefulBolt, state: State, txid: int) -> None:
+        self._call(made.pre_commit, txid)
+        state.commit(txid)
 
-
-def _commit(made: BaseStatefulBolt, state: State, txid: int) -> None:
-    made.pre_commit(txid)
-    state.commit(txid)
+    def _call(self, hook: Callable[[int], None], txid: int) -> None:
+        """What it emits without anchors is part of a tree of its own, which begins with the first row."""
+        self._in_hook = True
+        try:
+            hook(txid)
+        finally:
+            self._in_hook, self._hook_roots = False, ()
