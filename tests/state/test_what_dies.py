@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import BaseRichBolt, CoreTopology, FailedException, Fields, TopologyBuilder, Tuple
-from framework.acking.home import AckerTask
+from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
+from framework.acking.home import SegmentTask
+from framework.acking.rounds import Round
 from framework.errors import RetryableError
-from tests.kit.state_parts import Count, Log, SteppedState, committed, counting, journal, lmdb
+from framework.state.checkpoints import CheckpointRecord
+from tests.kit.state_parts import Count, Log, Source, SteppedState, committed, counting, journal, steps_of
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
+MORE = [*WORDS, "and", "the", "cow"]
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def key() -> str:
     return f"d{uuid.uuid4().hex[:8]}"
 
 
-def once(error: Exception) -> Any:
+def once(error: Exception) -> Callable[[Any], None]:
     """An action that raises the first time."""
     left = [error]
 
@@ -32,6 +35,304 @@ def once(error: Exception) -> Any:
             raise left.pop()
 
     return act
+
+
+def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float = 2.0) -> None:
+    """Rounds, so many seconds apart by their own clock."""
+    for _ in range(100):
+        if condition():
+            return
+        stepped.step(seconds=seconds)
+    raise AssertionError(stepped.driver.status())
+
+
+def begun_at(key: str, tasks: int = 2) -> list[str]:
+    """What each task of the counting bolt was given when it began the last time."""
+    return [[each for each in steps_of(key, task=n) if each.startswith("init_state")][-1] for n in range(tasks)]
+
+
+def counted(folder: Path, stepped: SteppedState, key: str) -> Counter[str]:
+    """The committed counts."""
+    return Counter(committed(str(folder), stepped.record, key, "count"))
+
+
+# --- lines 1 and 2: around the moment at which the record says that a checkpoint is prepared ------------------------
+
+
+class Gone(BaseException):
+    """The driver's process, and all tasks with it."""
+
+
+class Mortal(SteppedState):
+    """``dies``: "before" it records that a checkpoint is prepared, or "after" it has."""
+
+    dies: str | None = None
+
+    def _save(self, record: CheckpointRecord) -> None:
+        if self.dies == "before" and record.prepared:
+            raise Gone
+        super()._save(record)
+        if self.dies == "after" and record.prepared:
+            raise Gone
+
+
+@pytest.mark.dies("state 1")
+@pytest.mark.behaviour("5.4")
+def test_what_was_prepared_is_forgotten_when_the_driver_dies_before_the_record_says_so(
+    key: str, tmp_path: Path
+) -> None:
+    stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    before = stepped.record.txid
+    stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    stepped.dies = "before"
+    with pytest.raises(Gone):
+        stepped.settle()
+    assert stepped.record.phase == "PREPARING"
+    stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {before}"] * 2
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+
+
+@pytest.mark.dies("state 1")
+@pytest.mark.behaviour("5.4")
+def test_what_one_task_has_prepared_is_forgotten_when_another_dies_of_it(key: str, tmp_path: Path) -> None:
+    stepped = SteppedState(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    before = stepped.record.txid
+    stepped = SteppedState(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    asked: list[int] = []
+
+    def dies(txid: int) -> None:
+        asked.append(txid)
+        if len(asked) == 2:
+            raise RuntimeError("the second task")
+
+    journal(key).on["pre_prepare"] = dies
+    until(stepped, lambda: stepped.recoveries == 1)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {before}"] * 2
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+    assert asked[0] == asked[1] < min(asked[2:])  # no id is used again
+
+
+@pytest.mark.dies("state 2")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize("what", ["the driver", "a task"])
+def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_of_it_is_read_again(
+    key: str, tmp_path: Path, what: str
+) -> None:
+    stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    prepared = stepped.record.last + 1
+    if what == "the driver":
+        stepped.dies = "after"
+        with pytest.raises(Gone):
+            stepped.settle()
+        assert stepped.record.phase == "COMMITTING"
+        stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    else:
+        journal(key).on["pre_commit"] = once(RuntimeError("died"))
+        until(stepped, lambda: stepped.recoveries == 1)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {prepared}"] * 2
+    assert (stepped.record.txid, stepped.record.phase) == (prepared, "COMMITTED")
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+    stepped.settle()
+    assert len(journal(key).emitted) == len(MORE)
+
+
+# --- lines 3 and 4: troubles of tuples, bolts, processes and rounds ---------------------------------------------------
+
+
+class Splitting(BaseRichBolt):
+    """Passes words on; what else it is to do with one is in the journal, once."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        action = journal(self.key).on.pop("split", None)
+        if action is not None:
+            action((self.collector, tup))
+            return
+        self.collector.emit([tup["word"]], anchors=tup)
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def two_of_each(key: str, spout: BaseRichSpout) -> CoreTopology:
+    """Words of two spout tasks, counted by two tasks."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", spout, 2)
+    builder.set_bolt("split", Splitting(key)).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    return builder.build()
+
+
+def fail(found: Any) -> None:
+    collector, tup = found
+    collector.fail(tup)
+
+
+def hold(found: Any) -> None:
+    """For ever."""
+
+
+def die(found: Any) -> None:
+    raise ZeroDivisionError("died")
+
+
+def lose_a_round(stepped: SteppedState) -> None:
+    """The next one has been run, and nobody hears of it."""
+    run = stepped.rounds.run
+
+    def lost(round_: Round) -> Any:
+        stepped.rounds.run = run  # type: ignore[method-assign]
+        run(round_)
+        raise RetryableError("the executor is gone")
+
+    stepped.rounds.run = lost  # type: ignore[method-assign]
+    assert not stepped.driver.step()
+
+
+def lose_a_process(stepped: SteppedState) -> None:
+    """One of several: that in which a task of the counting bolt was, after a round."""
+    stepped.step()
+    tasks = stepped.rounds._home._tasks
+    del tasks[max(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
+
+
+class Fed(Log):
+    """Words that the test adds to."""
+
+    def open(self, conf: Any, context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        self.words = [journal(self.key).results["words"]]
+
+
+TUPLES = {"a tuple fails": fail, "a tuple times out": hold, "a bolt raises": die}
+LOSSES = {"a process is lost": lose_a_process, "a round is lost": lose_a_round}
+
+
+@pytest.mark.dies("state 3")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("trouble", [*TUPLES, *LOSSES])
+def test_exactly_once_all_states_and_spouts_go_back_together_whatever_happens(
+    key: str, tmp_path: Path, trouble: str
+) -> None:
+    stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
+    before, positions = stepped.record.txid, (stepped.record.positions or {})["words"]
+    stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record).step()
+    journal(key).seeks.clear()
+    journal(key).steps.clear()
+    if trouble in TUPLES:
+        journal(key).on["split"] = TUPLES[trouble]
+    else:
+        LOSSES[trouble](stepped)
+    until(stepped, lambda: stepped.recoveries == 1)
+    stepped.step()
+    for task in range(2):  # new instances
+        assert steps_of(key, task=task)[-2:] == ["prepare", f"init_state {before}"]
+    assert journal(key).seeks == [positions, positions]
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE * 2)
+    assert journal(key).failed == []
+
+
+@pytest.mark.dies("state 3")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize(
+    ("act", "named"),
+    [
+        (fail, "split[0] failed a tuple"),
+        (die, "split[0]: ZeroDivisionError: died"),
+        (hold, "a tuple of words[0] was not processed in time; split had some"),
+    ],
+    ids=["a tuple fails", "a bolt raises", "a tuple times out"],
+)
+def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_topology_and_is_named(
+    key: str, tmp_path: Path, act: Callable[[Any], None], named: str
+) -> None:
+    words = journal(key).results["words"] = list(WORDS)
+    left = 0
+
+    def fails(found: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            journal(key).on["split"] = fails
+        act(found)
+
+    stepped = SteppedState(two_of_each(key, Fed(key, [[]])), tmp_path).settle()
+    for often, recoveries in ((4, 4), (4, 8), (5, 13)):  # in a row; then a checkpoint, if it comes to that
+        assert stepped.driver.failure is None
+        words.append("cow")
+        left = often
+        journal(key).on["split"] = fails
+        until(stepped, lambda: stepped.recoveries == recoveries, 8)  # noqa: B023 - called at once
+        if often == 4:
+            stepped.settle()
+    assert named in str(stepped.driver.failure)
+
+
+@pytest.mark.dies("state 4")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("how", ["a tuple fails", "a tuple times out"])
+def test_at_least_once_a_tuple_that_fails_is_its_spouts_to_emit_again_and_nothing_goes_back(
+    key: str, tmp_path: Path, how: str
+) -> None:
+    stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).step()
+    journal(key).on["split"] = TUPLES[how]
+    until(stepped, lambda: len(journal(key).failed) == 1)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    assert (len(journal(key).failed), len(journal(key).emitted), stepped.recoveries) == (1, len(WORDS) + 1, 0)
+    assert sorted(journal(key).acked) == list(range(len(WORDS)))
+
+
+@pytest.mark.dies("state 4")
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("trouble", [*LOSSES, "a stateful bolt raises"])
+def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without_the_spout(
+    key: str, tmp_path: Path, trouble: str
+) -> None:
+    stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).settle()
+    before = stepped.record.txid
+    stepped = SteppedState(two_of_each(key, Source(key, MORE)), tmp_path, stepped.record, exact=False).step()
+    executed: list[str] = []
+    journal(key).emitted.clear()
+
+    def dies(word: str) -> None:
+        executed.append(word)
+        if len(executed) == 2:
+            raise RuntimeError("died")
+
+    journal(key).on["execute"] = executed.append if trouble in LOSSES else dies
+    if trouble in LOSSES:
+        LOSSES[trouble](stepped)
+    until(stepped, lambda: stepped.recoveries == 1, 0.1)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {before}"] * 2
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+    failed = 0 if trouble in LOSSES else 1  # what failed itself
+    new = len(MORE) - len(WORDS)
+    assert (len(journal(key).failed), len(journal(key).emitted)) == (failed, new + failed)
+    assert len(executed) > new
+
+
+# --- what is away for a while -------------------------------------------------------------------------------------------
 
 
 class Away(Log):
