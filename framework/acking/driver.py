@@ -350,7 +350,9 @@ class RoundDriver:
         ]
         for component_id, task in began + counted:
             held = ", ".join(self.status().held)
-            return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
+            return f"a tuple of {component_id}[{task}] was not processed in time" + (
+                f"; {held} had some" if held else ""
+            )
         return None
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
