@@ -170,6 +170,8 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
             return
         if stateful:
             wait_for(lambda: found() == {"first": 50, "second": 100}, 30)
+            status = run.status().checkpoint
+            assert status is not None and status.recoveries >= running  # all has gone back
         else:  # at least once: what was read before it was noticed comes again
             wait_for(lambda: found()["second"] >= 100 and run.status().pending == 0, 30)
         run.wait_until_idle(60)
