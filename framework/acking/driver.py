@@ -209,6 +209,7 @@ class RoundDriver:
             self._executor.rounds_max,
             step.marker,
             self._share.tuples,
+            self._lost,
         )
         self._under_way.append(round_)
         return round_
@@ -346,7 +347,7 @@ class RoundDriver:
             self._rooted[number]
             for each in records
             if isinstance(each, Decisions)
-            for number, _ in each.failed.by_spout_task()
+            for number, _ in (each.failed + each.expired).by_spout_task()
         ]
         for component_id, task in began + counted:
             held = ", ".join(self.status().held)
@@ -390,10 +391,10 @@ class RoundDriver:
         return checkpoints.settled
 
     def _decided(self, decisions: Decisions) -> bool:
-        for kind in ("completed", "failed", "reset"):
+        for kind in Orders._fields:
             for task, roots in getattr(decisions, kind).by_spout_task():
                 self._order(task, Orders(**{kind: roots}))
-        return bool(decisions.completed or decisions.failed or decisions.reset)
+        return any(getattr(decisions, kind) for kind in Orders._fields)
 
     def _order(self, task: int, told: Orders) -> None:
         """Tell a spout task something in the next round."""

@@ -88,11 +88,11 @@ class LivingStatefulBolt(LivingBolt):
             if state is not None:
                 state.close()
 
-    def tell(self, orders: Orders, ticks: int) -> None:
+    def tell(self, orders: Orders, ticks: int, lost: int) -> None:
         """What became of the trees of its ticks, and how far time has gone on."""
         for root in orders.completed.ids():
             self._ticks.remove(root)
-        for root in orders.failed.ids():
+        for root in (orders.failed + orders.expired).ids():
             if self._ticks.contains(root):
                 self._ticks.remove(root)
                 self._tick_failed(root)
