@@ -370,9 +370,8 @@ class RoundDriver:
         dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
         why = found.failed if checkpoints.exact and not recovers else None
         prepares = action is CheckpointAction.PREPARE
-        if why is None and prepares and checkpoints.exact and not (self._waiting() or self._complete()):
-            held = ", ".join(self.status().held) or "a bolt"
-            why = f"{held} holds what was emitted in pre_prepare: have it acked at once, or emit it at a tick"
+        if why is None and prepares and checkpoints.exact:
+            why = self._left_open()
         if dead:
             told = (str(each) for each in died if (each.component_id, each.task) in dead)
             why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
@@ -389,6 +388,13 @@ class RoundDriver:
             self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)
             _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
         return checkpoints.settled
+
+    def _left_open(self) -> str | None:
+        """Who holds a tuple of the round that prepares a checkpoint, which is not prepared then; nobody does as a rule."""
+        if self._waiting() or self._complete():
+            return None
+        held = ", ".join(self.status().held) or "a bolt"
+        return f"{held} holds what was emitted in pre_prepare: have it acked at once, or emit it at a tick"
 
     def _decided(self, decisions: Decisions) -> bool:
         for kind in Orders._fields:

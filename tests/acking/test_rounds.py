@@ -239,7 +239,9 @@ def until_held(stepped: Stepped, key: str, count: int) -> list[int]:
 @pytest.mark.parametrize("before", [0, 1], ids=["the bolt has not had them", "the bolt holds them"])
 def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_not_failed(key: str, before: int) -> None:
     """Their spout may give them up when they fail."""
-    stepped = holding(key).step(before, seconds=16)  # the acker, which hears of them before time goes on, is the first to give up
+    stepped = holding(key).step(
+        before, seconds=16
+    )  # the acker, which hears of them before time goes on, is the first to give up
     lose_from(stepped, 1)
     tasks = stepped.rounds._home._tasks
     for place in [place for place in tasks if place[0] == 1]:  # the bolt's home is gone
