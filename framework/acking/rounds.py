@@ -21,7 +21,7 @@ ROUND_TUPLES_MAX = 10_000
 
 
 class Orders(NamedTuple):
-    """What a spout task is told at the start of a round. ``failed``: somebody failed them. ``expired``: nobody has been heard of."""
+    """What a spout task is told at the start of a round. ``failed``: by somebody. ``expired``: not heard of in time."""
 
     completed: Roots = Roots()
     failed: Roots = Roots()
