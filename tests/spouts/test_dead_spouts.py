@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +93,19 @@ def test_a_kafka_spout_whose_home_is_killed_goes_on_from_the_committed_offset(
 ) -> None:
     topics.create(name)
     topics.send(name, [b"%d" % n for n in range(10)])
-    group = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
-
-    def committed() -> int:
-        return int(group.committed([TopicPartition(name, 0)], timeout=10)[0].offset)
-
     spout = KafkaSpout(
         [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec("n"), group=name, commit_every_s=0.05
     )
-    with lives(tmp_path, spout) as topology:
-        topology.until(lambda: len(topology.came()) == 10 and committed() == 2)
+    with (
+        closing(Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})) as group,
+        lives(tmp_path, spout) as topology,
+    ):
+        topology.until(
+            lambda: len(topology.came()) == 10 and group.committed([TopicPartition(name, 0)], timeout=10)[0].offset == 2
+        )
         topology.die()
         topology.until(lambda: len(topology.came()) == 18)
         assert topology.came()[10:] == [2, 3, 4, 5, 6, 7, 8, 9]
-    group.close()
 
 
 def test_a_redis_spout_whose_home_is_killed_gets_again_what_it_had_locked(

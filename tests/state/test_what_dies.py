@@ -332,6 +332,23 @@ def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without
     assert len(executed) > new
 
 
+@pytest.mark.dies("state 4")
+@pytest.mark.behaviour("5.5")
+def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in_the_next(
+    key: str, tmp_path: Path
+) -> None:
+    """Where one is recorded, of a time when state was exactly-once."""
+    stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
+    positions = (stepped.record.positions or {})["words"]
+    stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record, exact=False).step()
+    journal(key).seeks.clear()
+    tasks = stepped.rounds._home._tasks
+    del tasks[min(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
+    until(stepped, lambda: stepped.recoveries == 1, 0.1)
+    stepped.step()
+    assert journal(key).seeks == [positions]
+
+
 # --- what is away for a while -------------------------------------------------------------------------------------------
 
 
