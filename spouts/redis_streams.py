@@ -130,6 +130,10 @@ class RedisStreamSpout(BaseRichSpout):
             self._trouble = True
             self._mine_from = b"0"  # an answer that was lost may have given this task something
 
+    def caught_up(self) -> bool:
+        """Whether nothing is left that this task was given, and nothing waits for its next try."""
+        return self._mine_from is None and not (self._buffer or len(self._retries))
+
     def ack(self, message_id: bytes) -> None:
         if self._under_way.pop(message_id, None) is not None:
             self._retries.done(message_id)

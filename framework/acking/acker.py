@@ -36,9 +36,9 @@ class _Tree(Generic[T]):
 
 
 class Acker(Generic[R, T]):
-    """Tracks the trees of the roots that it is told of. ``on_complete(root_id, spout_task)`` and
-    ``on_fail(root_id, spout_task)`` are called from within the call that decides it. ``buckets``: a tree fails at the
-    ``buckets``-th ``tick`` after it was last heard of.
+    """Tracks the trees of the roots that it is told of. ``on_complete(root_id, spout_task)``, ``on_fail(root_id, spout_task)``
+    and, for those of which nothing was heard for too long, ``on_expire(root_id, spout_task)`` are called from within the call that
+    decides it. ``buckets``: a tree fails at the ``buckets``-th ``tick`` after it was last heard of.
 
     >>> told = []
     >>> acker = Acker(on_complete=lambda root, task: told.append(("done", root, task)), on_fail=lambda root, task: None)
@@ -54,9 +54,11 @@ class Acker(Generic[R, T]):
         on_complete: Callable[[R, T], object],
         on_fail: Callable[[R, T], object],
         buckets: int = 3,
+        on_expire: Callable[[R, T], object] | None = None,
     ) -> None:
         self._on_complete = on_complete
         self._on_fail = on_fail
+        self._on_expire = on_expire or on_fail
         self._pending: RotatingMap[R, _Tree[T]] = RotatingMap(buckets, self._expire)
         self._expired = 0
         self._unknown = 0
@@ -128,4 +130,4 @@ class Acker(Generic[R, T]):
             self._unknown += 1
             return
         self._expired += 1
-        self._on_fail(root_id, cast(T, tree.spout_task))
+        self._on_expire(root_id, cast(T, tree.spout_task))

@@ -50,11 +50,11 @@ DRAIN_S = 10.0
 
 
 class _Found(NamedTuple):
-    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: a tree, a tuple or a component did. ``silent``:
+    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: which tree, tuple or component did. ``silent``:
     a task that has said nothing, or is new and knows of no checkpoint. ``died``: components that have, with their tasks."""
 
     busy: bool
-    failed: bool
+    failed: str | None
     troubles: Sequence[Trouble]
     standings: Sequence[Standing]
     silent: str | None
@@ -83,6 +83,7 @@ class RoundDriver:
         self._confirmed_at = 0.0
         self._clock = clock
         self._spouts = frozenset(plan.spout_tasks())
+        self._rooted = plan.rooted_tasks()
         self._speakers = [
             *((each.id, task) for each in plan.plan.components.values() for task in range(each.parallelism)),
             *(("$acker", number) for number in range(plan.ackers)),
@@ -208,6 +209,7 @@ class RoundDriver:
             self._executor.rounds_max,
             step.marker,
             self._share.tuples,
+            self._lost,
         )
         self._under_way.append(round_)
         return round_
@@ -292,7 +294,7 @@ class RoundDriver:
 
     def _take(self, round_: Round, records: Sequence[Record]) -> _Found:
         """Learn what a round says."""
-        busy = failed = False
+        busy = False
         troubles: list[Trouble] = []
         standings: list[Standing] = []
         did: list[Counts] = []
@@ -309,14 +311,12 @@ class RoundDriver:
             if isinstance(record, Decisions):
                 self._trees[record.acker] = record.trees
                 busy = self._decided(record) or busy
-                failed = failed or bool(record.failed)
             elif isinstance(record, News):
                 busy = self._heard(record) or busy
                 if record.round == round_.number:
                     did += record.counts.values()
                     given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
                 died += [key for key, each in record.counts.items() if each.died]
-                failed = failed or bool(died) or any(each.failed for each in record.counts.values())
                 troubles += record.troubles
                 if record.tick_in_s is not None:
                     ticks.append(record.tick_in_s)
@@ -332,7 +332,29 @@ class RoundDriver:
             self._share.heard(given, did)
         first = next(iter(silent), None)
         busy = busy or bool(troubles) or self._waiting() > 0
-        return _Found(busy, failed, troubles, standings, None if first is None else f"{first[0]}[{first[1]}]", died)
+        gone = None if first is None else f"{first[0]}[{first[1]}]"
+        return _Found(busy, self._failure(records), troubles, standings, gone, died)
+
+    def _failure(self, records: Sequence[Record]) -> str | None:
+        """Which tuple failed, if one did: by the bolt that failed it, or else by where its tree began."""
+        counted = [
+            key for each in records if isinstance(each, News) for key, counts in each.counts.items() if counts.failed
+        ]
+        for component_id, task in counted:
+            if (component_id, task) not in self._spouts:
+                return f"{component_id}[{task}] failed a tuple"
+        began = [
+            self._rooted[number]
+            for each in records
+            if isinstance(each, Decisions)
+            for number, _ in (each.failed + each.expired).by_spout_task()
+        ]
+        for component_id, task in began + counted:
+            held = ", ".join(self.status().held)
+            return f"a tuple of {component_id}[{task}] was not processed in time" + (
+                f"; {held} had some" if held else ""
+            )
+        return None
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
@@ -346,12 +368,14 @@ class RoundDriver:
         if found.busy and not recovers:
             checkpoints.worked()
         dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
-        failed = checkpoints.exact and found.failed and not recovers
-        why = "a tuple failed or was not processed in time" if failed else None
+        why = found.failed if checkpoints.exact and not recovers else None
+        prepares = action is CheckpointAction.PREPARE
+        if why is None and prepares and checkpoints.exact:
+            why = self._left_open()
         if dead:
             told = (str(each) for each in died if (each.component_id, each.task) in dead)
             why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
-        if marker is not None and action is CheckpointAction.PREPARE and self._waiting():
+        if marker is not None and prepares and self._waiting():
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
         elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
             checkpoints.heard(marker, found.standings)  # nothing is prepared, nor recovered, while something fails
@@ -365,11 +389,18 @@ class RoundDriver:
             _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
         return checkpoints.settled
 
+    def _left_open(self) -> str | None:
+        """Who holds a tuple of the round that prepares a checkpoint, which is not prepared then; nobody does as a rule."""
+        if self._waiting() or self._complete():
+            return None
+        held = ", ".join(self.status().held) or "a bolt"
+        return f"{held} holds what was emitted in pre_prepare: have it acked at once, or emit it at a tick"
+
     def _decided(self, decisions: Decisions) -> bool:
-        for kind in ("completed", "failed", "reset"):
+        for kind in Orders._fields:
             for task, roots in getattr(decisions, kind).by_spout_task():
                 self._order(task, Orders(**{kind: roots}))
-        return bool(decisions.completed or decisions.failed or decisions.reset)
+        return any(getattr(decisions, kind) for kind in Orders._fields)
 
     def _order(self, task: int, told: Orders) -> None:
         """Tell a spout task something in the next round."""
@@ -415,9 +446,12 @@ class RoundDriver:
     def _quiet(self) -> bool:
         """Whether every tree is complete, no tuple waits, and no round is under way: the ackers track none, and the spouts
         have none whose completion they are not about to be told of."""
-        if self._under_way or sum(self._trees.values()) or self._waiting():
-            return False
-        return self._pending() == sum(len(each.completed) for each in self._orders.values())
+        return not (self._under_way or self._waiting()) and self._complete()
+
+    def _complete(self) -> bool:
+        """Whether every tree is."""
+        told = sum(len(each.completed) for each in self._orders.values())
+        return not sum(self._trees.values()) and self._pending() == told
 
     def _idle_after(self, number: int) -> bool:
         """Whether a round with a higher number found nothing to do."""

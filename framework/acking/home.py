@@ -238,7 +238,6 @@ class SegmentTask:
                     first_round=first_round,
                     pending_max=plan.pending_max,
                     tracked=plan.ackers > 0,
-                    keeps=bool(plan.stateful),
                 )
             self._living[component_id] = living
 
@@ -255,12 +254,15 @@ class SegmentTask:
             living.recover(marker, before._living[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
-        """Commit a checkpoint, and tell those that trees begin at what became of them."""
+        """Commit a checkpoint, and tell those that trees begin at what became of them. Nobody begins before the recovery that says
+        where from."""
+        if self._unrecovered:
+            return
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
             for living in self._living.values():
                 living.commit(round_.checkpoint)
         for number, rooted in self._rooted.items():
-            rooted.tell(round_.orders.get(number, Orders()), round_.ticks)
+            rooted.tell(round_.orders.get(number, Orders()), round_.ticks, round_.lost)
 
     @property
     def gives(self) -> bool:
@@ -390,10 +392,12 @@ class AckerTask:
         self._heard: dict[tuple[int, int], int] = {}  # task -> the last round that it has spoken of
         self._completed: list[int] = []
         self._failed: list[int] = []
+        self._expired: list[int] = []
         self._acker: Acker[int, int] = Acker(
             on_complete=lambda root, task: self._completed.append(root),
             on_fail=lambda root, task: self._failed.append(root),
             buckets=TIMEOUT_TICKS + 1,
+            on_expire=lambda root, task: self._expired.append(root),
         )
 
     def begin(self, round_: Round) -> None:
@@ -417,10 +421,11 @@ class AckerTask:
             Roots.of(self._completed),
             Roots.of(self._failed),
             Roots.of(reset),
+            Roots.of(self._expired),
             self._acker.pending,
         )
-        self._completed.clear()
-        self._failed.clear()
+        for each in (self._completed, self._failed, self._expired):
+            each.clear()
         return [*passing, (0, decisions)]
 
     def throw_away(self) -> None:

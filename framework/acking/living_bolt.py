@@ -70,12 +70,12 @@ class BoltCollector:
         self._out = bolt.out
 
     def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
-        self._out.emit(values, _roots(anchors), stream, None)
+        self._out.emit(values, self._roots(anchors), stream, None)
 
     def emit_direct(
         self, task: int, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM
     ) -> None:
-        self._out.emit(values, _roots(anchors), stream, task)
+        self._out.emit(values, self._roots(anchors), stream, task)
 
     def ack(self, tup: Tuple) -> None:
         self._bolt.ack(tup)
@@ -92,6 +92,9 @@ class BoltCollector:
 
     def report_error(self, error: BaseException) -> None:
         self._bolt.report(error)
+
+    def _roots(self, anchors: Anchors) -> Sequence[int]:
+        return _roots(anchors) or self._bolt.roots_of_nothing()
 
 
 class BasicCollector:
@@ -214,6 +217,10 @@ class LivingBolt(Living):
 
     def tick_roots(self) -> Sequence[int]:
         """Of the trees that a tick is part of."""
+        return ()
+
+    def roots_of_nothing(self) -> Sequence[int]:
+        """Of the trees that a row without anchors is part of."""
         return ()
 
     def _tick_due_in(self) -> float | None:

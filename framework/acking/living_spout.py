@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,16 +22,20 @@ from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
 #: How long a spout task gives tuples in one round.
 ROUND_SPOUT_S = 0.25
+#: So often in a row a tuple is emitted again for a lost round: one that ends its process each time has failed in the end.
+LOSSES_MAX = 5
 
 
 class _Emitted(NamedTuple):
-    """A tuple whose fate is open. ``values``: kept where a recovery emits it again."""
+    """A tuple whose fate is open. ``values``: kept where it may have to be emitted again without its spout. ``losses``: how often
+    it has been, for a lost round."""
 
     message_id: Any
     since: float
     values: Sequence[Any]
     stream: str
     task: int | None
+    losses: int = 0
 
 
 class SpoutCollector:
@@ -72,27 +77,38 @@ class LivingSpout(Living):
         first_round: int,
         pending_max: int,
         tracked: bool,
-        keeps: bool,
     ) -> None:
         super().__init__(topology, component, task, surroundings)
         self._number = number
         self._next = first_round * SEQUENCES_PER_ROUND
         self._pending_max = pending_max
         self._tracked = tracked
-        self._keeps = keeps
         self._pending = self._new_pending()
         self._again: deque[_Emitted] = deque()
+        self._lost = 0  # the last round that was, as far as this task has heard
+        self._unsure: set[int] = set()  # trees that were under way then
         self._stayed = False
         self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
         self._said: Any = None  # its position in the checkpoint that is prepared
+        self._begins: Marker | None = None  # as of which checkpoint, until it has
 
     def begin(self, made: BaseRichSpout) -> None:
+        """Open it, and have it go to where it begins: one that does not know where from gives nothing."""
         self._pending, self._again = self._new_pending(), deque()
+        self._unsure.clear()
         self._said = None
         self._collector = SpoutCollector(self)
         made.open(self.topology.conf, self.context, self._collector)
+        if self._begins is not None and isinstance(made, ReplayableSpout):
+            try:
+                self._place(made, self._begins)
+            except USER_ERRORS:
+                with contextlib.suppress(*USER_ERRORS):
+                    made.close()
+                raise
+        self._begins = None
 
     def end(self, made: BaseRichSpout) -> None:
         made.close()
@@ -106,7 +122,7 @@ class LivingSpout(Living):
                 self.counts.completed += 1
                 self._instance.ack(message_id)
             return
-        kept = tuple(values) if self._keeps and not self._exact else ()
+        kept = tuple(values) if not self._exact else ()
         self._emit(values, _Emitted(message_id, time.monotonic(), kept, stream, task))
 
     def _emit(self, values: Sequence[Any], emitted: _Emitted) -> None:
@@ -116,15 +132,22 @@ class LivingSpout(Living):
         self.outcome.ledger.born(root)
         self._pending.put(root, emitted)
 
-    def tell(self, orders: Orders, ticks: int) -> None:
-        """What became of its trees, and how far time has gone on."""
+    def tell(self, orders: Orders, ticks: int, lost: int) -> None:
+        """What became of its trees, how far time has gone on, and which round was the last to be lost."""
         if self.instance() is None:
             return
+        if lost > self._lost:
+            self._lost = lost
+            self._unsure.update(self._pending)
         try:
             for root in orders.completed.ids():
                 self._settle(root, done=True)
             for root in orders.failed.ids():
                 self._settle(root, done=False)
+            for root in orders.expired.ids():
+                entry = self._pending.remove(root)
+                if entry is not None:
+                    self._expire(root, entry)
             for root in orders.reset.ids():
                 entry = self._pending.get(root)
                 if entry is not None:
@@ -171,15 +194,8 @@ class LivingSpout(Living):
         if isinstance(before, LivingSpout) and before._instance is not None:
             self._go_on_from(before)
             return
-        spout = self.instance()
-        if isinstance(spout, ReplayableSpout):
-            try:
-                self._place(spout, marker)
-            except RetryableError as error:
-                self.report(error)
-                self.close()
-            except USER_ERRORS as error:
-                self.died(error)
+        self._begins = marker
+        self.instance()
 
     def _place(self, spout: ReplayableSpout, marker: Marker) -> None:
         """Tell a spout where to begin, as far as that is recorded."""
@@ -236,12 +252,14 @@ class LivingSpout(Living):
     def _emit_again(self) -> None:
         """What is under way, when the spouts give the next time."""
         under_way, self._pending, self._stayed = self._pending, self._new_pending(), False
+        self._unsure.clear()
         self._again.extend(each for each in map(under_way.get, under_way) if each is not None)
 
     def _settle(self, root: int, *, done: bool) -> None:
         entry = self._pending.remove(root)
         if entry is None:
             return  # it has timed out, or is of an instance before this one
+        self._unsure.discard(root)
         if done:
             self.counts.completed += 1
             self.counts.latency_s += time.monotonic() - entry.since
@@ -255,6 +273,11 @@ class LivingSpout(Living):
 
     def _expire(self, root: int, entry: _Emitted) -> None:
         self.counts.timed_out += 1
+        if root in self._unsure:
+            self._unsure.remove(root)
+            if entry.losses < LOSSES_MAX:
+                self._again.append(entry._replace(losses=entry.losses + 1))
+                return
         self._failed(entry.message_id)
 
     def _failed(self, message_id: Any) -> None:

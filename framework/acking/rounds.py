@@ -21,11 +21,12 @@ ROUND_TUPLES_MAX = 10_000
 
 
 class Orders(NamedTuple):
-    """What a spout task is told at the start of a round."""
+    """What a spout task is told at the start of a round. ``failed``: by somebody. ``expired``: not heard of in time."""
 
     completed: Roots = Roots()
     failed: Roots = Roots()
     reset: Roots = Roots()
+    expired: Roots = Roots()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Round:
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
     every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
     its part in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
-    ``share``: how many tuples a spout task gives, at most."""
+    ``share``: how many tuples a spout task gives, at most. ``lost``: the last round that was; 0 when none has been."""
 
     number: int
     ticks: int = 0
@@ -46,6 +47,7 @@ class Round:
     at_once: int = 1
     checkpoint: Marker | None = None
     share: int = ROUND_TUPLES_MAX
+    lost: int = 0
 
 
 class Decisions(NamedTuple):
@@ -56,6 +58,7 @@ class Decisions(NamedTuple):
     completed: Roots
     failed: Roots
     reset: Roots
+    expired: Roots
     trees: int = 0
 
 

@@ -29,8 +29,9 @@ from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
 class LivingStatefulBolt(LivingBolt):
     """``provider``: makes the states of this process. ``number``: its own among all tasks that roots may come from.
 
-    Invariant: where state is exactly-once, a checkpoint that holds what a tick has done to the state is prepared only when all that
-    was anchored to the tick has been processed. So a tick is a tree of its own, and pending like a spout's tuple."""
+    Invariant: where state is exactly-once, a checkpoint that holds what a tick, or a hook, has done to the state is prepared only
+    when all that was anchored to the tick, or emitted by the hook, has been processed. So each of them is a tree of its own, and
+    pending like a spout's tuple."""
 
     def __init__(
         self,
@@ -55,6 +56,8 @@ class LivingStatefulBolt(LivingBolt):
         self._acked: list[AnchoredTuple] = []
         self._prepared: list[AnchoredTuple] = []
         self._done: CheckpointAction | None = None
+        self._in_hook = False
+        self._hook_roots: Sequence[int] = ()
 
     def instance(self) -> Any:
         """The user's object; None from an error until the recovery."""
@@ -85,11 +88,11 @@ class LivingStatefulBolt(LivingBolt):
             if state is not None:
                 state.close()
 
-    def tell(self, orders: Orders, ticks: int) -> None:
+    def tell(self, orders: Orders, ticks: int, lost: int) -> None:
         """What became of the trees of its ticks, and how far time has gone on."""
         for root in orders.completed.ids():
             self._ticks.remove(root)
-        for root in orders.failed.ids():
+        for root in (orders.failed + orders.expired).ids():
             if self._ticks.contains(root):
                 self._ticks.remove(root)
                 self._tick_failed(root)
@@ -107,6 +110,11 @@ class LivingStatefulBolt(LivingBolt):
         self.outcome.ledger.born(root)
         self._ticks.put(root, None)
         return (root,)
+
+    def roots_of_nothing(self) -> Sequence[int]:
+        if self._in_hook and not self._hook_roots:
+            self._hook_roots = self.tick_roots()
+        return self._hook_roots
 
     def look(self) -> None:
         super().look()
@@ -127,22 +135,19 @@ class LivingStatefulBolt(LivingBolt):
 
     def recover(self, marker: Marker, before: Living | None) -> None:
         self._marker, self._exact = marker, marker.exact
-        try:
-            LivingBolt.instance(self)
-        except RetryableError as error:  # the store is away: the driver tries again
-            self.report(error)
+        LivingBolt.instance(self)
         self._done = CheckpointAction.RECOVER if self._instance is not None else None
 
     def prepare(self, marker: Marker) -> None:
         made, state = self._instance, self._state
-        if made is not None and state is not None and self._guarded(lambda: _prepare(made, state, marker.txid)):
+        if made is not None and state is not None and self._guarded(lambda: self._prepare(made, state, marker.txid)):
             self._prepared += self._acked
             self._acked = []
             self._done = CheckpointAction.PREPARE
 
     def commit(self, marker: Marker) -> None:
         made, state = self._instance, self._state
-        if made is not None and state is not None and self._guarded(lambda: _commit(made, state, marker.txid)):
+        if made is not None and state is not None and self._guarded(lambda: self._commit(made, state, marker.txid)):
             for tup in self._prepared:
                 self.acked(tup)
             self._prepared = []
@@ -191,12 +196,18 @@ class LivingStatefulBolt(LivingBolt):
             return True
         return False
 
+    def _prepare(self, made: BaseStatefulBolt, state: State, txid: int) -> None:
+        self._call(made.pre_prepare, txid)
+        state.prepare_commit(txid)
 
-def _prepare(made: BaseStatefulBolt, state: State, txid: int) -> None:
-    made.pre_prepare(txid)
-    state.prepare_commit(txid)
+    def _commit(self, made: BaseStatefulBolt, state: State, txid: int) -> None:
+        self._call(made.pre_commit, txid)
+        state.commit(txid)
 
-
-def _commit(made: BaseStatefulBolt, state: State, txid: int) -> None:
-    made.pre_commit(txid)
-    state.commit(txid)
+    def _call(self, hook: Callable[[int], None], txid: int) -> None:
+        """What it emits without anchors is part of a tree of its own, which begins with the first row."""
+        self._in_hook = True
+        try:
+            hook(txid)
+        finally:
+            self._in_hook, self._hook_roots = False, ()

@@ -6,7 +6,7 @@ Life of a component (all of it in one place, for as long as the topology runs)::
     bolt:   prepare ── execute* ── cleanup
 
 An instance lives from round to round: what it keeps in its attributes stays. When the process that it lives in is lost, a new
-copy starts afresh; what was pending there times out, fails, and is for its spout to emit again.
+copy starts afresh; what was pending there times out, and is emitted again: without its spout when a round was lost, too.
 
 Source: *Guaranteed message processing*.
 """

@@ -199,10 +199,11 @@ class BaseStatefulBolt(BaseRichBolt):
         return None
 
     def pre_prepare(self, txid: int) -> None:
-        """Called before the state is prepared for a checkpoint: put what is still to be in it."""
+        """Called before the state is prepared for a checkpoint: put what is still to be in it. Where state is exactly-once, all
+        that is emitted here must be acked in the same round, by bolts that do not hold it, or the checkpoint is not prepared."""
 
     def pre_commit(self, txid: int) -> None:
-        """Called before the state is committed. What is put now belongs to the next checkpoint."""
+        """Called before the state is committed. What is put or emitted now belongs to the next checkpoint."""
 
     def pre_rollback(self) -> None:
         """Called before the state is rolled back, on the instance that ends with it."""

@@ -299,6 +299,7 @@ def test_a_tuple_that_is_acked_twice_counts_once(key: str) -> None:
 # --- trouble ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.dies("core 1")
 @pytest.mark.behaviour("4.6")
 def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -> None:
     def dies_at_three(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -319,6 +320,7 @@ def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -
     assert status.last_error == "bolt0[0]: ZeroDivisionError: three"
 
 
+@pytest.mark.dies("core 2")
 @pytest.mark.behaviour("4.6")
 def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
     held = seen(key).held
@@ -338,6 +340,7 @@ def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
     assert sorted(seen(key).acked) == [1, 2]
 
 
+@pytest.mark.dies("core 3")
 @pytest.mark.behaviour("4.6")
 def test_a_spout_that_dies_opens_again_and_hears_nothing_of_before(key: str) -> None:
     class Dies(ListSpout):

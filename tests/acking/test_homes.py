@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from framework import Config
 from framework.acking import homes
 from framework.acking.channels import STRANGERS_MAX, Credentials, connect
 from framework.acking.home import CorePlan
 from framework.acking.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
 from framework.acking.rounds import News, Round
+from framework.core_run import _executor as executor_of
 from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
 from tests.kit.homes import Overhearing
@@ -165,6 +167,16 @@ def test_a_lost_home_is_named_and_replaced(settings: HomeSettings, home: Address
     close_home(other, settings.credentials)
 
 
+@pytest.mark.dies("core 4")
+@pytest.mark.parametrize(("timeout_s", "given_up_s"), [(5, 60), (15, 60), (16, 64), (30, 120)])
+def test_a_round_is_given_up_after_four_message_timeouts_and_a_minute_at_least(
+    tmp_path: Path, timeout_s: float, given_up_s: float
+) -> None:
+    plan = CorePlan(plan_execution(word_count(tmp_path, 1)), {}, 1, 100)
+    rounds = executor_of("spark", plan, Config.of({"topology.message.timeout.secs": timeout_s}))
+    assert HomeSettings.of(plan, rounds._answer_s, None).answer_s == given_up_s
+
+
 def test_a_home_that_hangs_counts_as_lost(
     settings: HomeSettings, home: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +187,7 @@ def test_a_home_that_hangs_counts_as_lost(
     os.kill(home.pid, signal.SIGCONT)
 
 
+@pytest.mark.dies("core 5", "core 6")
 def test_a_home_ends_with_the_process_that_it_belongs_to(settings: HomeSettings) -> None:
     """Here the parent of whoever starts it: there is no JVM above."""
     code = (

@@ -10,6 +10,7 @@ import pytest
 from tests.kit.kafka_words import KINDS, run
 
 
+@pytest.mark.dies("core 5", "core 6")
 @pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.kills

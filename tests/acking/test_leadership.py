@@ -26,6 +26,7 @@ def phase(run: CoreRun) -> str:
     return run.status().phase
 
 
+@pytest.mark.dies("core 7")
 @pytest.mark.rule("C40")
 def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_CONFIRM_S", 0.0)
@@ -47,6 +48,7 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
         assert seen(first).opened == 2
 
 
+@pytest.mark.dies("core 7")
 def test_a_topology_without_state_and_without_zookeeper_runs_and_says_that_nothing_guards_it() -> None:
     key = f"l{uuid.uuid4().hex[:8]}"
     with structlog.testing.capture_logs() as logs, submit(topology(key, key), {}, executor="local") as run:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
@@ -44,6 +45,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
     assert sorted(noted(tmp_path, "closed")) == ["0", "1"]
 
 
+@pytest.mark.dies("core 1", "core 3")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
 def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str, seed: int) -> None:
@@ -75,6 +77,33 @@ def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster:
     assert check_every_word_was_seen(tmp_path, words) == 0
 
 
+@pytest.mark.dies("core 1", "core 5")
+@pytest.mark.behaviour("4.6")
+@pytest.mark.kills
+@pytest.mark.slow
+def test_a_killed_executor_takes_its_homes_with_it_and_the_next_round_finds_new_ones(
+    tmp_path: Path, cluster: str
+) -> None:
+    """Of two executors, with one home each."""
+    conf = {"spark.master": cluster, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 5}
+    with submit(word_count(tmp_path, 600), conf) as run:
+        wait_for(lambda: len(noted(tmp_path, "acked")) > 100)
+        first = homes_of(run)
+        executor = next(
+            each.pid
+            for each in psutil.Process(first[0]).parents()
+            if "CoarseGrainedExecutor" in " ".join(each.cmdline())
+        )
+        os.kill(executor, signal.SIGKILL)
+        wait_for(lambda: not alive(first[0]))
+        wait_for(lambda: homes_of(run)[0] != first[0])
+        run.wait_until_idle(180)
+        assert run.status().rounds_lost >= 1
+        assert homes_of(run)[1] == first[1]
+    check_every_word_was_seen(tmp_path, 600)
+
+
+@pytest.mark.dies("core 6")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
 def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> None:
@@ -150,6 +179,7 @@ class Hangs(BaseBasicBolt):
             threading.Event().wait()
 
 
+@pytest.mark.dies("core 4")
 @pytest.mark.behaviour("4.6")
 def test_a_component_that_hangs_is_ended_with_its_home(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from framework import Fields, TopologyBuilder, Tuple
-from framework.acking.rounds import Round
+from framework.acking.living_spout import LOSSES_MAX
+from framework.acking.rounds import Addressed, Record, Round
 from framework.errors import RetryableError
-from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, seen
+from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
 
 
 @pytest.fixture
@@ -198,3 +200,82 @@ def test_user_code_that_calls_exit_ends_its_instance_and_nothing_else(key: str, 
     stepped = Stepped(builder.build()).step(6)
     assert set(seen(key).acked) == {1, 2, 3}
     assert "SystemExit: enough" in str(stepped.driver.status().last_error)
+
+
+def lose_from(stepped: Stepped, level: int) -> None:
+    """The next round, from a level on: nobody hears of it, and those levels have nothing of it."""
+    run_task = stepped.rounds._home.run_task
+
+    def lossy(round_: Round, at: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+        if at >= level:
+            raise RetryableError("a home is gone")
+        return run_task(round_, at, partition, records)
+
+    stepped.rounds._home.run_task = lossy  # type: ignore[method-assign]
+    assert not stepped.driver.step()
+    stepped.rounds._home.run_task = run_task  # type: ignore[method-assign]
+
+
+def holding(key: str, *, again: bool = True) -> Stepped:
+    """Three tuples, and a bolt, in a place of its own, that holds them."""
+    builder = TopologyBuilder("lost")
+    builder.set_spout("spout", ListSpout(key, [1, 2, 3], again=again))
+    builder.set_bolt("bolt", Rich(key, hold), 2).global_grouping("spout")
+    return Stepped(builder.build())
+
+
+def until_held(stepped: Stepped, key: str, count: int) -> list[int]:
+    """Wait, by the topology's clock, until so many tuples have come to the bolt; returns them."""
+    for _ in range(20):
+        if len(seen(key).held) >= count:
+            break
+        stepped.step(seconds=8)
+    return sorted(tup[0] for _, tup in seen(key).held)
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.dies("core 1", "core 5")
+@pytest.mark.behaviour("4.6")
+@pytest.mark.parametrize("before", [0, 1], ids=["the bolt has not had them", "the bolt holds them"])
+def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_not_failed(key: str, before: int) -> None:
+    """Their spout may give them up when they fail."""
+    stepped = holding(key).step(
+        before, seconds=16
+    )  # the acker, which hears of them before time goes on, is the first to give up
+    lose_from(stepped, 1)
+    tasks = stepped.rounds._home._tasks
+    for place in [place for place in tasks if place[0] == 1]:  # the bolt's home is gone
+        del tasks[place]
+    seen(key).held.clear()
+    assert until_held(stepped, key, 3) == [1, 2, 3]
+    for collector, tup in seen(key).held:
+        collector.ack(tup)
+    stepped.step(2)
+    assert (sorted(seen(key).acked), seen(key).failed) == ([1, 2, 3], [])
+    assert stepped.driver.status().pending == 0
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("4.6")
+def test_a_tuple_that_a_bolt_fails_or_nobody_acks_after_the_loss_of_a_round_has_failed(key: str) -> None:
+    stepped = holding(key, again=False).step()
+    lose_from(stepped, 0)
+    collector, tup = seen(key).held[0]
+    collector.fail(tup)
+    assert until_held(stepped, key, 5) == [1, 2, 2, 3, 3]
+    assert seen(key).failed == [1]
+    stepped.step(10, seconds=8)
+    assert (seen(key).failed, len(seen(key).held)) == ([1, 2, 3], 5)
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("4.6")
+def test_tuples_that_take_a_round_with_them_each_time_have_failed_in_the_end(key: str) -> None:
+    stepped = holding(key)
+    losses = 0
+    while not seen(key).failed and losses < 20 * LOSSES_MAX:
+        lose_from(stepped, 1)
+        losses += 1
+        stepped.step(seconds=16)
+    assert sorted(seen(key).failed) == [1, 2, 3]
+    assert losses > LOSSES_MAX

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import pytest
 from framework import BaseBasicBolt, BaseRichBolt, CoreTopology, Fields, TopologyBuilder, Tuple, submit
 from framework.acking.driver import RoundDriver
 from framework.acking.home import CorePlan
-from framework.acking.homes import Courier, HomeSettings, close_home, start_home
-from framework.acking.rounds import Record, Round
+from framework.acking.homes import HomeSettings, close_home, start_home
 from framework.core_run import ticks_of
 from framework.errors import ConfigError
 from framework.execution.plan import plan_execution
@@ -23,6 +21,7 @@ from framework.state import BaseWindowedBolt, TimeWindow, Window
 from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from integration.server import wait_until
 from tests.kit.core_parts import ListSpout, Rich, Stepped, ack, seen
+from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.state_parts import Count, Log, SteppedState, journal
 
@@ -214,24 +213,6 @@ class Notes(BaseBasicBolt):
         note(str(self.folder), "fired", f"{tup['word']} {tup['count']}")
 
 
-@dataclass
-class InAHome:
-    """The ``RoundExecutor`` of a home in a process of its own."""
-
-    carrier: Courier
-    widths: Sequence[int]
-    rounds_max: int = 1
-
-    def run(self, round_: Round) -> Sequence[Record]:
-        return self.carrier.walk(round_, self.widths)
-
-    def start(self) -> None: ...
-
-    def hurry(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str, tmp_path: Path) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a", "b", "a"]], per_call=3))
@@ -241,13 +222,7 @@ def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str,
     settings = HomeSettings.of(plan, 60.0, None)
     home = start_home(settings, 0)
     try:
-        places = {(level, task): 0 for level in range(4) for task in range(4)}
-        driver = RoundDriver(
-            plan,
-            InAHome(Courier([home], settings.credentials, places, 30.0), plan.widths),
-            timeout_s=30,
-            attempts_max=5,
-        )
+        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=30, attempts_max=5)
         checkpoints = Checkpoints(
             CheckpointRecord(),
             {"windows": 1},

@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fault(*rows): which rows of the fault table the test is about")
+    config.addinivalue_line("markers", "dies(*lines): which lines of the tables of what happens when something dies")
     if config.option.fault_report is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Report(config.option.fault_report), "fault-report")
 

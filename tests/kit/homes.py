@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from framework import CoreRun
+from framework.acking.home import CorePlan
+from framework.acking.homes import Address, Courier, HomeSettings
+from framework.acking.rounds import Record, Round
 from framework.acking.spark import SparkRounds
 
 
@@ -14,6 +19,27 @@ def homes_of(run: CoreRun) -> list[int]:
     executor = run._executor
     assert isinstance(executor, SparkRounds)
     return [each.pid for each in executor._addresses]
+
+
+@dataclass
+class InAHome:
+    """The ``RoundExecutor`` of one home in a process of its own, without Spark."""
+
+    plan: CorePlan
+    settings: HomeSettings
+    home: Address
+    rounds_max: int = 1
+
+    def run(self, round_: Round) -> Sequence[Record]:
+        placed = {(level, task): 0 for level, width in enumerate(self.plan.widths) for task in range(width)}
+        courier = Courier([self.home], self.settings.credentials, placed, self.settings.answer_s)
+        return courier.walk(round_, self.plan.widths)
+
+    def start(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Overhearing:

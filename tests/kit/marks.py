@@ -16,7 +16,7 @@ import pytest
 from integration.hosts import EMBEDDED, VARIABLE
 
 #: Marks whose arguments are the numbers of promises.
-KINDS = ("behaviour", "rule", "fault")
+KINDS = ("behaviour", "rule", "fault", "dies")
 _OPTION = "--marks-to"
 
 

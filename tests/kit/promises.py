@@ -1,12 +1,14 @@
-"""What Ratchet promises: how it behaves, the rules of its protocol, the faults that it survives; and where each is tested.
+"""What Ratchet promises: how it behaves, the rules of its protocol, the faults that it survives, what follows when a part of a core
+topology dies; and where each is tested.
 
-A test says what it holds: ``@pytest.mark.behaviour("1.4")``, ``@pytest.mark.rule("C5")``, ``@pytest.mark.fault(7)``. To promise
-more, add a line here, mark the test that fails without it, and run ``python -m tests.kit.promises``, which writes
-``docs/promises.md`` again.
+A test says what it holds: ``@pytest.mark.behaviour("1.4")``, ``@pytest.mark.rule("C5")``, ``@pytest.mark.fault(7)``,
+``@pytest.mark.dies("state 2")``. To promise more, add a line here (of the last kind: to the table of its page), mark the test that
+fails without it, and run ``python -m tests.kit.promises``, which writes ``docs/promises.md`` again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -123,7 +125,15 @@ RULES: dict[str, str] = {
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}
-PROMISES: dict[str, dict[str, str]] = dict(zip(KINDS, (BEHAVIOUR, RULES, FAULTS), strict=True))
+#: The numbered lines of tables: page and number -> what happens. What follows from it is said there.
+DIES: dict[str, str] = {
+    f"{name} {number}": what
+    for name in ("core", "state")
+    for number, what in re.findall(
+        r"^\| (\d+) \| (.+?) \|", (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+}
+PROMISES: dict[str, dict[str, str]] = dict(zip(KINDS, (BEHAVIOUR, RULES, FAULTS, DIES), strict=True))
 
 
 def target(kind: str, number: str, tests: Iterable[Held]) -> str | None:
@@ -146,8 +156,8 @@ def page(tests: Iterable[Held]) -> str:
         "# Promises",
         "",
         "What Ratchet promises, one sentence each, and where a test holds it. `make test` runs all but the slow",
-        "tests, `make test-all` runs those too. Tests name what they hold by marks: `behaviour`, `rule` and",
-        "`fault`; mutations of the simulator begin with the rule that they take out.",
+        "tests, `make test-all` runs those too. Tests name what they hold by marks: `behaviour`, `rule`, `fault`",
+        "and `dies`; mutations of the simulator begin with the rule that they take out.",
         "`tests/test_promises.py` holds that no promise is without a test, and that this page is right. It is",
         "made by `python -m tests.kit.promises`.",
         "",
@@ -172,6 +182,12 @@ def page(tests: Iterable[Held]) -> str:
         "",
         "What is expected of each, how often it was injected, and how long recovery took: [Faults survived](faults.md).",
         *table("fault", "the fault", FAULTS),
+        "",
+        "## What happens when something dies, in core topologies",
+        "",
+        "What follows: [Guaranteed message processing](core.md#what-happens-when-something-dies) and, for topologies",
+        "with state, [State management](state.md#checkpoints).",
+        *table("dies", "what happens", DIES),
     ]
     return "\n".join(lines) + "\n"
 

@@ -110,6 +110,27 @@ def test_a_failing_entry_is_retried_up_to_the_limit_and_then_dropped(
     assert pending(client, stream) == 0
 
 
+def test_a_topology_is_not_idle_while_a_failed_entry_waits_for_its_next_try(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    fill(client, stream, 2)
+
+    def third_time(bolt: Any, tup: Tuple, collector: Any) -> None:
+        tries = seen(bolt.key).executed.count(tup.values)
+        (collector.fail if tup["n"] == 1 and tries < 3 else collector.ack)(tup)
+
+    builder = TopologyBuilder(stream)
+    spout = RedisStreamSpout(
+        stream, Fields(word=str, n=int), url=redis_server.url, group="words", retry=RetryPolicy(delay_s=1.0)
+    )
+    builder.set_spout("stream", spout)
+    builder.set_bolt("bolt", Rich(stream, third_time)).global_grouping("stream")
+    with submit(builder.build(), {}, executor="local") as run:
+        run.wait_until_idle(60)
+        assert sorted(n for _, n in seen(stream).executed) == [0, 1, 1, 1]
+    assert pending(client, stream) == 0
+
+
 def test_pending_entries_of_another_task_are_taken_over(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_run_stopped_midway_ends_with_a_checkpoint_of_all_that_it_did(key: str
     assert len(journal(key).emitted) == len(words[0])  # nothing came twice
 
 
+@pytest.mark.dies("state 3")
 @pytest.mark.behaviour("5.4")
 def test_a_component_that_always_fails_ends_the_topology_and_is_named(key: str) -> None:
     def always(value: Any) -> None:
@@ -250,6 +251,7 @@ def test_states_in_memory_that_are_lost_begin_anew_with_the_input(key: str) -> N
     assert journal(key).results == Counter(words[0])
 
 
+@pytest.mark.dies("state 5")
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2)])
 def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: int, after: int) -> None:
@@ -276,6 +278,7 @@ class ByLength(Count):
         self.collector.ack(tup)
 
 
+@pytest.mark.dies("state 5")
 @pytest.mark.rule("C39")
 def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_it_is(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path)
@@ -325,6 +328,7 @@ def grown(key: str, words: list[list[str]], counters: Mapping[str, int]) -> Core
     return builder.build()
 
 
+@pytest.mark.dies("state 2", "state 5")
 @pytest.mark.rule("C39")
 @pytest.mark.behaviour("5.4")
 @pytest.mark.parametrize("prepared", [1, 2])

@@ -24,6 +24,7 @@ from tests.kit.targets import Often
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
+@pytest.mark.dies("state 3")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
 def test_a_home_that_is_killed_takes_no_state_with_it(

@@ -24,6 +24,7 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.acking.home import AckerTask
 from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
 from framework.state.checkpoints import CheckpointRecord, Layout
@@ -431,6 +432,29 @@ def test_a_checkpoint_waits_for_a_result_that_a_bolt_holds(tmp_path: Path, fails
     assert world.kept() == {("a", 0.0, 10.0): [[0]]}
     assert world.open() == {}
     assert stepped.recoveries == fails
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("4.6", "5.5")
+def test_no_checkpoint_is_taken_while_a_result_is_held_whose_acker_died(tmp_path: Path) -> None:
+    """No acker tracks its tree any more: only the bolt that had the tick knows that its fate is open."""
+    world = World(tmp_path, TimeWindow(10), between=Holds)
+    stepped = world.start()
+    world.comes("a", 3)
+    committed_before = stepped.record.txid
+    journal(world.key).results["now"] = 10.0
+    stepped.step(2)
+    tasks = stepped.rounds._home._tasks
+    del tasks[next(place for place, task in tasks.items() if isinstance(task, AckerTask))]
+    held = journal(world.key).results["held"]
+    while len(held) < 2:  # it times out, and the window fires again
+        assert stepped.record.txid == committed_before
+        stepped.step(seconds=1.5)
+        assert stepped.clock.now < 100
+    assert stepped.recoveries == 1
+    held[-1][0].let_go(held[-1][1])
+    stepped.settle()
+    assert world.kept() == {("a", 0.0, 10.0): [[0]]}
 
 
 def test_a_result_that_nobody_acks_times_out_and_takes_everything_back(tmp_path: Path) -> None:

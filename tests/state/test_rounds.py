@@ -219,6 +219,7 @@ def poison(word: str) -> None:
         raise RuntimeError("cannot do that")
 
 
+@pytest.mark.dies("state 4")
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.5")
 def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: Path) -> None:

@@ -1,0 +1,502 @@
+"""The table of docs/state.md, line by line: what happens to states and spouts when something dies, fails or goes away."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
+from framework.acking.home import SegmentTask
+from framework.acking.rounds import Round
+from framework.errors import RetryableError
+from framework.state.checkpoints import CheckpointRecord
+from tests.kit.state_parts import Count, Log, Source, SteppedState, committed, counting, journal, steps_of
+
+WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
+MORE = [*WORDS, "and", "the", "cow"]
+
+
+@pytest.fixture
+def key() -> str:
+    return f"d{uuid.uuid4().hex[:8]}"
+
+
+def once(error: Exception) -> Callable[[Any], None]:
+    """An action that raises the first time."""
+    left = [error]
+
+    def act(_: Any) -> None:
+        if left:
+            raise left.pop()
+
+    return act
+
+
+def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float = 2.0) -> None:
+    """Rounds, so many seconds apart by their own clock."""
+    for _ in range(100):
+        if condition():
+            return
+        stepped.step(seconds=seconds)
+    raise AssertionError(stepped.driver.status())
+
+
+def begun_at(key: str, tasks: int = 2) -> list[str]:
+    """What each task of the counting bolt was given when it began the last time."""
+    return [[each for each in steps_of(key, task=n) if each.startswith("init_state")][-1] for n in range(tasks)]
+
+
+def counted(folder: Path, stepped: SteppedState, key: str) -> Counter[str]:
+    """The committed counts."""
+    return Counter(committed(str(folder), stepped.record, key, "count"))
+
+
+# --- lines 1 and 2: around the moment at which the record says that a checkpoint is prepared ------------------------
+
+
+class Gone(BaseException):
+    """The driver's process, and all tasks with it."""
+
+
+class Mortal(SteppedState):
+    """``dies``: "before" it records that a checkpoint is prepared, or "after" it has."""
+
+    dies: str | None = None
+
+    def _save(self, record: CheckpointRecord) -> None:
+        if self.dies == "before" and record.prepared:
+            raise Gone
+        super()._save(record)
+        if self.dies == "after" and record.prepared:
+            raise Gone
+
+
+@pytest.mark.dies("state 1")
+@pytest.mark.behaviour("5.4")
+def test_what_was_prepared_is_forgotten_when_the_driver_dies_before_the_record_says_so(
+    key: str, tmp_path: Path
+) -> None:
+    stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    before = stepped.record.txid
+    stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    stepped.dies = "before"
+    with pytest.raises(Gone):
+        stepped.settle()
+    assert stepped.record.phase == "PREPARING"
+    stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {before}"] * 2
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+
+
+@pytest.mark.dies("state 1")
+@pytest.mark.behaviour("5.4")
+def test_what_one_task_has_prepared_is_forgotten_when_another_dies_of_it(key: str, tmp_path: Path) -> None:
+    stepped = SteppedState(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    before = stepped.record.txid
+    stepped = SteppedState(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    asked: list[int] = []
+
+    def dies(txid: int) -> None:
+        asked.append(txid)
+        if len(asked) == 2:
+            raise RuntimeError("the second task")
+
+    journal(key).on["pre_prepare"] = dies
+    until(stepped, lambda: stepped.recoveries == 1)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {before}"] * 2
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+    assert asked[0] == asked[1] < min(asked[2:])  # no id is used again
+
+
+@pytest.mark.dies("state 2")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize("what", ["the driver", "a task"])
+def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_of_it_is_read_again(
+    key: str, tmp_path: Path, what: str
+) -> None:
+    stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    prepared = stepped.record.last + 1
+    if what == "the driver":
+        stepped.dies = "after"
+        with pytest.raises(Gone):
+            stepped.settle()
+        assert stepped.record.phase == "COMMITTING"
+        stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
+    else:
+        journal(key).on["pre_commit"] = once(RuntimeError("died"))
+        until(stepped, lambda: stepped.recoveries == 1)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {prepared}"] * 2
+    assert (stepped.record.txid, stepped.record.phase) == (prepared, "COMMITTED")
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+    stepped.settle()
+    assert len(journal(key).emitted) == len(MORE)
+
+
+# --- lines 3 and 4: troubles of tuples, bolts, processes and rounds ---------------------------------------------------
+
+
+class Splitting(BaseRichBolt):
+    """Passes words on; what else it is to do with one is in the journal, once."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        action = journal(self.key).on.pop("split", None)
+        if action is not None:
+            action((self.collector, tup))
+            return
+        self.collector.emit([tup["word"]], anchors=tup)
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def two_of_each(key: str, spout: BaseRichSpout) -> CoreTopology:
+    """Words of two spout tasks, counted by two tasks."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", spout, 2)
+    builder.set_bolt("split", Splitting(key)).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    return builder.build()
+
+
+def fail(found: Any) -> None:
+    collector, tup = found
+    collector.fail(tup)
+
+
+def hold(found: Any) -> None:
+    """For ever."""
+
+
+def die(found: Any) -> None:
+    raise ZeroDivisionError("died")
+
+
+def lose_a_round(stepped: SteppedState) -> None:
+    """The next one has been run, and nobody hears of it."""
+    run = stepped.rounds.run
+
+    def lost(round_: Round) -> Any:
+        stepped.rounds.run = run  # type: ignore[method-assign]
+        run(round_)
+        raise RetryableError("the executor is gone")
+
+    stepped.rounds.run = lost  # type: ignore[method-assign]
+    assert not stepped.driver.step()
+
+
+def lose_a_process(stepped: SteppedState) -> None:
+    """One of several: that in which a task of the counting bolt was, after a round."""
+    stepped.step()
+    tasks = stepped.rounds._home._tasks
+    del tasks[max(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
+
+
+class Fed(Log):
+    """Words that the test adds to."""
+
+    def open(self, conf: Any, context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        self.words = [journal(self.key).results["words"]]
+
+
+TUPLES = {"a tuple fails": fail, "a tuple times out": hold, "a bolt raises": die}
+LOSSES = {"a process is lost": lose_a_process, "a round is lost": lose_a_round}
+
+
+@pytest.mark.dies("state 3")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("trouble", [*TUPLES, *LOSSES])
+def test_exactly_once_all_states_and_spouts_go_back_together_whatever_happens(
+    key: str, tmp_path: Path, trouble: str
+) -> None:
+    stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
+    before, positions = stepped.record.txid, (stepped.record.positions or {})["words"]
+    stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record).step()
+    journal(key).seeks.clear()
+    journal(key).steps.clear()
+    if trouble in TUPLES:
+        journal(key).on["split"] = TUPLES[trouble]
+    else:
+        LOSSES[trouble](stepped)
+    until(stepped, lambda: stepped.recoveries == 1)
+    stepped.step()
+    for task in range(2):  # new instances
+        assert steps_of(key, task=task)[-2:] == ["prepare", f"init_state {before}"]
+    assert journal(key).seeks == [positions, positions]
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE * 2)
+    assert journal(key).failed == []
+
+
+@pytest.mark.dies("state 3")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize(
+    ("act", "named"),
+    [
+        (fail, "split[0] failed a tuple"),
+        (die, "split[0]: ZeroDivisionError: died"),
+        (hold, "a tuple of words[0] was not processed in time; split had some"),
+    ],
+    ids=["a tuple fails", "a bolt raises", "a tuple times out"],
+)
+def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_topology_and_is_named(
+    key: str, tmp_path: Path, act: Callable[[Any], None], named: str
+) -> None:
+    words = journal(key).results["words"] = list(WORDS)
+    left = 0
+
+    def fails(found: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            journal(key).on["split"] = fails
+        act(found)
+
+    stepped = SteppedState(two_of_each(key, Fed(key, [[]])), tmp_path).settle()
+    for often, recoveries in ((4, 4), (4, 8), (5, 13)):  # in a row; then a checkpoint, if it comes to that
+        assert stepped.driver.failure is None
+        words.append("cow")
+        left = often
+        journal(key).on["split"] = fails
+        until(stepped, lambda: stepped.recoveries == recoveries, 8)  # noqa: B023 - called at once
+        if often == 4:
+            stepped.settle()
+    assert named in str(stepped.driver.failure)
+
+
+@pytest.mark.dies("state 4")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("how", ["a tuple fails", "a tuple times out"])
+def test_at_least_once_a_tuple_that_fails_is_its_spouts_to_emit_again_and_nothing_goes_back(
+    key: str, tmp_path: Path, how: str
+) -> None:
+    stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).step()
+    journal(key).on["split"] = TUPLES[how]
+    until(stepped, lambda: len(journal(key).failed) == 1)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    assert (len(journal(key).failed), len(journal(key).emitted), stepped.recoveries) == (1, len(WORDS) + 1, 0)
+    assert sorted(journal(key).acked) == list(range(len(WORDS)))
+
+
+@pytest.mark.dies("state 4")
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("trouble", [*LOSSES, "a stateful bolt raises"])
+def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without_the_spout(
+    key: str, tmp_path: Path, trouble: str
+) -> None:
+    stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).settle()
+    before = stepped.record.txid
+    stepped = SteppedState(two_of_each(key, Source(key, MORE)), tmp_path, stepped.record, exact=False).step()
+    executed: list[str] = []
+    journal(key).emitted.clear()
+
+    def dies(word: str) -> None:
+        executed.append(word)
+        if len(executed) == 2:
+            raise RuntimeError("died")
+
+    journal(key).on["execute"] = executed.append if trouble in LOSSES else dies
+    if trouble in LOSSES:
+        LOSSES[trouble](stepped)
+    until(stepped, lambda: stepped.recoveries == 1, 0.1)
+    stepped.step()
+    assert begun_at(key) == [f"init_state {before}"] * 2
+    assert counted(tmp_path, stepped, key) == Counter(WORDS)
+    stepped.settle()
+    assert counted(tmp_path, stepped, key) == Counter(MORE)
+    failed = 0 if trouble in LOSSES else 1  # what failed itself
+    new = len(MORE) - len(WORDS)
+    assert (len(journal(key).failed), len(journal(key).emitted)) == (failed, new + failed)
+    assert len(executed) > new
+
+
+@pytest.mark.dies("state 4")
+@pytest.mark.behaviour("5.5")
+def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in_the_next(
+    key: str, tmp_path: Path
+) -> None:
+    """Where one is recorded, of a time when state was exactly-once."""
+    stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
+    positions = (stepped.record.positions or {})["words"]
+    stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record, exact=False).step()
+    journal(key).seeks.clear()
+    tasks = stepped.rounds._home._tasks
+    del tasks[min(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
+    until(stepped, lambda: stepped.recoveries == 1, 0.1)
+    stepped.step()
+    assert journal(key).seeks == [positions]
+
+
+# --- what is away for a while -------------------------------------------------------------------------------------------
+
+
+class Away(Log):
+    """Its source does not answer when it is asked to go back."""
+
+    def seek(self, positions: Sequence[Any]) -> None:
+        journal(self.key).happens("seek", positions)
+        super().seek(positions)
+
+
+class Ticking(Count):
+    """Wants ticks, and tells when it is asked and given one."""
+
+    tick_s = 5.0
+
+    def tick_in_s(self) -> float | None:
+        journal(self.key).happens("tick_in_s", None)
+        return None
+
+    def execute(self, tup: Tuple) -> None:
+        if tup.is_tick:
+            journal(self.key).happens("tick", None)
+        else:
+            super().execute(tup)
+
+
+def ticking(key: str) -> CoreTopology:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("count", Ticking(key)).fields_grouping("words", Fields("word"))
+    return builder.build()
+
+
+@pytest.mark.parametrize("where", ["execute", "tick", "tick_in_s"])
+def test_a_store_that_a_bolt_cannot_reach_while_it_works_takes_everything_back_like_any_error(
+    key: str, tmp_path: Path, where: str
+) -> None:
+    stepped = SteppedState(ticking(key), tmp_path).step()  # begins
+    journal(key).on[where] = once(RetryableError("its own database is away"))
+    stepped.step(10, seconds=2)
+    stepped.settle()
+    assert stepped.recoveries == 1
+    assert committed(str(tmp_path), stepped.record, key, "count") == Counter(WORDS)
+
+
+def test_a_spout_whose_source_is_away_at_a_recovery_goes_back_when_it_answers(key: str, tmp_path: Path) -> None:
+    stepped = SteppedState(counting(key, Away(key, [WORDS])), tmp_path).settle()
+    journal(key).on["seek"] = once(RetryableError("the broker is away"))
+    again = SteppedState(counting(key, Away(key, [[*WORDS, "more"]])), tmp_path, stepped.record)
+    again.settle()
+    assert committed(str(tmp_path), again.record, key, "count") == Counter([*WORDS, "more"])
+
+
+class Handing(Count):
+    """Keeps words until a checkpoint is prepared or committed, and hands them on then: there is nothing to anchor them to."""
+
+    def __init__(self, key: str, when: str) -> None:
+        super().__init__(key)
+        self.when = when
+
+    def execute(self, tup: Tuple) -> None:
+        self.counts.put("kept", [*(self.counts.get("kept") or []), tup["word"]])
+        self.collector.ack(tup)
+
+    def pre_prepare(self, txid: int) -> None:
+        self.hand("pre_prepare")
+
+    def pre_commit(self, txid: int) -> None:
+        self.hand("pre_commit")
+
+    def hand(self, when: str) -> None:
+        kept = self.counts.get("kept")
+        if kept and when == self.when:
+            for word in kept:
+                self.collector.emit([word, 1])
+            self.counts.put("kept", [])
+
+
+class Holding(BaseRichBolt):
+    """Keeps what comes until the test lets it go."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        journal(self.key).results.setdefault("held", []).append((self, tup))
+
+    def let_go(self, tup: Tuple) -> None:
+        self.collector.emit([tup["word"]], anchors=tup)
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def handing(key: str, folder: Path, when: str) -> SteppedState:
+    """Words that are handed on in a hook, held, and counted."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS], per_call=10))
+    builder.set_bolt("handing", Handing(f"{key} handing", when)).global_grouping("words")
+    builder.set_bolt("holding", Holding(f"{key} held")).shuffle_grouping("handing")
+    builder.set_bolt("count", Count(key)).fields_grouping("holding", Fields("word"))
+    return SteppedState(builder.build(), folder)
+
+
+def held(key: str) -> list[Any]:
+    return journal(f"{key} held").results.pop("held", [])  # type: ignore[no-any-return]
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+def test_what_is_emitted_in_pre_prepare_and_held_is_in_no_checkpoint_that_could_lose_it(
+    key: str, tmp_path: Path
+) -> None:
+    """The state before it says that it was handed on; no state after it has it."""
+    stepped = handing(key, tmp_path, "pre_prepare")
+    for _ in range(20):
+        stepped.step(seconds=1)
+        if stepped.driver.failure is not None:
+            break
+    assert "holding holds what was emitted in pre_prepare" in str(stepped.driver.failure)
+    kept = committed(str(tmp_path), stepped.record, key, "handing").get("kept") or []
+    counted = committed(str(tmp_path), stepped.record, key, "count")
+    offset = stepped.record.positions["words"][0]["0"]  # type: ignore[index]
+    assert Counter(kept) + Counter(counted) == Counter(WORDS[:offset])
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("fails", [False, True], ids=["is let go", "fails"])
+def test_a_checkpoint_waits_for_what_was_emitted_in_pre_commit_of_the_one_before(
+    key: str, tmp_path: Path, fails: bool
+) -> None:
+    stepped = handing(key, tmp_path, "pre_commit")
+    stepped.step(10, seconds=1)
+    assert committed(str(tmp_path), stepped.record, key, "handing") == {"kept": WORDS}
+    if fails:
+        bolt, tup = held(key)[0]
+        bolt.collector.fail(tup)
+        stepped.step(10, seconds=1)
+    for bolt, tup in held(key):
+        bolt.let_go(tup)
+    stepped.settle()
+    kept = committed(str(tmp_path), stepped.record, key, "handing")["kept"]
+    assert Counter(kept) + Counter(committed(str(tmp_path), stepped.record, key, "count")) == Counter(WORDS)
+    assert kept == (WORDS if fails else [])  # they go with the next checkpoint
+    assert stepped.recoveries == fails
