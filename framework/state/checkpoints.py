@@ -97,6 +97,14 @@ class Standing(NamedTuple):
     position: Any = None
 
 
+def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
+    """A state is not where the record says."""
+    return CorruptStateError(
+        f"the state of {component_id}[{task}] holds checkpoint {txid}, and the record of this topology says {expected}: its store "
+        "was emptied, restored or replaced; restore it, or give the topology another id"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
@@ -376,11 +384,7 @@ class Checkpoints:
                 continue
             if self._durable:
                 self._save(self.record)  # a driver that no longer leads hears of that here
-                raise CorruptStateError(
-                    f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and the record of this "
-                    f"topology says {expected}: its store was emptied, restored or replaced; restore it, or give the "
-                    "topology another id"
-                )
+                raise other_store(each.component_id, each.task, each.txid, expected)
             if self._exact:
                 self._begin_anew()
                 return

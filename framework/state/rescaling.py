@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from framework.errors import ConfigError, TopologyError
-from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.state.checkpoints import CheckpointRecord, Layout, other_store
 from framework.state.expiry import fresh, kept
 from framework.state.settings import kept_state_of
 from framework.topology import (
@@ -111,7 +111,7 @@ def rescaled(
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
     """The record for what components are now: their tasks, and whether values expire. ``components``: those with state. Raises
-    ``TopologyError`` for keys that belong to no task."""
+    ``TopologyError`` for keys that belong to no task, and ``CorruptStateError`` for a state that is not where the record says."""
     record = finished(namespaces, components, record, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
@@ -125,7 +125,7 @@ def rescaled(
             save(record)
             new = layout_of(component, record.last)
             _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
-            _move(namespaces, component, record, layout, new)
+            _move(namespaces, component, record, layout, new, save)
             record = replace(
                 record,
                 layouts={**record.layouts, component_id: new},
@@ -200,13 +200,24 @@ class Filling:
             each.close()
 
 
-def _move(namespaces: Namespaces, component: Component, record: CheckpointRecord, old: Layout, new: Layout) -> None:
+def _move(
+    namespaces: Namespaces,
+    component: Component,
+    record: CheckpointRecord,
+    old: Layout,
+    new: Layout,
+    save: Callable[[CheckpointRecord], None],
+) -> None:
+    """Raises ``CorruptStateError`` for a state that is not where the record says: what is missing there would be missing for good."""
     filling = Filling(namespaces, component, new)
     sources = namespaces.states(component, old)
     ttl_s = old.ttl_of(component.instance)
     try:
         for task, source in enumerate(sources):
             source.recover(record.txid, prepared=False, upto=record.last)
+            if source.txid not in (None, record.txid):
+                save(record)  # a driver that no longer leads hears of that here
+                raise other_store(component.id, task, source.txid or 0, record.txid)
             for key, value, put_at in fresh(source.items(), ttl_s, time.time()):
                 filling.put(Entry(key, value, put_at, task), old.tasks)
         filling.finish(record.txid)

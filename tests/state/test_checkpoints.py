@@ -389,6 +389,33 @@ def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
         run.wait_until_idle(30)
 
 
+class Briefly(Count):
+    """The same component, its values for an hour."""
+
+    state_ttl_s = 3600.0
+
+
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize(("bolt", "tasks"), [(Count, 3), (Briefly, 2)], ids=["more tasks", "values that expire"])
+def test_a_store_that_was_replaced_is_noticed_before_keys_are_moved_out_of_it(
+    key: str, tmp_path: Path, bolt: type[Count], tasks: int
+) -> None:
+    store = MemoryStore()
+    with submit(grown(key, [WORDS], {"count": 2}), lmdb(tmp_path / "a"), store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    before = read_record(store, key)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("count", bolt(key), tasks).fields_grouping("words", Fields("word"))
+    with (
+        pytest.raises(CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"),
+        submit(builder.build(), lmdb(tmp_path / "b"), store=store, executor="local") as run,
+    ):
+        run.wait_until_idle(30)
+    after = read_record(store, key)
+    assert before is not None and after is not None and after.layouts == before.layouts
+
+
 @pytest.mark.rule("C27")
 def test_a_store_that_goes_back_to_before_a_commit_under_a_running_topology_is_noticed(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
