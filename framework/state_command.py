@@ -120,7 +120,8 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
             if (state.txid_before, state.txid_after) != (record.txid, record.txid):
                 raise TopologyError(
                     f"checkpoints went on while the state was read ({record.txid} to {state.txid_after}): stop the topology, or "
-                    "try again with a longer topology.state.checkpoint.interval.ms"
+                    "try again with a longer topology.state.checkpoint.interval.ms; where it has died in the middle of one, start "
+                    "it, and stop it then"
                 )
         out.write(json.dumps({"keys": count}) + "\n")
     typer.echo(f"checkpoint {record.txid}, {count} keys, saved to {file}")
