@@ -108,6 +108,11 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
     moment, or a topology that is not running."""
     with _opened(topology, config, overrides) as (built, state), _written(file) as out:
         record = state.record
+        if lacking := sorted(record.layouts.keys() - set(state.components)):
+            raise ConfigError(
+                f"checkpoint {record.txid} has state of {', '.join(lacking)}, and topology {built.id!r} has no such stateful bolt: "
+                "a snapshot would lack it; name the topology that has run"
+            )
         header = {"format": SNAPSHOT_FORMAT, "topology": built.id, "record": record.document()}
         out.write(json.dumps(header) + "\n")
         count = 0

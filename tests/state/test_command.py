@@ -20,7 +20,7 @@ from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT
-from tests.kit.state_parts import Count, Log, counting, journal, redis_pool
+from tests.kit.state_parts import Count, Log, counting, journal, lmdb, redis_pool
 
 pytestmark = pytest.mark.integration
 
@@ -180,6 +180,32 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
     with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
         started.wait_until_idle(60)  # it goes on
     assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
+
+
+def of_a_bolt(app: Mapping[str, Any]) -> CoreTopology:
+    """For the command line: a bolt of a name."""
+    builder = TopologyBuilder(app["app.id"])
+    builder.set_spout("words", Log(app["app.id"], [WORDS]))
+    builder.set_bolt(app["app.bolt"], Count(app["app.id"])).fields_grouping("words", Fields("word"))
+    return builder.build()
+
+
+def test_a_snapshot_that_would_lack_the_state_of_a_bolt_is_refused(servers: EmbeddedServers, tmp_path: Path) -> None:
+    """The topology that is named has that bolt no more, or by another name."""
+    settings = {
+        "transactional.zookeeper.servers": servers.zookeeper,
+        **lmdb(tmp_path / "state"),
+        "app.id": f"t{uuid.uuid4().hex[:8]}",
+        "app.bolt": "count",
+    }
+    with submit(of_a_bolt(settings), settings, executor="local") as started:
+        started.wait_until_idle(60)
+    settings["app.bolt"] = "tally"
+    overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
+    saved = tmp_path / "saved"
+    done = call("framework.state", f"{__name__}:of_a_bolt", "snapshot", str(saved), *overrides)
+    assert done.returncode == 2 and "has state of count" in done.stderr, done
+    assert not saved.exists()
 
 
 def test_a_topology_whose_state_is_forgotten_begins_anew(settings: dict[str, Any]) -> None:
