@@ -9,6 +9,7 @@ What a windowed bolt has been given is acked at once: it is in its state. In the
     (key, "f", start)             time windows with lateness: how often a window has fired
     (key, "w")                    time windows: the watermark at which windows or panes of the key were last due
     ((), "m", source)             the latest time that was seen of each input of this task
+    ((), "r")                     the watermark that this task has reached: what was due then has fired
     ((), "c")                     by processing time: when windows of this task last fired
 
 When the number of tasks changes, all that begins with a window key goes with it. The latest time of an input is the task's own: it
@@ -41,6 +42,7 @@ from framework.topology.tuples import Tuple
 
 LATE_STREAM = "late"
 _CLOCK = ((), "c")
+_REACHED = ((), "r")
 _NEVER = -(1 << 62)
 
 
@@ -251,7 +253,9 @@ class _ByTime:
                 self._arrivals = max(self._arrivals, value[4])
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
-        self._watermark = self._reached()
+        # What is due by other inputs, or by another lag, than there were has not fired yet. States of before do not say it.
+        self._watermark = state.get(_REACHED, self._reached()) if inputs else _NEVER
+        self._latest = {each: self._latest[each] for each in inputs}  # one that is gone would be behind for ever
         for key, pane in panes:
             self._panes[key] += 1
             self._schedule(key, pane)
@@ -265,6 +269,7 @@ class _ByTime:
             self._latest[source] = at
             self._state.put(((), "m", source), at)
             self._watermark = max(self._watermark, self._reached())
+            self._state.put(_REACHED, self._watermark)
         return late, again + self._advance()
 
     def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:

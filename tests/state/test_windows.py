@@ -307,6 +307,35 @@ def test_windows_fire_once_whatever_the_number_of_tasks_is(
     assert len(ended) > 150
 
 
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("lag_s", [0.0, 20.0])
+@pytest.mark.parametrize("behind", [[("ann", 2.0, 3)], [("bob", 2.0, 3)], []])
+def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
+    tmp_path: Path, lag_s: float, behind: Sequence[tuple[str, float, int]]
+) -> None:
+    """An input that held them up is gone, and the tuples are waited for no longer: all that is due by that fires."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def run(inputs: Mapping[str, Sequence[tuple[str, float, int]]], windows: TimeWindow) -> dict[Any, Any]:
+        builder = TopologyBuilder(name)
+        for each, events in inputs.items():
+            builder.set_spout(each, Events(name, events))
+        gather = builder.set_bolt("gather", Gather(name, windows, key=["user"]))
+        for each in inputs:
+            gather.fields_grouping(each, Fields("user"))
+        builder.set_bolt("collect", Collect(name)).global_grouping("gather")
+        with submit(builder.build(), conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+        return journal(name).results
+
+    events = [("ann", 1.0, 1), ("ann", 11.0, 2)]
+    assert run({"one": events, "other": behind}, TimeWindow(10, "at", lag_s=lag_s)) == {}
+    expected = {("ann", 0.0, 0): (10.0, [1, *(n for user, _, n in behind if user == "ann")]), ("ann", 10.0, 0): (20.0, [2])}
+    expected |= {("bob", 0.0, 0): (10.0, [3])} if ("bob", 2.0, 3) in behind else {}
+    assert run({"one": [*events, ("ann", 25.0, 4)]}, TimeWindow(10, "at")) == expected
+
+
 def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
     with pytest.raises(ConfigError, match="makes no windows"):
         CountWindow(2, step=3)
