@@ -60,27 +60,25 @@ def store_for(
     store: CoordinationStore | None,
     store_of: Callable[[Config], CoordinationStore],
 ) -> CoordinationStore | None:
-    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else where it survives as the states
-    do. None for a topology without state, where no ZooKeeper is named. Raises ``ConfigError``."""
+    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else in ZooKeeper. Where none is named:
+    None for a topology without state, a store in memory for states in memory, which survives as they do. Raises
+    ``ConfigError``."""
     if store is not None:
         return store
-    if not stateful_components(topology):
-        if config.zookeeper_hosts() is not None:
-            return store_of(config)
-        _log.warning(
-            "driver.unguarded",
-            topology=topology.id,
-            reason="transactional.zookeeper.servers is not set: nothing keeps a second driver from running beside this one",
-        )
-        return None
-    if not provider_of(config.for_components()).durable:
-        return MemoryStore()
-    if config.zookeeper_hosts() is None:
+    if config.zookeeper_hosts() is not None:
+        return store_of(config)
+    stateful = bool(stateful_components(topology))
+    if stateful and provider_of(config.for_components()).durable:
         raise ConfigError(
             f"topology {topology.id!r} keeps its state in {config.state_provider}, and transactional.zookeeper.servers is not "
             "set: the record of its checkpoints must survive as its state does"
         )
-    return store_of(config)
+    _log.warning(
+        "driver.unguarded",
+        topology=topology.id,
+        reason="transactional.zookeeper.servers is not set: nothing keeps a second driver from running beside this one",
+    )
+    return MemoryStore() if stateful else None
 
 
 def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord | None:
@@ -195,6 +193,7 @@ class CoreTerms:
     ) -> None:
         self._topology = topology
         self._stateful = bool(stateful_components(topology))
+        self._durable = self._stateful and provider_of(config.for_components()).durable
         self._begin_anew = begin_anew
         self._config = config
         self._store = store
@@ -232,15 +231,17 @@ class CoreTerms:
         finally:
             leadership.resign()
         if not self._driver.over:
-            if not self._stateful:  # a recovery makes new tasks where there are checkpoints
+            if not self._durable:  # else a recovery makes new tasks, from what the next driver has committed
                 self._begin_anew()
             self._stop.wait(_PAUSE_S)
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()
         components = stateful_components(self._topology)
-        save = _RecordLog(self._store, leadership, self._topology.id).save
         provider = provider_of(conf)
+        log = _RecordLog(self._store, leadership, self._topology.id)
+        # Of states in memory nobody goes on from a record, and the one that is there is of states that survive.
+        save = log.save if provider.durable else lambda _: leadership.confirm()
         record = read_record(self._store, self._topology.id) if provider.durable else None
         leadership.confirm()
         try:

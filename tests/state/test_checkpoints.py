@@ -408,7 +408,9 @@ def test_a_store_that_was_replaced_is_noticed_before_keys_are_moved_out_of_it(
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("count", bolt(key), tasks).fields_grouping("words", Fields("word"))
     with (
-        pytest.raises(CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"),
+        pytest.raises(
+            CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"
+        ),
         submit(builder.build(), lmdb(tmp_path / "b"), store=store, executor="local") as run,
     ):
         run.wait_until_idle(30)

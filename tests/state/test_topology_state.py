@@ -89,11 +89,15 @@ def test_a_store_that_was_replaced_is_named_to_who_reads_it(key: str, tmp_path: 
     elsewhere = Config.of(lmdb(tmp_path / "b"))
     with (
         TopologyState(counting(key, Log(key, []), counters=1), elsewhere, store) as state,
-        pytest.raises(CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"),
+        pytest.raises(
+            CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"
+        ),
     ):
         state.get("count", "the")
     with (
         TopologyState(counting(key, Log(key, []), counters=1), elsewhere, store) as state,
-        pytest.raises(CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"),
+        pytest.raises(
+            CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"
+        ),
     ):
         list(state.items("count"))

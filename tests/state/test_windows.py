@@ -331,7 +331,10 @@ def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
 
     events = [("ann", 1.0, 1), ("ann", 11.0, 2)]
     assert run({"one": events, "other": behind}, TimeWindow(10, "at", lag_s=lag_s)) == {}
-    expected = {("ann", 0.0, 0): (10.0, [1, *(n for user, _, n in behind if user == "ann")]), ("ann", 10.0, 0): (20.0, [2])}
+    expected = {
+        ("ann", 0.0, 0): (10.0, [1, *(n for user, _, n in behind if user == "ann")]),
+        ("ann", 10.0, 0): (20.0, [2]),
+    }
     expected |= {("bob", 0.0, 0): (10.0, [3])} if ("bob", 2.0, 3) in behind else {}
     assert run({"one": [*events, ("ann", 25.0, 4)]}, TimeWindow(10, "at")) == expected
 
