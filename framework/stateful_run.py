@@ -60,9 +60,8 @@ def store_for(
     store: CoordinationStore | None,
     store_of: Callable[[Config], CoordinationStore],
 ) -> CoordinationStore | None:
-    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else in ZooKeeper. Where none is named:
-    None for a topology without state, a store in memory for states in memory, which survives as they do. Raises
-    ``ConfigError``."""
+    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else in ZooKeeper. Where none is
+    named: None for a topology without state, a store in memory for states in memory. Raises ``ConfigError``."""
     if store is not None:
         return store
     if config.zookeeper_hosts() is not None:

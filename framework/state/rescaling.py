@@ -208,7 +208,7 @@ def _move(
     new: Layout,
     save: Callable[[CheckpointRecord], None],
 ) -> None:
-    """Raises ``CorruptStateError`` for a state that is not where the record says: what is missing there would be missing for good."""
+    """Raises ``CorruptStateError`` for a state that is not where the record says: what it lacks would be lost for good."""
     filling = Filling(namespaces, component, new)
     sources = namespaces.states(component, old)
     ttl_s = old.ttl_of(component.instance)

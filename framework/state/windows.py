@@ -254,7 +254,8 @@ class _ByTime:
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
         # What is due by other inputs, or by another lag, than there were has not fired yet. States of before do not say it.
-        self._watermark: int = state.get(_REACHED, self._reached()) if inputs else _NEVER
+        reached: int | None = state.get(_REACHED)
+        self._watermark = _NEVER if not inputs else self._reached() if reached is None else reached
         self._latest = {each: self._latest[each] for each in inputs}  # one that is gone would be behind for ever
         for key, pane in panes:
             self._panes[key] += 1

@@ -75,6 +75,29 @@ def test_each_entry_goes_to_one_task_and_is_acknowledged_when_its_tree_is_comple
     assert client.xlen(stream) == 40
 
 
+def test_a_topology_is_not_idle_while_an_entry_waits_for_its_next_try(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    fill(client, stream, 1)
+
+    def refuse_twice(bolt: Any, tup: Tuple, collector: Any) -> None:
+        collector.ack(tup) if len(seen(stream).executed) > 2 else collector.fail(tup)
+
+    builder = TopologyBuilder(stream)
+    retry = RetryPolicy(delay_s=0.5)  # the first comes at once, the second after that
+    spout = RedisStreamSpout(stream, Fields(word=str, n=int), url=redis_server.url, group="words", retry=retry)
+    builder.set_spout("stream", spout)
+    builder.set_bolt("bolt", Rich(stream, refuse_twice)).global_grouping("stream")
+    with submit(builder.build(), {}, executor="local") as run:
+        run.wait_until_idle(30)
+        assert len(seen(stream).executed) == 3
+
+
+def test_a_spout_that_redis_does_not_answer_has_not_caught_up(stream: str) -> None:
+    run = stepped("redis://127.0.0.1:1/0", stream, Rich(stream, ack)).step(3)
+    assert run.driver._idle is None
+
+
 @pytest.mark.behaviour("4.6")
 def test_a_task_that_opens_again_gets_its_pending_entries_again(
     redis_server: RedisServer, client: Any, stream: str
