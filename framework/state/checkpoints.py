@@ -63,8 +63,10 @@ class Layout(NamedTuple):
         return found or 0.0
 
     def fits(self, other: Layout) -> bool:
-        """Whether tasks of the other layout can go on in the namespaces of this one."""
-        return self.tasks == other.tasks and (self.ttl_s is None or (self.ttl_s > 0) == bool(other.ttl_s))
+        """Whether tasks of the other layout can go on in the namespaces of this one: not where values live longer now, since some
+        that have expired may still be there."""
+        ttl_s = other.ttl_s or 0.0
+        return self.tasks == other.tasks and (self.ttl_s is None or self.ttl_s == ttl_s or 0 < ttl_s < self.ttl_s)
 
 
 @dataclass(frozen=True, slots=True)

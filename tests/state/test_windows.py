@@ -450,7 +450,8 @@ def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
     assert counted(before, [*words, "a", "c", "c"], 1) == {"a": 3, "b": 1, "c": 2}
 
 
-def test_what_has_expired_does_not_come_back_when_values_cease_to_expire(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [Lasting, Soon], ids=["cease to expire", "live longer"])
+def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: Path, after: type[Count]) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
     topologies = {}
     for bolt in (Soon, Lasting):
@@ -463,9 +464,9 @@ def test_what_has_expired_does_not_come_back_when_values_cease_to_expire(tmp_pat
     assert layout.ttl_s == 3600.0
     gone = replace(record, layouts={"count": layout._replace(ttl_s=1e-6)})  # all of it is older than that
     namespaces = Namespaces(key, LmdbKeyValueStateProvider(), Config.of(lmdb(tmp_path)).for_components())
-    moved = rescaled(namespaces, stateful_components(topologies[Lasting]), gone, lambda _: None)
+    moved = rescaled(namespaces, stateful_components(topologies[after]), gone, lambda _: None)
     namespaces.provider.close()
-    assert moved.layouts["count"] == Layout(moved.last, 1, 0.0)
+    assert moved.layouts["count"] == Layout(moved.last, 1, after.state_ttl_s or 0.0)
     assert committed(str(tmp_path), moved, key, "count") == {}
 
 
