@@ -19,7 +19,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Positions
 from framework.state.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
 from framework.state.settings import provider_of
-from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout
+from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
 from framework.transactions.reset import leadership_of
 
@@ -37,8 +37,16 @@ def stateful_components(topology: CoreTopology) -> dict[str, Component]:
 
 def check_stateful(topology: CoreTopology, config: Config) -> None:
     """What can be known before anything starts. Raises ``ConfigError``."""
-    if not stateful_components(topology):
+    stateful = stateful_components(topology)
+    if not stateful:
         return
+    for name, component in stateful.items():
+        bolt = component.instance
+        ttl_s = bolt.state_ttl_s if isinstance(bolt, BaseStatefulBolt) else None
+        if ttl_s is not None and not ttl_s > 0:
+            raise ConfigError(
+                f"bolt {name!r}: state_ttl_s is {ttl_s!r}: give seconds above 0, or None for values that do not expire"
+            )
     interval_s = config.checkpoint_interval_ms / 1000
     if interval_s >= config.message_timeout_secs:
         raise ConfigError(
@@ -86,6 +94,17 @@ def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord 
     return None if found is None else CheckpointRecord.of(found, f"{topology_id}/{CHECKPOINT}")
 
 
+def shared_provider(topology: CoreTopology, config: Config) -> StateProvider:
+    """Who keeps the states of a topology, where others than its own processes can reach them. Raises ``ConfigError``."""
+    provider = provider_of(config.for_components())
+    if not provider.durable:
+        raise ConfigError(
+            f"the states of topology {topology.id!r} are kept by {config.state_provider}, in the memory of its own processes: "
+            "nobody else can reach them; give the --config of the run"
+        )
+    return provider
+
+
 def restore_state(
     topology: CoreTopology,
     config: Config,
@@ -96,7 +115,7 @@ def restore_state(
 ) -> tuple[int, int]:
     """Put a snapshot in place of what there is: the record of its checkpoint, and of its states components and
     entries. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
-    ``ConfigError`` while a driver leads."""
+    ``ConfigError`` while a driver leads, and for states in memory."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
     missing = sorted(set(snapshot.layouts) - set(components))
@@ -104,7 +123,7 @@ def restore_state(
         raise ConfigError(
             f"{where} has state of {', '.join(missing)}, and topology {topology.id!r} has no such stateful bolt"
         )
-    provider = provider_of(conf)
+    provider = shared_provider(topology, config)
     namespaces = Namespaces(topology.id, provider, conf)
     fillings: dict[str, Filling] = {}
     try:
@@ -137,9 +156,9 @@ def restore_state(
 
 def forget_state(topology: CoreTopology, config: Config, store: CoordinationStore) -> int:
     """Remove all states of a topology, and the positions of its spouts: it begins anew. Returns the checkpoint that is forgotten, 0
-    for none. Raises ``ConfigError`` while a driver leads."""
+    for none. Raises ``ConfigError`` while a driver leads, and for states in memory."""
     conf = config.for_components()
-    provider = provider_of(conf)
+    provider = shared_provider(topology, config)
     try:
         with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()

@@ -13,8 +13,8 @@ from framework.state.checkpoints import CheckpointRecord, Layout, other_store
 from framework.state.expiry import ExpiringState
 from framework.state.rescaling import Entry, namespace_of, task_of_key
 from framework.state.serialization import Serializer
-from framework.state.settings import provider_of, serializers_of, state_of
-from framework.stateful_run import read_record, stateful_components
+from framework.state.settings import serializers_of, state_of
+from framework.stateful_run import read_record, shared_provider, stateful_components
 from framework.topology import CoreTopology, KeyValueState
 from framework.transactions import CoordinationStore
 
@@ -35,12 +35,7 @@ class TopologyState:
         if not self._components:
             raise ConfigError(f"topology {topology.id!r} has no stateful bolt")
         self._conf = config.for_components()
-        self._provider = provider_of(self._conf)
-        if not self._provider.durable:
-            raise ConfigError(
-                f"the states of topology {topology.id!r} are kept by {config.state_provider}, in the memory of its own processes: "
-                "nobody else can read them"
-            )
+        self._provider = shared_provider(topology, config)
         self._store = store
         self._states: dict[tuple[str, int, int], KeyValueState[Any, Any]] = {}
         self.txid_before = self.txid_after = self.record.txid

@@ -17,7 +17,7 @@ from framework.observe.metrics import CoreRunCollector
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.lmdb import LmdbStore
 from framework.state.rescaling import Entry
-from framework.stateful_run import _RecordLog, read_record, restore_state
+from framework.stateful_run import _RecordLog, forget_state, read_record, restore_state
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -555,6 +555,26 @@ def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_pa
             run.wait_until_idle(30)
     begun = [(name, what) for name, _, what in journal(key).steps if what in ("sought", "begun anew")]
     assert begun == [("first", "sought"), ("second", "begun anew"), ("first", "sought"), ("second", "sought")]
+
+
+@pytest.mark.parametrize("command", ["forget", "restore"])
+def test_a_command_that_names_no_provider_leaves_what_another_one_keeps_as_it_is(
+    key: str, tmp_path: Path, command: str
+) -> None:
+    """As without the ``--config`` of the run: states in memory are nobody else's, and the record is of others."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    topology = counting(key, Log(key, [WORDS]))
+    with submit(topology, conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    record = read_record(store, key)
+    assert record is not None
+    with pytest.raises(ConfigError, match="in the memory of its own processes: .* give the --config of the run"):
+        if command == "forget":
+            forget_state(topology, Config.of({}), store)
+        else:
+            restore_state(topology, Config.of({}), store, record.document(), lambda: iter(()), "the snapshot")
+    assert read_record(store, key) == record
+    assert checkpointed(conf, store, key) == Counter(WORDS)
 
 
 class Journaled(Log):

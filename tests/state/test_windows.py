@@ -470,6 +470,17 @@ def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: P
     assert committed(str(tmp_path), moved, key, "count") == {}
 
 
+@pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan")])
+def test_a_ttl_that_lets_nothing_live_is_refused(ttl_s: float) -> None:
+    bolt = Count("ttl")
+    bolt.state_ttl_s = ttl_s
+    builder = TopologyBuilder("ttl")
+    builder.set_spout("words", Log("ttl", []))
+    builder.set_bolt("count", bolt).fields_grouping("words", Fields("word"))
+    with pytest.raises(ConfigError, match="bolt 'count': state_ttl_s is .*: give seconds above 0"):
+        submit(builder.build(), {}, executor="local").stop()
+
+
 def test_a_record_of_a_release_before_does_not_say_whether_values_expire(tmp_path: Path) -> None:
     document = CheckpointRecord(3, layouts={"count": Layout(1, 2)}, assigned={"count": Layout(1, 2)}).document()
     document["layouts"] = document["assigned"] = {"count": [1, 2]}
