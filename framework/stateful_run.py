@@ -280,7 +280,7 @@ class CoreTerms:
             interval_s=self._config.checkpoint_interval_ms / 1000,
             attempts_max=self._config.max_attempts,
             save=save,
-            ttls={name: layout_of(each, 0).ttl_s or 0.0 for name, each in components.items()},
+            layouts={name: layout_of(each, 0) for name, each in components.items()},
         )
 
 

@@ -111,7 +111,8 @@ def rescaled(
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
     """The record for what components are now: their tasks, and whether values expire. ``components``: those with state. Raises
-    ``TopologyError`` for keys that belong to no task, and ``CorruptStateError`` for a state that is not where the record says."""
+    ``TopologyError`` for keys that belong to no task, or that tuples are brought to otherwise than before, and
+    ``CorruptStateError`` for a state that is not where the record says."""
     record = finished(namespaces, components, record, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
@@ -119,7 +120,13 @@ def rescaled(
             _log.warning(
                 "state.left_behind", component=component_id, reason="the topology has no such stateful bolt now"
             )
-        elif not layout.fits(layout_of(component, 0)):
+        elif not layout.brought_as(wanted := layout_of(component, 0)):
+            raise TopologyError(
+                f"bolt {component_id!r} takes its tuples by {wanted.grouping}, and its state was written where they came by "
+                f"{layout.grouping}: tuples of a key may go to another task than its state. Group them as before; where it is the "
+                "same by other names, save a snapshot with the topology as it was, and restore it with this one"
+            )
+        elif not layout.fits(wanted):
             # An id that nobody else has, whoever else tries the same at the same time.
             record = replace(record, last=record.last + 1)
             save(record)
@@ -140,7 +147,8 @@ def layout_of(component: Component, number: int) -> Layout:
     """Of a component as it is now."""
     bolt = component.instance
     assert isinstance(bolt, BaseStatefulBolt)
-    return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0)
+    groupings = sorted({each.grouping.outline() for each in component.subscriptions})
+    return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0, " and ".join(groupings))
 
 
 class Filling:
@@ -155,8 +163,8 @@ class Filling:
         self._waiting = 0
 
     def put(self, entry: Entry, tasks: int) -> None:
-        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to another one than
-        had it: nobody knows where its tuples go then."""
+        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to
+        another one than had it: nobody knows where its tuples go then."""
         key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
         if tasks != self._tasks:
             bolt = self._component.instance

@@ -11,13 +11,23 @@ from typing import Any
 
 import pytest
 
-from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework import (
+    BaseBasicBolt,
+    Config,
+    CoreTopology,
+    CoreTopologyFailed,
+    Fields,
+    TopologyBuilder,
+    Tuple,
+    submit,
+)
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.lmdb import LmdbStore
 from framework.state.rescaling import Entry
 from framework.stateful_run import _RecordLog, forget_state, read_record, restore_state
+from framework.topology_state import TopologyState
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -299,6 +309,53 @@ def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_i
         run.wait_until_idle(30)
     record = read_record(store, key)
     assert record is not None and record.layouts["count"].tasks == 2
+
+
+class Letters(BaseBasicBolt):
+    """A word, the same again, and its first letter."""
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        collector.emit([tup["word"], tup["word"], tup["word"][0]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str, same=str, letter=str))
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_a_state_whose_input_is_grouped_otherwise_than_before_is_refused_unless_it_is_restored(
+    key: str, tmp_path: Path, tasks: int
+) -> None:
+    """By the letter, a word comes to another task than its count is in, and nobody could tell that from the key."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def grouped(words: list[str], field: str, tasks: int = 2) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [words]))
+        builder.set_bolt("letters", Letters()).shuffle_grouping("words")
+        builder.set_bolt("count", Count(key), tasks).fields_grouping("letters", Fields(field))
+        return builder.build()
+
+    with submit(grouped(WORDS, "word"), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    before, more = read_record(store, key), [*WORDS, *WORDS]
+    assert before is not None
+    for field in ("letter", "same"):
+        with (
+            pytest.raises(TopologyError, match=rf"by FieldsGrouping\({field}\), .* came by FieldsGrouping\(word\)"),
+            submit(grouped(more, field, tasks), conf, store=store, executor="local") as run,
+        ):
+            run.wait_until_idle(30)
+    after = read_record(store, key)
+    assert after is not None and after.layouts == before.layouts
+    with TopologyState(grouped(WORDS, "word"), Config.of(conf), store) as state:
+        entries = [("count", each) for each in state.entries("count")]
+    restore_state(
+        grouped(more, "same", tasks), Config.of(conf), store, before.document(), lambda: iter(entries), "saved"
+    )
+    with submit(grouped(more, "same", tasks), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key) == Counter(more)
 
 
 @pytest.mark.rule("C39")
