@@ -11,10 +11,11 @@ What a windowed bolt has been given is acked at once: it is in its state. In the
     ((), "m", source)             the latest time that was seen of each input of this task
     ((), "r")                     the watermark that this task has reached: what was due then has fired
     ((), "c")                     by processing time: when windows of this task last fired
+    ((), "d")                     what windows these are, as far as it matters for what is kept
 
 When the number of tasks changes, all that begins with a window key goes with it. The latest time of an input is the task's own: it
 goes nowhere, and a key is never behind the watermark that it brings along (C39). Processing time is one for all: every task goes on
-from the latest.
+from the latest. What windows these are every task knows.
 
 Invariant of processing time: a tuple's time is not before the windows that have fired, nor before any tuple that is still
 kept, whatever the host's clock does, over restarts and in other tasks. So no window fires twice.
@@ -43,6 +44,7 @@ from framework.topology.tuples import Tuple
 LATE_STREAM = "late"
 _CLOCK = ((), "c")
 _REACHED = ((), "r")
+_KIND = ((), "d")
 _NEVER = -(1 << 62)
 
 
@@ -121,6 +123,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
                     f"windowed bolt {component_id!r} has windows per {', '.join(self.key_fields)}: group the stream of "
                     f"{each.component_id!r} by fields among them, and all streams by the same ones, so that each key is in one task"
                 )
+        self._component_id = component_id
         self._inputs = tuple((each.component_id, each.stream) for each in inputs)
         self._grouped = tuple(
             self.key_fields.index(name)
@@ -146,6 +149,14 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def init_state(self, state: KeyValueState[Any, Any]) -> None:
         self._state = state
+        kind = self.windows.kind()
+        before: Sequence[Any] = state.get(_KIND) or kind
+        if before != kind and any(key[1] == "t" for key, _ in state.items()):
+            raise ConfigError(
+                f"windowed bolt {self._component_id!r} holds tuples that were gathered in {_shown(before)}, and is to have "
+                f"{_shown(kind)}: let it have those windows again, give it another name, or forget the state"
+            )
+        state.put(_KIND, kind)
         self._gathering: _ByCount | _ByTime | _ByClock
         if isinstance(self.windows, CountWindow):
             self._gathering = _ByCount(self.windows, state)
@@ -174,11 +185,15 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
         values = key[0]
-        if key == _CLOCK and self.key_fields:
+        if key in (_CLOCK, _KIND) and self.key_fields:
             return EVERY_TASK
         if values == ():
             return None if self.key_fields else ()  # of the task as a whole
         return [values[place] for place in self._grouped]
+
+
+def _shown(kind: Sequence[Any]) -> str:
+    return f"windows by {kind[0]} (length {kind[1]:g}, step {kind[2]:g})"
 
 
 class WindowCollector:

@@ -14,7 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import BaseBasicBolt, Config, CoreTopology, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
+from framework import (
+    BaseBasicBolt,
+    Config,
+    CoreTopology,
+    CoreTopologyFailed,
+    Fields,
+    ReplayableSpout,
+    TopologyBuilder,
+    Tuple,
+    submit,
+)
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.state import (
     LATE_STREAM,
@@ -337,6 +347,54 @@ def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
     }
     expected |= {("bob", 0.0, 0): (10.0, [3])} if ("bob", 2.0, 3) in behind else {}
     assert run({"one": [*events, ("ann", 25.0, 4)]}, TimeWindow(10, "at")) == expected
+
+
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (TimeWindow(60, "at"), TimeWindow(90, "at")),
+        (TimeWindow(60, "at"), TimeWindow(60, "at", step_s=20)),
+        (TimeWindow(60, "at"), TimeWindow(60)),
+        (CountWindow(4), CountWindow(3)),
+        (CountWindow(4), TimeWindow(60, "at")),
+    ],
+    ids=str,
+)
+def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
+    tmp_path: Path, before: Any, after: Any, tasks: int
+) -> None:
+    """Those tuples would be in no window, or in a wrong one."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    events = [("ann", 61.0, 1), ("bob", 62.0, 2)]
+
+    def run(windows: Any, tasks: int, events: Sequence[tuple[str, float, int]]) -> None:
+        topology = windowed(name, events, Gather(name, windows, key=["user"]), tasks)
+        with submit(topology, conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+
+    run(before, 1, events)
+    with pytest.raises(
+        CoreTopologyFailed, match="holds tuples that were gathered in .*: let it have those windows again"
+    ):
+        run(after, tasks, events)
+    run(before, tasks, [*events, ("ann", 125.0, 3), ("bob", 126.0, 4), *[("ann", 130.0, n) for n in (5, 6)]])
+    assert journal(name).results[("ann", 60.0 if isinstance(before, TimeWindow) else 0.0, 0)]
+
+
+@pytest.mark.behaviour("5.2")
+def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    events = [("ann", float(number), number) for number in range(6)]
+    for windows, upto in ((CountWindow(2), 4), (CountWindow(1), 6)):
+        topology = windowed(name, events[:upto], Gather(name, windows, key=["user"]))
+        with submit(topology, conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+    found = journal(name).results
+    assert [found[("ann", float(start), 0)][1] for start in (0, 2, 4, 5)] == [[0, 1], [2, 3], [4], [5]]
 
 
 def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
