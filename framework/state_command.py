@@ -177,15 +177,18 @@ def diff(
     """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there
     is none. Exits with 1 when anything has."""
     parsed = Config.load(config, overrides or ())
-    before = {(name, each.key): each.value for name, each in _entries(file, parsed)}
+    conf = parsed.for_components()
+    keys, values = serializers_of(provider_of(conf), conf)
+    before = {(name, keys.dumps(each.key)): each for name, each in _entries(file, parsed)}
     found = 0
 
     def compare(name: str, key: Any, value: Any) -> None:
         nonlocal found
-        old = before.pop((name, key), None)
-        if old != value:
+        old = before.pop((name, keys.dumps(key)), None)
+        if old is None or (old.value != value and values.dumps(old.value) != values.dumps(value)):
             found += 1
-            typer.echo(json.dumps([name, _plain(key), _plain(old), _plain(value)], ensure_ascii=False))
+            was = None if old is None else _plain(old.value)
+            typer.echo(json.dumps([name, _plain(key), was, _plain(value)], ensure_ascii=False))
 
     if other is not None:
         for name, each in _entries(other, parsed):
@@ -196,9 +199,9 @@ def diff(
                 for key, value in state.items(name):
                     compare(name, key, value)
             _say_which(state)
-    for (name, key), value in before.items():
+    for (name, _), each in before.items():
         found += 1
-        typer.echo(json.dumps([name, _plain(key), _plain(value), None], ensure_ascii=False))
+        typer.echo(json.dumps([name, _plain(each.key), _plain(each.value), None], ensure_ascii=False))
     if found:
         raise typer.Exit(EXIT_FAILED)
 

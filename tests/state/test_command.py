@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
+from framework.state import MsgpackSerializer
+from framework.state_command import SNAPSHOT_FORMAT
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
@@ -180,6 +183,32 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
     with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
         started.wait_until_idle(60)  # it goes on
     assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
+
+
+def saved_by_hand(file: Path, entries: list[tuple[Any, Any]]) -> Path:
+    """A snapshot of one bolt's state."""
+    dumps = MsgpackSerializer().dumps
+    lines = [["count", *(base64.b64encode(dumps(part)).decode() for part in entry), None, 0] for entry in entries]
+    header: list[Any] = [{"format": SNAPSHOT_FORMAT, "topology": "any", "record": {}}]
+    file.write_text("\n".join(json.dumps(line) for line in [*header, *lines, {"keys": len(lines)}]) + "\n")
+    return file
+
+
+def test_a_difference_is_one_of_what_is_kept_whatever_python_takes_for_equal(tmp_path: Path) -> None:
+    nan = float("nan")
+    before = saved_by_hand(
+        tmp_path / "a", [(1, "one"), (True, "true"), ([1, 2], "list"), ("nan", nan), ("map", {1: 2, 3: 4})]
+    )
+    after = saved_by_hand(
+        tmp_path / "b",
+        [(1, "one"), (True, "false"), ([1, 2], "list"), ("nan", nan), ("map", {3: 4, 1: 2}), ("new", None)],
+    )
+    done = call("framework.state", f"{__name__}:topology", "diff", str(before), str(after))
+    assert done.returncode == 1, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["count", True, "true", "false"],
+        ["count", "new", None, None],
+    ]
 
 
 def of_a_bolt(app: Mapping[str, Any]) -> CoreTopology:
