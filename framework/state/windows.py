@@ -184,7 +184,9 @@ class BaseWindowedBolt(BaseStatefulBolt):
         self._collector.ack(tup)
 
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
-        values = key[0]
+        values = key[0] if isinstance(key, tuple) and key else None
+        if not isinstance(values, tuple):
+            return None  # no key of windows
         if key in (_CLOCK, _KIND) and self.key_fields:
             return EVERY_TASK
         if values == ():

@@ -384,6 +384,18 @@ def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
     assert journal(name).results[("ann", 60.0 if isinstance(before, TimeWindow) else 0.0, 0)]
 
 
+@pytest.mark.parametrize("key", [17, "ann", (), None])
+def test_a_key_that_no_window_has_is_not_there(tmp_path: Path, key: Any) -> None:
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    topology = windowed(name, [("ann", 1.0, 1)], Gather(name, CountWindow(2), key=["user"]), 2)
+    with submit(topology, conf, store=store, executor="local") as started:
+        started.wait_until_idle(60)
+    with TopologyState(topology, Config.of(conf), store) as state:
+        assert state.get("gather", key, "not there") == "not there"
+        assert state.get("gather", (("ann",), "n")) == 1
+
+
 @pytest.mark.behaviour("5.2")
 def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
     name = f"w{uuid.uuid4().hex[:8]}"
