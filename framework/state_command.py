@@ -108,6 +108,11 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
     moment, or a topology that is not running."""
     with _opened(topology, config, overrides) as (built, state), _written(file) as out:
         record = state.record
+        if lacking := sorted(record.layouts.keys() - set(state.components)):
+            raise ConfigError(
+                f"checkpoint {record.txid} has state of {', '.join(lacking)}, and topology {built.id!r} has no such stateful bolt: "
+                "a snapshot would lack it; name the topology that has run"
+            )
         header = {"format": SNAPSHOT_FORMAT, "topology": built.id, "record": record.document()}
         out.write(json.dumps(header) + "\n")
         count = 0
@@ -120,7 +125,8 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
             if (state.txid_before, state.txid_after) != (record.txid, record.txid):
                 raise TopologyError(
                     f"checkpoints went on while the state was read ({record.txid} to {state.txid_after}): stop the topology, or "
-                    "try again with a longer topology.state.checkpoint.interval.ms"
+                    "try again with a longer topology.state.checkpoint.interval.ms; where it has died in the middle of one, start "
+                    "it, and stop it then"
                 )
         out.write(json.dumps({"keys": count}) + "\n")
     typer.echo(f"checkpoint {record.txid}, {count} keys, saved to {file}")
@@ -171,15 +177,18 @@ def diff(
     """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there
     is none. Exits with 1 when anything has."""
     parsed = Config.load(config, overrides or ())
-    before = {(name, each.key): each.value for name, each in _entries(file, parsed)}
+    conf = parsed.for_components()
+    keys, values = serializers_of(provider_of(conf), conf)
+    before = {(name, keys.dumps(each.key)): each for name, each in _entries(file, parsed)}
     found = 0
 
     def compare(name: str, key: Any, value: Any) -> None:
         nonlocal found
-        old = before.pop((name, key), None)
-        if old != value:
+        old = before.pop((name, keys.dumps(key)), None)
+        if old is None or (old.value != value and values.dumps(old.value) != values.dumps(value)):
             found += 1
-            typer.echo(json.dumps([name, _plain(key), _plain(old), _plain(value)], ensure_ascii=False))
+            was = None if old is None else _plain(old.value)
+            typer.echo(json.dumps([name, _plain(key), was, _plain(value)], ensure_ascii=False))
 
     if other is not None:
         for name, each in _entries(other, parsed):
@@ -190,9 +199,9 @@ def diff(
                 for key, value in state.items(name):
                     compare(name, key, value)
             _say_which(state)
-    for (name, key), value in before.items():
+    for (name, _), each in before.items():
         found += 1
-        typer.echo(json.dumps([name, _plain(key), _plain(value), None], ensure_ascii=False))
+        typer.echo(json.dumps([name, _plain(each.key), _plain(each.value), None], ensure_ascii=False))
     if found:
         raise typer.Exit(EXIT_FAILED)
 

@@ -19,7 +19,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.state.checkpoints import CheckpointRecord, Checkpoints, Positions
 from framework.state.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
 from framework.state.settings import provider_of
-from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout
+from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
 from framework.transactions.reset import leadership_of
 
@@ -37,8 +37,16 @@ def stateful_components(topology: CoreTopology) -> dict[str, Component]:
 
 def check_stateful(topology: CoreTopology, config: Config) -> None:
     """What can be known before anything starts. Raises ``ConfigError``."""
-    if not stateful_components(topology):
+    stateful = stateful_components(topology)
+    if not stateful:
         return
+    for name, component in stateful.items():
+        bolt = component.instance
+        ttl_s = bolt.state_ttl_s if isinstance(bolt, BaseStatefulBolt) else None
+        if ttl_s is not None and not ttl_s > 0:
+            raise ConfigError(
+                f"bolt {name!r}: state_ttl_s is {ttl_s!r}: give seconds above 0, or None for values that do not expire"
+            )
     interval_s = config.checkpoint_interval_ms / 1000
     if interval_s >= config.message_timeout_secs:
         raise ConfigError(
@@ -60,33 +68,41 @@ def store_for(
     store: CoordinationStore | None,
     store_of: Callable[[Config], CoordinationStore],
 ) -> CoordinationStore | None:
-    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else where it survives as the states
-    do. None for a topology without state, where no ZooKeeper is named. Raises ``ConfigError``."""
+    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else in ZooKeeper. Where none is
+    named: None for a topology without state, a store in memory for states in memory. Raises ``ConfigError``."""
     if store is not None:
         return store
-    if not stateful_components(topology):
-        if config.zookeeper_hosts() is not None:
-            return store_of(config)
-        _log.warning(
-            "driver.unguarded",
-            topology=topology.id,
-            reason="transactional.zookeeper.servers is not set: nothing keeps a second driver from running beside this one",
-        )
-        return None
-    if not provider_of(config.for_components()).durable:
-        return MemoryStore()
-    if config.zookeeper_hosts() is None:
+    if config.zookeeper_hosts() is not None:
+        return store_of(config)
+    stateful = bool(stateful_components(topology))
+    if stateful and provider_of(config.for_components()).durable:
         raise ConfigError(
             f"topology {topology.id!r} keeps its state in {config.state_provider}, and transactional.zookeeper.servers is not "
             "set: the record of its checkpoints must survive as its state does"
         )
-    return store_of(config)
+    _log.warning(
+        "driver.unguarded",
+        topology=topology.id,
+        reason="transactional.zookeeper.servers is not set: nothing keeps a second driver from running beside this one",
+    )
+    return MemoryStore() if stateful else None
 
 
 def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord | None:
     """What is recorded of a topology's checkpoints; None when there are none."""
     found = TransactionalState(store, topology_id).get_data(CHECKPOINT)
     return None if found is None else CheckpointRecord.of(found, f"{topology_id}/{CHECKPOINT}")
+
+
+def shared_provider(topology: CoreTopology, config: Config) -> StateProvider:
+    """Who keeps the states of a topology, where others than its own processes can reach them. Raises ``ConfigError``."""
+    provider = provider_of(config.for_components())
+    if not provider.durable:
+        raise ConfigError(
+            f"the states of topology {topology.id!r} are kept by {config.state_provider}, in the memory of its own processes: "
+            "nobody else can reach them; give the --config of the run"
+        )
+    return provider
 
 
 def restore_state(
@@ -99,7 +115,7 @@ def restore_state(
 ) -> tuple[int, int]:
     """Put a snapshot in place of what there is: the record of its checkpoint, and of its states components and
     entries. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
-    ``ConfigError`` while a driver leads."""
+    ``ConfigError`` while a driver leads, and for states in memory."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
     missing = sorted(set(snapshot.layouts) - set(components))
@@ -107,7 +123,7 @@ def restore_state(
         raise ConfigError(
             f"{where} has state of {', '.join(missing)}, and topology {topology.id!r} has no such stateful bolt"
         )
-    provider = provider_of(conf)
+    provider = shared_provider(topology, config)
     namespaces = Namespaces(topology.id, provider, conf)
     fillings: dict[str, Filling] = {}
     try:
@@ -140,9 +156,9 @@ def restore_state(
 
 def forget_state(topology: CoreTopology, config: Config, store: CoordinationStore) -> int:
     """Remove all states of a topology, and the positions of its spouts: it begins anew. Returns the checkpoint that is forgotten, 0
-    for none. Raises ``ConfigError`` while a driver leads."""
+    for none. Raises ``ConfigError`` while a driver leads, and for states in memory."""
     conf = config.for_components()
-    provider = provider_of(conf)
+    provider = shared_provider(topology, config)
     try:
         with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
@@ -195,6 +211,7 @@ class CoreTerms:
     ) -> None:
         self._topology = topology
         self._stateful = bool(stateful_components(topology))
+        self._durable = self._stateful and provider_of(config.for_components()).durable
         self._begin_anew = begin_anew
         self._config = config
         self._store = store
@@ -232,15 +249,17 @@ class CoreTerms:
         finally:
             leadership.resign()
         if not self._driver.over:
-            if not self._stateful:  # a recovery makes new tasks where there are checkpoints
+            if not self._durable:  # else a recovery makes new tasks, from what the next driver has committed
                 self._begin_anew()
             self._stop.wait(_PAUSE_S)
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()
         components = stateful_components(self._topology)
-        save = _RecordLog(self._store, leadership, self._topology.id).save
         provider = provider_of(conf)
+        log = _RecordLog(self._store, leadership, self._topology.id)
+        # Of states in memory nobody goes on from a record, and the one that is there is of states that survive.
+        save = log.save if provider.durable else lambda _: leadership.confirm()
         record = read_record(self._store, self._topology.id) if provider.durable else None
         leadership.confirm()
         try:
@@ -261,7 +280,7 @@ class CoreTerms:
             interval_s=self._config.checkpoint_interval_ms / 1000,
             attempts_max=self._config.max_attempts,
             save=save,
-            ttls={name: layout_of(each, 0).ttl_s or 0.0 for name, each in components.items()},
+            layouts={name: layout_of(each, 0) for name, each in components.items()},
         )
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from framework.config import Config
 from framework.errors import ConfigError
-from framework.state.checkpoints import CheckpointRecord
+from framework.state.checkpoints import CheckpointRecord, Layout, other_store
 from framework.state.expiry import ExpiringState
 from framework.state.rescaling import Entry, namespace_of, task_of_key
 from framework.state.serialization import Serializer
-from framework.state.settings import provider_of, serializers_of, state_of
-from framework.stateful_run import read_record, stateful_components
+from framework.state.settings import serializers_of, state_of
+from framework.stateful_run import read_record, shared_provider, stateful_components
 from framework.topology import CoreTopology, KeyValueState
 from framework.transactions import CoordinationStore
 
@@ -35,12 +35,7 @@ class TopologyState:
         if not self._components:
             raise ConfigError(f"topology {topology.id!r} has no stateful bolt")
         self._conf = config.for_components()
-        self._provider = provider_of(self._conf)
-        if not self._provider.durable:
-            raise ConfigError(
-                f"the states of topology {topology.id!r} are kept by {config.state_provider}, in the memory of its own processes: "
-                "nobody else can read them"
-            )
+        self._provider = shared_provider(topology, config)
         self._store = store
         self._states: dict[tuple[str, int, int], KeyValueState[Any, Any]] = {}
         self.txid_before = self.txid_after = self.record.txid
@@ -79,8 +74,7 @@ class TopologyState:
 
     def get(self, component_id: str, key: Any, default: Any = None) -> Any:
         """The value of a key; the default when it is not there."""
-        record = self.record
-        states = self._of(component_id, record)
+        states = self._of(component_id)
         likely = task_of_key(self._components[component_id], key, len(states)) or 0
         for state in (*states[likely:], *states[:likely]):
             if key in state:
@@ -93,9 +87,10 @@ class TopologyState:
 
     def entries(self, component_id: str) -> Iterator[Entry]:
         """Everything that the tasks have. ``txid_before`` and ``txid_after`` say
-        which checkpoint this was of: one and the same, unless the store can only be read while it changes."""
+        which checkpoint this was of: one and the same, unless the store can only be read while it changes, or holds a part of
+        the next one."""
         for tries_left in range(_TRIES, -1, -1):
-            states = self._of(component_id, self.record)
+            states = self._of(component_id)
             opened = [_entries(state) for state in states]
             txids = {txid for txid, _ in opened}
             if len(txids) == 1 or not tries_left:
@@ -106,7 +101,7 @@ class TopologyState:
             for key, value, put_at in entries:
                 yield Entry(key, value, put_at, task)
             if not state.frozen:
-                self.txid_after = max(self.txid_after, state.txid or txid)
+                self.txid_after = max(self.txid_after, state.txid or txid, self._begun())
 
     def close(self) -> None:
         for each in self._states.values():
@@ -121,22 +116,39 @@ class TopologyState:
     ) -> None:
         self.close()
 
-    def _of(self, component_id: str, record: CheckpointRecord) -> list[KeyValueState[Any, Any]]:
+    def _begun(self) -> int:
+        """The last checkpoint of which a store may hold something by now."""
+        record = self.record
+        return record.pending if record.prepared and record.pending is not None else record.txid
+
+    def _of(self, component_id: str) -> list[KeyValueState[Any, Any]]:
+        """The states of all tasks. Raises ``CorruptStateError`` for one that is behind the record."""
+        record = self.record
         layout = record.layouts[component_id]
         found = []
         for task in range(layout.tasks):
             place = component_id, layout.number, task
             if place not in self._states:
                 name = namespace_of(self._topology.id, component_id, layout.number, task)
-                bolt = self._components[component_id].instance
-                state = state_of(self._provider, name, layout.ttl_of(bolt), self._conf, None)
-                if not isinstance(state, KeyValueState):
-                    raise ConfigError(
-                        f"the state of {component_id!r} is a {type(state).__name__}, and no KeyValueState"
-                    )
+                state = self._opened(component_id, name, layout)
+                txid = 0 if state is None else state.txid
+                if state is None or (txid is not None and txid < record.txid):
+                    if self.record.layouts.get(component_id) != layout:
+                        return self._of(component_id)  # its keys have moved meanwhile
+                    raise other_store(component_id, task, txid or 0, record.txid)
                 self._states[place] = state
             found.append(self._states[place])
         return found
+
+    def _opened(self, component_id: str, name: str, layout: Layout) -> KeyValueState[Any, Any] | None:
+        """None where nothing was ever committed."""
+        if not self._provider.exists(name, self._conf):
+            return None
+        ttl_s = layout.ttl_of(self._components[component_id].instance)
+        state = state_of(self._provider, name, ttl_s, self._conf, None)
+        if not isinstance(state, KeyValueState):
+            raise ConfigError(f"the state of {component_id!r} is a {type(state).__name__}, and no KeyValueState")
+        return state
 
 
 def _entries(state: KeyValueState[Any, Any]) -> tuple[int, Iterator[tuple[Any, Any, float | None]]]:

@@ -292,7 +292,7 @@ class _Task:
         self._checkpointed: Mapping[Where, Position] | None = (
             None  # by the last checkpoint, where those hold the positions
         )
-        self._unsure: list[Any] = []  # read, and to be committed before they may be emitted
+        self._unsure: list[Any] = []  # read, and not decoded: they may have to be committed before they are emitted
         self._trouble: str | None = None
 
     def next_tuple(self) -> None:
@@ -419,25 +419,25 @@ class _Task:
         self._collector.emit(row.values, message_id=key if self._tracked else None, stream=row.stream)
 
     def _read(self) -> None:
-        """Take in what has come."""
+        """Take in what has come. What cannot be decoded yet, because somebody who is to be asked does not answer, stays."""
         if not self._unsure:
             self._tail.pause(where for where, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
             self._unsure = self._tail.poll()
             if self._unsure and self._commits_first:
                 self._commit_first()
-        elif self._commits_first:
+        else:
             self._tail.hear()
         if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
             return
-        messages, self._unsure = self._unsure, []
         rows: list[tuple[Where, _Read]] = []
-        for decoded in self._decoder.decode(messages, {}):
+        for decoded in self._decoder.decode(self._unsure, {}):
             stream = DEAD_LETTER_STREAM if decoded.letters else DEFAULT_STREAM
             values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.messages)
             for message, row in zip(decoded.messages, values, strict=True):
                 where = message.topic(), message.partition()
                 kept = _Row(row, stream, message if self._keeps_messages else None) if row is not None else None
                 rows.append((where, _Read(message.offset(), _epoch_of(message), kept)))
+        self._unsure = []
         for where, read in sorted(rows, key=lambda each: (each[0], each[1].offset)):
             self._partitions[where].buffer.append(read)
 

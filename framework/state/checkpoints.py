@@ -51,11 +51,13 @@ class CheckpointAction(Enum):
 
 class Layout(NamedTuple):
     """Which namespaces a component's state is in: those of layout ``number``, one for each of so many ``tasks``. ``ttl_s``: for
-    how long values live there, 0 for ever; None: of a record of before, which did not say."""
+    how long values live there, 0 for ever. ``grouping``: what brings tuples to the tasks. None: of a record of before, which did
+    not say."""
 
     number: int
     tasks: int
     ttl_s: float | None = None
+    grouping: str | None = None
 
     def ttl_of(self, bolt: Any) -> float:
         """How long its values live, if it is this bolt's; 0 for ever."""
@@ -63,8 +65,15 @@ class Layout(NamedTuple):
         return found or 0.0
 
     def fits(self, other: Layout) -> bool:
-        """Whether tasks of the other layout can go on in the namespaces of this one."""
-        return self.tasks == other.tasks and (self.ttl_s is None or (self.ttl_s > 0) == bool(other.ttl_s))
+        """Whether tasks of the other layout can go on in the namespaces of this one: not where values live longer now, since some
+        that have expired may still be there."""
+        ttl_s = other.ttl_s or 0.0
+        return self.tasks == other.tasks and (self.ttl_s is None or self.ttl_s == ttl_s or 0 < ttl_s < self.ttl_s)
+
+    def brought_as(self, other: Layout) -> bool:
+        """Whether tuples are brought to the tasks of the other layout as they were to those of this one; of one task there is no
+        question."""
+        return min(self.tasks, other.tasks) == 1 or self.grouping in (None, other.grouping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,14 @@ class Standing(NamedTuple):
     task: int
     txid: int | None = None
     position: Any = None
+
+
+def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
+    """A state is not where the record says."""
+    return CorruptStateError(
+        f"the state of {component_id}[{task}] holds checkpoint {txid}, and the record of this topology says {expected}: its store "
+        "was emptied, restored or replaced; restore it, or give the topology another id"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +199,8 @@ class CheckpointStatus:
 
 
 class Checkpoints:
-    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``ttls``: component -> seconds that values of its
-    state live, where they expire. ``exact``: all spouts can go back. ``durable``: the
+    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``layouts``: component -> what its layout
+    is to be like. ``exact``: all spouts can go back. ``durable``: the
     states survive their processes. ``save``: makes a record durable, or raises. ``attempts_max``: so often in a row may components
     fail without a checkpoint in between."""
 
@@ -198,7 +215,7 @@ class Checkpoints:
         interval_s: float,
         attempts_max: int,
         save: Callable[[CheckpointRecord], None],
-        ttls: Mapping[str, float] = MappingProxyType({}),
+        layouts: Mapping[str, Layout] = MappingProxyType({}),
     ) -> None:
         self._stateful = stateful
         self._spouts = spouts if exact else {}
@@ -209,7 +226,8 @@ class Checkpoints:
         self._save = save
         self._layouts: dict[str, Layout] = {}
         for each, tasks in stateful.items():
-            known, wanted = record.assigned.get(each), Layout(record.last + 1, tasks, ttls.get(each, 0.0))
+            known = record.assigned.get(each)
+            wanted = layouts.get(each, Layout(0, tasks, 0.0))._replace(number=record.last + 1)
             # Otherwise a number that no namespace of this component has had, should the component have been there once.
             self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
         self.record = replace(record, assigned=dict(self._layouts))
@@ -376,11 +394,7 @@ class Checkpoints:
                 continue
             if self._durable:
                 self._save(self.record)  # a driver that no longer leads hears of that here
-                raise CorruptStateError(
-                    f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and the record of this "
-                    f"topology says {expected}: its store was emptied, restored or replaced; restore it, or give the "
-                    "topology another id"
-                )
+                raise other_store(each.component_id, each.task, each.txid, expected)
             if self._exact:
                 self._begin_anew()
                 return

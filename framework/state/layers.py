@@ -78,6 +78,10 @@ class LayeredState(KeyValueState[Any, Any]):
         if not isinstance(self._values, MsgpackSerializer):
             self._values = TimedSerializer(self._values)
 
+    def keep_nothing(self) -> None:
+        """Others write to it: what was read is read again."""
+        self._cached_max = 0
+
     @property
     def txid(self) -> int:
         return self._store.txid()

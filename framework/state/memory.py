@@ -45,6 +45,9 @@ class InMemoryKeyValueStateProvider(StateProvider):
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
         self._stores.pop(namespace, None)
 
+    def close(self) -> None:
+        self._stores.clear()
+
 
 class MemoryStore:
     """A ``CommittedStore``."""

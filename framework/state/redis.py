@@ -18,8 +18,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+
+import structlog
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.state.layers import Changes, LayeredState
@@ -38,6 +40,7 @@ except ImportError as error:  # an extra
     ) from error
 
 T = TypeVar("T")
+_log = structlog.get_logger()
 
 #: Changes per part: one step of Redis, during which it answers nobody else.
 PART_CHANGES = 5_000
@@ -48,12 +51,15 @@ _RETRIES = 6
 #: Of longer keys a scan remembers a digest, which is longer than that.
 _SHORT_BYTES = 32
 
-# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when it is committed or forgotten by now.
+# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when it is committed or forgotten by now; -1
+# when the part is not there.
 _APPLY = """
 local done = tonumber(redis.call('HGET', KEYS[1], 'txid') or '0')
 if done >= tonumber(ARGV[1]) then return 0 end
-if not redis.call('HGET', KEYS[1], 'ready:' .. ARGV[1]) then return 0 end
+local parts = redis.call('HGET', KEYS[1], 'ready:' .. ARGV[1])
+if not parts then return 0 end
 local all = redis.call('HGETALL', KEYS[3])
+if #all == 0 and tonumber(parts) > 0 then return -1 end
 local puts, deleted = {}, {}
 for i = 1, #all, 2 do
   if string.sub(all[i + 1], 1, 1) == '+' then
@@ -92,7 +98,10 @@ class RedisKeyValueStateProvider(StateProvider):
         settings.keys(), settings.values()
         pool = settings.jedisPoolConfig
         try:
-            self._client(settings).ping()
+            client = self._client(settings)
+            client.ping()
+            with suppress(redis.ResponseError):  # not everybody may ask
+                _refuse_losses(client, f"Redis at {pool.host}:{pool.port}")
         except redis.AuthenticationError as error:
             raise ConfigError(f"Redis at {pool.host}:{pool.port} lets this user not in: {error}") from None
         except redis.RedisError as error:
@@ -132,6 +141,23 @@ class RedisKeyValueStateProvider(StateProvider):
                 retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
             )
         return self._clients[name]
+
+
+def _refuse_losses(client: redis.Redis, where: str) -> None:
+    """Raises ``ConfigError`` for a server that would lose state and tell nobody; names what makes it lose some in a crash, which
+    the record of checkpoints tells."""
+    found: dict[str, Any] = client.info("everything")
+    if found.get("role", "master") != "master":
+        raise ConfigError(f"{where} cannot keep state: it is a replica; give the address of the primary")
+    policy = found.get("maxmemory_policy", "noeviction")
+    if found.get("maxmemory", 0) and policy != "noeviction":
+        raise ConfigError(
+            f"{where} could lose state: it evicts keys ({policy}) beyond {found['maxmemory']} bytes; set maxmemory-policy to "
+            "noeviction"
+        )
+    if not found.get("aof_enabled"):
+        reason = "the server has no append-only file: after a crash of it the topology stops; set appendonly yes"
+        _log.warning("state.may_lose_writes", server=where, reason=reason)
 
 
 class RedisStore:
@@ -207,7 +233,10 @@ class RedisStore:
             for part in range(max(parts, 1)):
                 last = "1" if part >= parts - 1 else "0"
                 keys = [self._meta, self._values, self._part(txid, part)]
-                self._client.eval(_APPLY, len(keys), *keys, txid, last)
+                if self._client.eval(_APPLY, len(keys), *keys, txid, last) == -1:
+                    raise CorruptStateError(
+                        f"{self._values} lacks a part of what was prepared as checkpoint {txid}: who has removed it from Redis?"
+                    )
         self.discard(txid)
 
     def discard(self, upto: int | None) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from framework.errors import ConfigError, TopologyError
-from framework.state.checkpoints import CheckpointRecord, Layout
+from framework.state.checkpoints import CheckpointRecord, Layout, other_store
 from framework.state.expiry import fresh, kept
 from framework.state.settings import kept_state_of
 from framework.topology import (
@@ -111,7 +111,8 @@ def rescaled(
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
     """The record for what components are now: their tasks, and whether values expire. ``components``: those with state. Raises
-    ``TopologyError`` for keys that belong to no task."""
+    ``TopologyError`` for keys that belong to no task, or that tuples are brought to otherwise than before, and
+    ``CorruptStateError`` for a state that is not where the record says."""
     record = finished(namespaces, components, record, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
@@ -119,13 +120,19 @@ def rescaled(
             _log.warning(
                 "state.left_behind", component=component_id, reason="the topology has no such stateful bolt now"
             )
-        elif not layout.fits(layout_of(component, 0)):
+        elif not layout.brought_as(wanted := layout_of(component, 0)):
+            raise TopologyError(
+                f"bolt {component_id!r} takes its tuples by {wanted.grouping}, and its state was written where they came by "
+                f"{layout.grouping}: tuples of a key may go to another task than its state. Group them as before; where it is the "
+                "same by other names, save a snapshot with the topology as it was, and restore it with this one"
+            )
+        elif not layout.fits(wanted):
             # An id that nobody else has, whoever else tries the same at the same time.
             record = replace(record, last=record.last + 1)
             save(record)
             new = layout_of(component, record.last)
             _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
-            _move(namespaces, component, record, layout, new)
+            _move(namespaces, component, record, layout, new, save)
             record = replace(
                 record,
                 layouts={**record.layouts, component_id: new},
@@ -140,7 +147,8 @@ def layout_of(component: Component, number: int) -> Layout:
     """Of a component as it is now."""
     bolt = component.instance
     assert isinstance(bolt, BaseStatefulBolt)
-    return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0)
+    groupings = sorted({each.grouping.outline() for each in component.subscriptions})
+    return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0, " and ".join(groupings))
 
 
 class Filling:
@@ -155,8 +163,8 @@ class Filling:
         self._waiting = 0
 
     def put(self, entry: Entry, tasks: int) -> None:
-        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to another one than
-        had it: nobody knows where its tuples go then."""
+        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to
+        another one than had it: nobody knows where its tuples go then."""
         key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
         if tasks != self._tasks:
             bolt = self._component.instance
@@ -200,13 +208,24 @@ class Filling:
             each.close()
 
 
-def _move(namespaces: Namespaces, component: Component, record: CheckpointRecord, old: Layout, new: Layout) -> None:
+def _move(
+    namespaces: Namespaces,
+    component: Component,
+    record: CheckpointRecord,
+    old: Layout,
+    new: Layout,
+    save: Callable[[CheckpointRecord], None],
+) -> None:
+    """Raises ``CorruptStateError`` for a state that is not where the record says: what it lacks would be lost for good."""
     filling = Filling(namespaces, component, new)
     sources = namespaces.states(component, old)
     ttl_s = old.ttl_of(component.instance)
     try:
         for task, source in enumerate(sources):
             source.recover(record.txid, prepared=False, upto=record.last)
+            if source.txid not in (None, record.txid):
+                save(record)  # a driver that no longer leads hears of that here
+                raise other_store(component.id, task, source.txid or 0, record.txid)
             for key, value, put_at in fresh(source.items(), ttl_s, time.time()):
                 filling.put(Entry(key, value, put_at, task), old.tasks)
         filling.finish(record.txid)

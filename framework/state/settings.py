@@ -101,10 +101,14 @@ def state_of(
 def kept_state_of(
     provider: StateProvider, namespace: str, timed: bool, conf: Mapping[str, Any], context: TopologyContext | None
 ) -> State:
-    """The same as it is kept: ``timed``, each value with the time that it was put (``expiry.kept``)."""
+    """The same as it is kept: ``timed``, each value with the time that it was put (``expiry.kept``). ``context``: of the task that
+    alone writes to it; None for whoever else."""
     state = provider.new_state(namespace, conf, context)
-    if timed and isinstance(state, LayeredState):
-        state.keep_times()
+    if isinstance(state, LayeredState):
+        if timed:
+            state.keep_times()
+        if context is None:
+            state.keep_nothing()
     return state
 
 

@@ -35,6 +35,10 @@ class CountWindow:
         if self.length < 1 or (self.step is not None and not 1 <= self.step <= self.length):
             raise ConfigError(f"{self} makes no windows: a length of 1 or more, and a step from 1 to the length")
 
+    def kind(self) -> list[Any]:
+        """What must stay while tuples are kept."""
+        return ["early count" if self.early else "count", self.length, self.every]
+
     @property
     def every(self) -> int:
         return self.step if self.step is not None else self.length
@@ -84,6 +88,10 @@ class TimeWindow:
             raise ConfigError(
                 f"{self}: lag and lateness are of tuples with a time of their own: name its field, timestamp="
             )
+
+    def kind(self) -> list[Any]:
+        """What must stay while tuples are kept."""
+        return ["processing time" if self.timestamp is None else "time", self.length / MICROS, self.every / MICROS]
 
     @property
     def length(self) -> int:

@@ -9,11 +9,13 @@ What a windowed bolt has been given is acked at once: it is in its state. In the
     (key, "f", start)             time windows with lateness: how often a window has fired
     (key, "w")                    time windows: the watermark at which windows or panes of the key were last due
     ((), "m", source)             the latest time that was seen of each input of this task
+    ((), "r")                     the watermark that this task has reached: what was due then has fired
     ((), "c")                     by processing time: when windows of this task last fired
+    ((), "d")                     what windows these are, as far as it matters for what is kept
 
 When the number of tasks changes, all that begins with a window key goes with it. The latest time of an input is the task's own: it
 goes nowhere, and a key is never behind the watermark that it brings along (C39). Processing time is one for all: every task goes on
-from the latest.
+from the latest. What windows these are every task knows.
 
 Invariant of processing time: a tuple's time is not before the windows that have fired, nor before any tuple that is still
 kept, whatever the host's clock does, over restarts and in other tasks. So no window fires twice.
@@ -41,6 +43,8 @@ from framework.topology.tuples import Tuple
 
 LATE_STREAM = "late"
 _CLOCK = ((), "c")
+_REACHED = ((), "r")
+_KIND = ((), "d")
 _NEVER = -(1 << 62)
 
 
@@ -119,6 +123,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
                     f"windowed bolt {component_id!r} has windows per {', '.join(self.key_fields)}: group the stream of "
                     f"{each.component_id!r} by fields among them, and all streams by the same ones, so that each key is in one task"
                 )
+        self._component_id = component_id
         self._inputs = tuple((each.component_id, each.stream) for each in inputs)
         self._grouped = tuple(
             self.key_fields.index(name)
@@ -144,6 +149,14 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def init_state(self, state: KeyValueState[Any, Any]) -> None:
         self._state = state
+        kind = self.windows.kind()
+        before: Sequence[Any] = state.get(_KIND) or kind
+        if before != kind and any(key[1] == "t" for key, _ in state.items()):
+            raise ConfigError(
+                f"windowed bolt {self._component_id!r} holds tuples that were gathered in {_shown(before)}, and is to have "
+                f"{_shown(kind)}: let it have those windows again, give it another name, or forget the state"
+            )
+        state.put(_KIND, kind)
         self._gathering: _ByCount | _ByTime | _ByClock
         if isinstance(self.windows, CountWindow):
             self._gathering = _ByCount(self.windows, state)
@@ -171,12 +184,18 @@ class BaseWindowedBolt(BaseStatefulBolt):
         self._collector.ack(tup)
 
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
-        values = key[0]
-        if key == _CLOCK and self.key_fields:
+        values = key[0] if isinstance(key, tuple) and key else None
+        if not isinstance(values, tuple):
+            return None  # no key of windows
+        if key in (_CLOCK, _KIND) and self.key_fields:
             return EVERY_TASK
         if values == ():
             return None if self.key_fields else ()  # of the task as a whole
         return [values[place] for place in self._grouped]
+
+
+def _shown(kind: Sequence[Any]) -> str:
+    return f"windows by {kind[0]} (length {kind[1]:g}, step {kind[2]:g})"
 
 
 class WindowCollector:
@@ -251,7 +270,10 @@ class _ByTime:
                 self._arrivals = max(self._arrivals, value[4])
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
-        self._watermark = self._reached()
+        # What is due by other inputs, or by another lag, than there were has not fired yet. States of before do not say it.
+        reached: int | None = state.get(_REACHED)
+        self._watermark = _NEVER if not inputs else self._reached() if reached is None else reached
+        self._latest = {each: self._latest[each] for each in inputs}  # one that is gone would be behind for ever
         for key, pane in panes:
             self._panes[key] += 1
             self._schedule(key, pane)
@@ -265,6 +287,7 @@ class _ByTime:
             self._latest[source] = at
             self._state.put(((), "m", source), at)
             self._watermark = max(self._watermark, self._reached())
+            self._state.put(_REACHED, self._watermark)
         return late, again + self._advance()
 
     def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:

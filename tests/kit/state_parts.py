@@ -221,7 +221,7 @@ class SteppedState(Stepped):
             interval_s=1.0,
             attempts_max=5,
             save=self._save,
-            ttls={name: layout_of(each, 0).ttl_s or 0.0 for name, each in components.items()},
+            layouts={name: layout_of(each, 0) for name, each in components.items()},
         )
         self.driver._stopping = Impatient()
 

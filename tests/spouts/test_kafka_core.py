@@ -246,6 +246,51 @@ def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None
     assert committed(topics, name, name) == [20]
 
 
+class Asking(TextCodec):
+    """Has to ask somebody what the values are, who does not answer at first; as a Schema Registry does."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__("word")
+        self.key = key
+
+    def decode_good(self, values: Sequence[bytes | None]) -> Any:
+        asked = journal(f"{self.key}-asked").steps
+        if values and len(asked) < 3:
+            asked.append(("codec", 0, "asked"))
+            raise RetryableError("the Schema Registry does not answer")
+        return super().decode_good(values)
+
+
+@pytest.mark.behaviour("4.9", "5.5")
+@pytest.mark.parametrize("how", ["at_least_once", "at_most_once", "none", "stateful"])
+def test_records_that_cannot_be_decoded_yet_wait_until_they_can(
+    topics: Topics, name: str, tmp_path: Path, how: Any
+) -> None:
+    topics.create(name)
+    topics.send(name, [b"%d" % n for n in range(20)])
+    spout = KafkaSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=Asking(name),
+        group=name,
+        guarantee="at_least_once" if how == "stateful" else how,
+    )
+    if how == "stateful":
+        store, conf = MemoryStore(), lmdb(tmp_path)
+        with submit(counting(name, spout), conf, store=store, executor="local") as run:
+            run.wait_until_idle(30)
+        found = list(checkpointed(conf, store, name))
+    else:
+        stepping = stepped(spout, Rich(name, ack))
+        until(stepping, lambda: len(journal(f"{name}-asked").steps) == 3)
+        topics.send(name, [b"last"])
+        until(stepping, lambda: ("last",) in seen(name).executed)
+        stepping.step(2).rounds.close()
+        assert committed(topics, name, name) == [21]
+        found = [word for word in words(seen(name).executed) if word != "last"]
+    assert sorted(found, key=int) == [str(n) for n in range(20)]
+
+
 def test_a_partition_that_could_not_begin_begins_later(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,7 @@ def test_the_group_is_never_ahead_of_the_last_committed_checkpoint(topics: Topic
         wait_for(lambda: stored(topics, name).offset == 50, 30)
 
 
-@pytest.mark.dies("state 6")
+@pytest.mark.dies("state 7")
 @pytest.mark.rule("C37")
 @pytest.mark.parametrize("skip", [False, True], ids=["fail", "skip"])
 @pytest.mark.parametrize("running", [True, False], ids=["running", "restarted"])

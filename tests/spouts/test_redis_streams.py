@@ -75,6 +75,11 @@ def test_each_entry_goes_to_one_task_and_is_acknowledged_when_its_tree_is_comple
     assert client.xlen(stream) == 40
 
 
+def test_a_spout_that_redis_does_not_answer_has_not_caught_up(stream: str) -> None:
+    run = stepped("redis://127.0.0.1:1/0", stream, Rich(stream, ack)).step(3)
+    assert run.driver._idle is None
+
+
 @pytest.mark.behaviour("4.6")
 def test_a_task_that_opens_again_gets_its_pending_entries_again(
     redis_server: RedisServer, client: Any, stream: str

@@ -11,13 +11,23 @@ from typing import Any
 
 import pytest
 
-from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework import (
+    BaseBasicBolt,
+    Config,
+    CoreTopology,
+    CoreTopologyFailed,
+    Fields,
+    TopologyBuilder,
+    Tuple,
+    submit,
+)
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.lmdb import LmdbStore
 from framework.state.rescaling import Entry
-from framework.stateful_run import _RecordLog, read_record, restore_state
+from framework.stateful_run import _RecordLog, forget_state, read_record, restore_state
+from framework.topology_state import TopologyState
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -304,6 +314,54 @@ def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_i
     assert record is not None and record.layouts["count"].tasks == 2
 
 
+class Letters(BaseBasicBolt):
+    """A word, the same again, and its first letter."""
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        collector.emit([tup["word"], tup["word"], tup["word"][0]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str, same=str, letter=str))
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.dies("state 6")
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_a_state_whose_input_is_grouped_otherwise_than_before_is_refused_unless_it_is_restored(
+    key: str, tmp_path: Path, tasks: int
+) -> None:
+    """By the letter, a word comes to another task than its count is in, and nobody could tell that from the key."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def grouped(words: list[str], field: str, tasks: int = 2) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [words]))
+        builder.set_bolt("letters", Letters()).shuffle_grouping("words")
+        builder.set_bolt("count", Count(key), tasks).fields_grouping("letters", Fields(field))
+        return builder.build()
+
+    with submit(grouped(WORDS, "word"), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    before, more = read_record(store, key), [*WORDS, *WORDS]
+    assert before is not None
+    for field in ("letter", "same"):
+        with (
+            pytest.raises(TopologyError, match=rf"by FieldsGrouping\({field}\), .* came by FieldsGrouping\(word\)"),
+            submit(grouped(more, field, tasks), conf, store=store, executor="local") as run,
+        ):
+            run.wait_until_idle(30)
+    after = read_record(store, key)
+    assert after is not None and after.layouts == before.layouts
+    with TopologyState(grouped(WORDS, "word"), Config.of(conf), store) as state:
+        entries = [("count", each) for each in state.entries("count")]
+    restore_state(
+        grouped(more, "same", tasks), Config.of(conf), store, before.document(), lambda: iter(entries), "saved"
+    )
+    with submit(grouped(more, "same", tasks), conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key) == Counter(more)
+
+
 @pytest.mark.rule("C39")
 def test_a_state_whose_inputs_are_grouped_by_different_numbers_of_fields_is_refused(key: str) -> None:
     builder = TopologyBuilder(key)
@@ -391,6 +449,35 @@ def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
         submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "b"), store=store, executor="local") as run,
     ):
         run.wait_until_idle(30)
+
+
+class Briefly(Count):
+    """The same component, its values for an hour."""
+
+    state_ttl_s = 3600.0
+
+
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize(("bolt", "tasks"), [(Count, 3), (Briefly, 2)], ids=["more tasks", "values that expire"])
+def test_a_store_that_was_replaced_is_noticed_before_keys_are_moved_out_of_it(
+    key: str, tmp_path: Path, bolt: type[Count], tasks: int
+) -> None:
+    store = MemoryStore()
+    with submit(grown(key, [WORDS], {"count": 2}), lmdb(tmp_path / "a"), store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    before = read_record(store, key)
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [WORDS]))
+    builder.set_bolt("count", bolt(key), tasks).fields_grouping("words", Fields("word"))
+    with (
+        pytest.raises(
+            CorruptStateError, match=r"the state of count\[0\] holds checkpoint 0, and the record .* says \d"
+        ),
+        submit(builder.build(), lmdb(tmp_path / "b"), store=store, executor="local") as run,
+    ):
+        run.wait_until_idle(30)
+    after = read_record(store, key)
+    assert before is not None and after is not None and after.layouts == before.layouts
 
 
 @pytest.mark.rule("C27")
@@ -530,6 +617,26 @@ def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_pa
             run.wait_until_idle(30)
     begun = [(name, what) for name, _, what in journal(key).steps if what in ("sought", "begun anew")]
     assert begun == [("first", "sought"), ("second", "begun anew"), ("first", "sought"), ("second", "sought")]
+
+
+@pytest.mark.parametrize("command", ["forget", "restore"])
+def test_a_command_that_names_no_provider_leaves_what_another_one_keeps_as_it_is(
+    key: str, tmp_path: Path, command: str
+) -> None:
+    """As without the ``--config`` of the run: states in memory are nobody else's, and the record is of others."""
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    topology = counting(key, Log(key, [WORDS]))
+    with submit(topology, conf, store=store, executor="local") as run:
+        run.wait_until_idle(30)
+    record = read_record(store, key)
+    assert record is not None
+    with pytest.raises(ConfigError, match="in the memory of its own processes: .* give the --config of the run"):
+        if command == "forget":
+            forget_state(topology, Config.of({}), store)
+        else:
+            restore_state(topology, Config.of({}), store, record.document(), lambda: iter(()), "the snapshot")
+    assert read_record(store, key) == record
+    assert checkpointed(conf, store, key) == Counter(WORDS)
 
 
 class Journaled(Log):

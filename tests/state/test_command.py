@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 
 from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
+from framework.state import MsgpackSerializer
+from framework.state_command import SNAPSHOT_FORMAT
 from framework.submission import store_of
 from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT
-from tests.kit.state_parts import Count, Log, counting, journal, redis_pool
+from tests.kit.state_parts import Count, Log, counting, journal, lmdb, redis_pool
 
 pytestmark = pytest.mark.integration
 
@@ -180,6 +183,58 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
     with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
         started.wait_until_idle(60)  # it goes on
     assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
+
+
+def saved_by_hand(file: Path, entries: list[tuple[Any, Any]]) -> Path:
+    """A snapshot of one bolt's state."""
+    dumps = MsgpackSerializer().dumps
+    lines = [["count", *(base64.b64encode(dumps(part)).decode() for part in entry), None, 0] for entry in entries]
+    header: list[Any] = [{"format": SNAPSHOT_FORMAT, "topology": "any", "record": {}}]
+    file.write_text("\n".join(json.dumps(line) for line in [*header, *lines, {"keys": len(lines)}]) + "\n")
+    return file
+
+
+def test_a_difference_is_one_of_what_is_kept_whatever_python_takes_for_equal(tmp_path: Path) -> None:
+    nan = float("nan")
+    before = saved_by_hand(
+        tmp_path / "a", [(1, "one"), (True, "true"), ([1, 2], "list"), ("nan", nan), ("map", {1: 2, 3: 4})]
+    )
+    after = saved_by_hand(
+        tmp_path / "b",
+        [(1, "one"), (True, "false"), ([1, 2], "list"), ("nan", nan), ("map", {3: 4, 1: 2}), ("new", None)],
+    )
+    done = call("framework.state", f"{__name__}:topology", "diff", str(before), str(after))
+    assert done.returncode == 1, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["count", True, "true", "false"],
+        ["count", "new", None, None],
+    ]
+
+
+def of_a_bolt(app: Mapping[str, Any]) -> CoreTopology:
+    """For the command line: a bolt of a name."""
+    builder = TopologyBuilder(app["app.id"])
+    builder.set_spout("words", Log(app["app.id"], [WORDS]))
+    builder.set_bolt(app["app.bolt"], Count(app["app.id"])).fields_grouping("words", Fields("word"))
+    return builder.build()
+
+
+def test_a_snapshot_that_would_lack_the_state_of_a_bolt_is_refused(servers: EmbeddedServers, tmp_path: Path) -> None:
+    """The topology that is named has that bolt no more, or by another name."""
+    settings = {
+        "transactional.zookeeper.servers": servers.zookeeper,
+        **lmdb(tmp_path / "state"),
+        "app.id": f"t{uuid.uuid4().hex[:8]}",
+        "app.bolt": "count",
+    }
+    with submit(of_a_bolt(settings), settings, executor="local") as started:
+        started.wait_until_idle(60)
+    settings["app.bolt"] = "tally"
+    overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
+    saved = tmp_path / "saved"
+    done = call("framework.state", f"{__name__}:of_a_bolt", "snapshot", str(saved), *overrides)
+    assert done.returncode == 2 and "has state of count" in done.stderr, done
+    assert not saved.exists()
 
 
 def test_a_topology_whose_state_is_forgotten_begins_anew(settings: dict[str, Any]) -> None:

@@ -502,29 +502,35 @@ def test_at_least_once_a_result_waits_for_nobody_and_nobody_hears_of_its_failure
 
 
 class Real(Gather):
+    """``stands``: the time at which its clock has stopped."""
+
+    stands: float | None = None
+
     def now(self) -> float:
-        return time.time()
+        return time.time() if self.stands is None else self.stands
 
 
 @pytest.mark.behaviour("5.5")
 def test_windows_fire_while_a_run_is_idle_and_stay_open_when_it_is_stopped(tmp_path: Path) -> None:
     key, store, conf = f"p{uuid.uuid4().hex[:8]}", MemoryStore(), lmdb(tmp_path)
 
-    def topology(length_s: float) -> CoreTopology:
+    def topology(stands: float | None = None) -> CoreTopology:
         builder = TopologyBuilder(key)
         builder.set_spout("feed", Feed(key))
-        builder.set_bolt("gather", Real(key, TimeWindow(length_s)), 2).fields_grouping("feed", Fields("user"))
+        gather = Real(key, TimeWindow(0.5))
+        gather.stands = stands
+        builder.set_bolt("gather", gather, 2).fields_grouping("feed", Fields("user"))
         builder.set_bolt("keep", Keep()).fields_grouping("gather", Fields("user"))
         return builder.build()
 
     fired: list[Window] = []
     journal(key).on["window"] = fired.append
     journal(key).emitted.extend("abc")
-    with submit(topology(100_000), conf, store=store, executor="local") as run:
+    with submit(topology(time.time()), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)  # open windows are nothing to wait for
         assert fired == []
     assert sum(value for each, value in checkpointed(conf, store, key, "gather").items() if each[1] == "p") == 3
-    with submit(topology(0.5), conf, store=store, executor="local") as run:
+    with submit(topology(), conf, store=store, executor="local") as run:
         wait_until(lambda: len(fired) == 3, 30, "windows that ended a while ago")
         journal(key).emitted.extend("d")
         wait_until(lambda: len(fired) == 4, 30, "a window that ends while nothing comes")

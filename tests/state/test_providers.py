@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
+import structlog
 
 from framework.errors import BadRecordError, ConfigError, CorruptStateError
 from framework.state import (
@@ -128,6 +129,28 @@ def test_redis_that_is_not_there_is_named() -> None:
         RedisKeyValueStateProvider().check(conf)
 
 
+@pytest.mark.integration
+@pytest.mark.rule("C27")
+def test_redis_that_may_evict_state_is_refused_and_what_it_may_lose_is_named(tmp_path: Path) -> None:
+    evicting = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
+    for number, given in enumerate((evicting, {"appendonly": "no"})):
+        server = RedisServer(tmp_path / f"redis-{number}", settings=given)
+        server.start()
+        conf = {CONFIG: {"jedisPoolConfig": redis_pool(server)}}
+        provider = RedisKeyValueStateProvider()
+        with structlog.testing.capture_logs() as logs:
+            if given is evicting:
+                with pytest.raises(
+                    ConfigError, match=r"evicts keys \(allkeys-lru\) beyond 104857600 bytes; .* noeviction"
+                ):
+                    provider.check(conf)
+            else:
+                provider.check(conf)
+                assert [log["event"] for log in logs] == ["state.may_lose_writes"]
+        provider.close()
+        server.stop()
+
+
 def test_bytes_that_are_not_messagepack_are_corrupt() -> None:
     with pytest.raises(CorruptStateError, match="not MessagePack"):
         MsgpackSerializer().loads(b"\xc1")
@@ -235,6 +258,12 @@ def test_redis_keeps_large_checkpoints_in_parts_and_leaves_nothing_behind(redis_
     state.prepare_commit(1)
     with redis.Redis.from_url(redis_server.url) as client:
         assert len(client.keys(f"ratchet:{{{namespace}}}:1:*")) == 3
+        # One that lacks a part is no checkpoint.
+        kept = client.dump(part := f"ratchet:{{{namespace}}}:1:2")
+        client.delete(part)
+        with pytest.raises(CorruptStateError, match="lacks a part of what was prepared as checkpoint 1"):
+            RedisKeyValueStateProvider().new_state(namespace, conf, None).recover(1, prepared=True, upto=1)
+        client.restore(part, 0, kept)
         # A commit that broke off after its first part is done again.
         client.eval(_APPLY, 3, *(f"ratchet:{{{namespace}}}{each}" for each in (":meta", "", ":1:0")), 1, "0")
         other = RedisKeyValueStateProvider().new_state(namespace, conf, None)

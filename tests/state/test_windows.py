@@ -14,7 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import BaseBasicBolt, Config, CoreTopology, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
+from framework import (
+    BaseBasicBolt,
+    Config,
+    CoreTopology,
+    CoreTopologyFailed,
+    Fields,
+    ReplayableSpout,
+    TopologyBuilder,
+    Tuple,
+    submit,
+)
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.state import (
     LATE_STREAM,
@@ -307,6 +317,98 @@ def test_windows_fire_once_whatever_the_number_of_tasks_is(
     assert len(ended) > 150
 
 
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("lag_s", [0.0, 20.0])
+@pytest.mark.parametrize("behind", [[("ann", 2.0, 3)], [("bob", 2.0, 3)], []])
+def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
+    tmp_path: Path, lag_s: float, behind: Sequence[tuple[str, float, int]]
+) -> None:
+    """An input that held them up is gone, and the tuples are waited for no longer: all that is due by that fires."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+
+    def run(inputs: Mapping[str, Sequence[tuple[str, float, int]]], windows: TimeWindow) -> dict[Any, Any]:
+        builder = TopologyBuilder(name)
+        for each, events in inputs.items():
+            builder.set_spout(each, Events(name, events))
+        gather = builder.set_bolt("gather", Gather(name, windows, key=["user"]))
+        for each in inputs:
+            gather.fields_grouping(each, Fields("user"))
+        builder.set_bolt("collect", Collect(name)).global_grouping("gather")
+        with submit(builder.build(), conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+        return journal(name).results
+
+    events = [("ann", 1.0, 1), ("ann", 11.0, 2)]
+    assert run({"one": events, "other": behind}, TimeWindow(10, "at", lag_s=lag_s)) == {}
+    expected = {
+        ("ann", 0.0, 0): (10.0, [1, *(n for user, _, n in behind if user == "ann")]),
+        ("ann", 10.0, 0): (20.0, [2]),
+    }
+    expected |= {("bob", 0.0, 0): (10.0, [3])} if ("bob", 2.0, 3) in behind else {}
+    assert run({"one": [*events, ("ann", 25.0, 4)]}, TimeWindow(10, "at")) == expected
+
+
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (TimeWindow(60, "at"), TimeWindow(90, "at")),
+        (TimeWindow(60, "at"), TimeWindow(60, "at", step_s=20)),
+        (TimeWindow(60, "at"), TimeWindow(60)),
+        (CountWindow(4), CountWindow(3)),
+        (CountWindow(4), TimeWindow(60, "at")),
+    ],
+    ids=str,
+)
+def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
+    tmp_path: Path, before: Any, after: Any, tasks: int
+) -> None:
+    """Those tuples would be in no window, or in a wrong one."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    events = [("ann", 61.0, 1), ("bob", 62.0, 2)]
+
+    def run(windows: Any, tasks: int, events: Sequence[tuple[str, float, int]]) -> None:
+        topology = windowed(name, events, Gather(name, windows, key=["user"]), tasks)
+        with submit(topology, conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+
+    run(before, 1, events)
+    with pytest.raises(
+        CoreTopologyFailed, match="holds tuples that were gathered in .*: let it have those windows again"
+    ):
+        run(after, tasks, events)
+    run(before, tasks, [*events, ("ann", 125.0, 3), ("bob", 126.0, 4), *[("ann", 130.0, n) for n in (5, 6)]])
+    assert journal(name).results[("ann", 60.0 if isinstance(before, TimeWindow) else 0.0, 0)]
+
+
+@pytest.mark.parametrize("key", [17, "ann", (), None])
+def test_a_key_that_no_window_has_is_not_there(tmp_path: Path, key: Any) -> None:
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    topology = windowed(name, [("ann", 1.0, 1)], Gather(name, CountWindow(2), key=["user"]), 2)
+    with submit(topology, conf, store=store, executor="local") as started:
+        started.wait_until_idle(60)
+    with TopologyState(topology, Config.of(conf), store) as state:
+        assert state.get("gather", key, "not there") == "not there"
+        assert state.get("gather", (("ann",), "n")) == 1
+
+
+@pytest.mark.behaviour("5.2")
+def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
+    name = f"w{uuid.uuid4().hex[:8]}"
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    events = [("ann", float(number), number) for number in range(6)]
+    for windows, upto in ((CountWindow(2), 4), (CountWindow(1), 6)):
+        topology = windowed(name, events[:upto], Gather(name, windows, key=["user"]))
+        with submit(topology, conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+    found = journal(name).results
+    assert [found[("ann", float(start), 0)][1] for start in (0, 2, 4, 5)] == [[0, 1], [2, 3], [4], [5]]
+
+
 def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
     with pytest.raises(ConfigError, match="makes no windows"):
         CountWindow(2, step=3)
@@ -418,7 +520,8 @@ def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
     assert counted(before, [*words, "a", "c", "c"], 1) == {"a": 3, "b": 1, "c": 2}
 
 
-def test_what_has_expired_does_not_come_back_when_values_cease_to_expire(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [Lasting, Soon], ids=["cease to expire", "live longer"])
+def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: Path, after: type[Count]) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
     topologies = {}
     for bolt in (Soon, Lasting):
@@ -431,10 +534,21 @@ def test_what_has_expired_does_not_come_back_when_values_cease_to_expire(tmp_pat
     assert layout.ttl_s == 3600.0
     gone = replace(record, layouts={"count": layout._replace(ttl_s=1e-6)})  # all of it is older than that
     namespaces = Namespaces(key, LmdbKeyValueStateProvider(), Config.of(lmdb(tmp_path)).for_components())
-    moved = rescaled(namespaces, stateful_components(topologies[Lasting]), gone, lambda _: None)
+    moved = rescaled(namespaces, stateful_components(topologies[after]), gone, lambda _: None)
     namespaces.provider.close()
-    assert moved.layouts["count"] == Layout(moved.last, 1, 0.0)
+    assert moved.layouts["count"][:3] == (moved.last, 1, after.state_ttl_s or 0.0)
     assert committed(str(tmp_path), moved, key, "count") == {}
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan")])
+def test_a_ttl_that_lets_nothing_live_is_refused(ttl_s: float) -> None:
+    bolt = Count("ttl")
+    bolt.state_ttl_s = ttl_s
+    builder = TopologyBuilder("ttl")
+    builder.set_spout("words", Log("ttl", []))
+    builder.set_bolt("count", bolt).fields_grouping("words", Fields("word"))
+    with pytest.raises(ConfigError, match="bolt 'count': state_ttl_s is .*: give seconds above 0"):
+        submit(builder.build(), {}, executor="local").stop()
 
 
 def test_a_record_of_a_release_before_does_not_say_whether_values_expire(tmp_path: Path) -> None:
