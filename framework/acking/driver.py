@@ -39,6 +39,7 @@ _PATIENCE_MIN_S = 0.005
 #: How long a driver waits before it tries again after a round was lost, at most.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
+_AWAY_TIMES_MAX = 10  # more do not make the pause longer
 #: How often it looks whether every tree is complete, while nothing else happens.
 _QUIET_POLL_S = 0.02
 #: How long a driver waits before it tries a recovery again that did not come about.
@@ -91,6 +92,7 @@ class RoundDriver:
         self._orders: dict[int, Orders] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
+        self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
         self._trees: dict[int, int] = {}
         self._share = Share()
         self._ticked_at = clock()
@@ -322,7 +324,7 @@ class RoundDriver:
                     ticks.append(record.tick_in_s)
                 standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
-            say = _log.warning if trouble.kind is TroubleKind.REPORTED else _log.error
+            say = _log.warning if trouble.kind in (TroubleKind.REPORTED, TroubleKind.AWAY) else _log.error
             say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
         if troubles:
             self._show(last_error=str(troubles[-1]))
@@ -416,6 +418,7 @@ class RoundDriver:
             did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
             if did and not counts.died:
                 self._stuck.pop(key, None)
+                self._away.pop(key, None)
             busy = busy or did
         return busy
 
@@ -426,7 +429,10 @@ class RoundDriver:
         for trouble in troubles:
             key = trouble.component_id, trouble.task
             failures = self._stuck.get(key, 0)
-            if trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in self._spouts):
+            if trouble.kind is TroubleKind.AWAY:
+                times = self._away[key] = min(self._away.get(key, 0) + 1, _AWAY_TIMES_MAX)
+                pause_s = max(pause_s, min(_STUCK_PAUSE_S * 2**times, LOST_PAUSE_MAX_S))
+            elif trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in self._spouts):
                 failures = self._stuck[key] = failures + 1
                 pause_s = max(pause_s, min(_STUCK_PAUSE_S * 2**failures, LOST_PAUSE_MAX_S))
             if trouble.kind is TroubleKind.FATAL or failures >= self._attempts_max:

@@ -24,6 +24,7 @@ from framework.errors import (
     CorruptStateError,
     DataLossError,
     InvariantViolation,
+    RetryableError,
     TopologyError,
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -191,7 +192,7 @@ class Living:
                 self.begin(self._instance)
             except USER_ERRORS as error:
                 self._instance = None
-                self.report(error, TroubleKind.CANNOT_START)
+                self.report(error, TroubleKind.AWAY if isinstance(error, RetryableError) else TroubleKind.CANNOT_START)
         return self._instance
 
     def begin(self, made: Any) -> None:

@@ -54,7 +54,7 @@ class Outcome:
     def hear(self, trouble: Trouble) -> None:
         """Keep the first few, the first death, and all that decide about the topology: one bad record may fail in thousands of
         copies."""
-        decides = trouble.kind in (TroubleKind.CANNOT_START, TroubleKind.FATAL) or (
+        decides = trouble.kind in (TroubleKind.AWAY, TroubleKind.CANNOT_START, TroubleKind.FATAL) or (
             trouble.kind is TroubleKind.DIED and all(each.kind is not TroubleKind.DIED for each in self.troubles)
         )
         if len(self.troubles) < TROUBLES_MAX or (decides and len(self.troubles) < 2 * TROUBLES_MAX):

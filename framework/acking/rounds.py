@@ -89,6 +89,7 @@ class Counts:
 class TroubleKind(Enum):
     """What an error in user code did."""
 
+    AWAY = "away"  # it is started again, as often as it takes: what it needs does not answer
     REPORTED = "reported"  # nothing: the component reported it and went on
     DIED = "died"  # ended the instance; a new one takes its place
     CANNOT_START = "cannot start"  # the new one could not be made, opened or prepared

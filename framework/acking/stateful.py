@@ -7,6 +7,7 @@ a process comes again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -72,12 +73,18 @@ class LivingStatefulBolt(LivingBolt):
         state = state_of(self._provider, namespace, made.state_ttl_s, self.topology.conf, self.context)
         known = self.component.id in marker.known
         try:
-            state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
-        except CorruptStateError:
-            if self._provider.durable:
-                raise
-            state.rollback()  # it was lost with its process; the driver decides what follows
-        made.init_state(state)
+            try:
+                state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
+            except CorruptStateError:
+                if self._provider.durable:
+                    raise
+                state.rollback()  # it was lost with its process; the driver decides what follows
+            made.init_state(state)
+        except USER_ERRORS:
+            state.close()
+            with contextlib.suppress(*USER_ERRORS):
+                super().end(made)
+            raise
         self._state = state
 
     def end(self, made: BaseStatefulBolt) -> None:

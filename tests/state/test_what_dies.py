@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from framework.acking.home import SegmentTask
 from framework.acking.rounds import Round
 from framework.errors import RetryableError
 from framework.state.checkpoints import CheckpointRecord
+from framework.state.layers import LayeredState
 from tests.kit.state_parts import Count, Log, Source, SteppedState, committed, counting, journal, steps_of
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
@@ -400,6 +402,28 @@ def test_a_spout_whose_source_is_away_at_a_recovery_goes_back_when_it_answers(ke
     journal(key).on["seek"] = once(RetryableError("the broker is away"))
     again = SteppedState(counting(key, Away(key, [[*WORDS, "more"]])), tmp_path, stepped.record)
     again.settle()
+    assert committed(str(tmp_path), again.record, key, "count") == Counter([*WORDS, "more"])
+
+
+def test_a_store_that_is_away_during_a_recovery_is_waited_for(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = SteppedState(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    again = SteppedState(counting(key, Log(key, [[*WORDS, "more"]])), tmp_path, first.record)
+    tries = itertools.count(1)
+    whole = LayeredState.recover
+
+    def away(self: LayeredState, txid: int, **more: Any) -> None:
+        if next(tries) <= 20:
+            raise RetryableError("the store is away")
+        whole(self, txid, **more)
+
+    monkeypatch.setattr(LayeredState, "recover", away)
+    again.step(3)
+    assert "the store is away" in str(again.driver.status().last_error)
+    again.settle()
+    assert next(tries) > 20
+    assert again.driver.failure is None
     assert committed(str(tmp_path), again.record, key, "count") == Counter([*WORDS, "more"])
 
 
