@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from framework import (
     BaseBasicBolt,
+    BaseRichBolt,
     BaseRichSpout,
     BaseStatefulBolt,
     CoreTopology,
@@ -136,6 +137,28 @@ class Split(BaseBasicBolt):
 
     def declare_output_fields(self, declarer: Any) -> None:
         declarer.declare(Fields(word=str))
+
+
+class Holding(BaseRichBolt):
+    """Keeps what comes until the test lets it go, with these of its fields."""
+
+    fields = Fields(word=str)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        journal(self.key).results.setdefault("held", []).append((self, tup))
+
+    def let_go(self, tup: Tuple) -> None:
+        self.collector.emit([tup[name] for name in self.fields.names], anchors=tup)
+        self.collector.ack(tup)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(self.fields)
 
 
 class Count(BaseStatefulBolt):

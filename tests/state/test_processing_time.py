@@ -14,7 +14,6 @@ import pytest
 
 from framework import (
     BaseBasicBolt,
-    BaseRichBolt,
     BaseStatefulBolt,
     CoreTopology,
     FailedException,
@@ -31,7 +30,7 @@ from framework.state.checkpoints import CheckpointRecord, Layout
 from framework.state.rescaling import Namespaces, namespace_of, rescaled
 from framework.transactions import MemoryStore
 from integration.server import wait_until
-from tests.kit.state_parts import SteppedState, checkpointed, committed, journal, lmdb
+from tests.kit.state_parts import Holding, SteppedState, checkpointed, committed, journal, lmdb
 
 RESULT = Fields(user=str, start=float, end=float, numbers=pa.list_(pa.int64()))
 
@@ -100,24 +99,10 @@ class Pass(BaseBasicBolt):
         declarer.declare(RESULT)
 
 
-class Holds(BaseRichBolt):
+class Holds(Holding):
     """Keeps each result until the test lets it go."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
-        self.collector = collector
-
-    def execute(self, tup: Tuple) -> None:
-        journal(self.key).results.setdefault("held", []).append((self, tup))
-
-    def let_go(self, tup: Tuple) -> None:
-        self.collector.emit(list(tup.values), anchors=tup)
-        self.collector.ack(tup)
-
-    def declare_output_fields(self, declarer: Any) -> None:
-        declarer.declare(RESULT)
+    fields = RESULT
 
 
 class Keep(BaseStatefulBolt):

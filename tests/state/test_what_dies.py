@@ -17,7 +17,7 @@ from framework.acking.rounds import Round
 from framework.errors import RetryableError
 from framework.state.checkpoints import CheckpointRecord
 from framework.state.layers import LayeredState
-from tests.kit.state_parts import Count, Log, Source, SteppedState, committed, counting, journal, steps_of
+from tests.kit.state_parts import Count, Holding, Log, Source, SteppedState, committed, counting, journal, steps_of
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
 MORE = [*WORDS, "and", "the", "cow"]
@@ -450,26 +450,6 @@ class Handing(Count):
             for word in kept:
                 self.collector.emit([word, 1])
             self.counts.put("kept", [])
-
-
-class Holding(BaseRichBolt):
-    """Keeps what comes until the test lets it go."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
-        self.collector = collector
-
-    def execute(self, tup: Tuple) -> None:
-        journal(self.key).results.setdefault("held", []).append((self, tup))
-
-    def let_go(self, tup: Tuple) -> None:
-        self.collector.emit([tup["word"]], anchors=tup)
-        self.collector.ack(tup)
-
-    def declare_output_fields(self, declarer: Any) -> None:
-        declarer.declare(Fields(word=str))
 
 
 def handing(key: str, folder: Path, when: str) -> SteppedState:
