@@ -39,7 +39,7 @@ _PATIENCE_MIN_S = 0.005
 #: How long a driver waits before it tries again after a round was lost, at most.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
-_AWAY_TIMES_MAX = 10  # more do not make the pause longer
+_DOUBLINGS_MAX = 10  # more do not make a pause longer
 #: How often it looks whether every tree is complete, while nothing else happens.
 _QUIET_POLL_S = 0.02
 #: How long a driver waits before it tries a recovery again that did not come about.
@@ -48,6 +48,11 @@ _RECOVERY_PAUSE_S = 0.5
 _CONFIRM_S = 1.0
 #: How long tuples that are under way have when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
+
+
+def _pause_s(times: int) -> float:
+    """How long a driver waits when something has failed so often in a row."""
+    return float(min(_STUCK_PAUSE_S * 2 ** min(times, _DOUBLINGS_MAX), LOST_PAUSE_MAX_S))
 
 
 class _Found(NamedTuple):
@@ -335,7 +340,8 @@ class RoundDriver:
         first = next(iter(silent), None)
         busy = busy or bool(troubles) or self._waiting() > 0
         gone = None if first is None else f"{first[0]}[{first[1]}]"
-        return _Found(busy, self._failure(records), troubles, standings, gone, died)
+        failed = self._failure(records) if self._checkpoints is not None else None  # nobody else asks
+        return _Found(busy, failed, troubles, standings, gone, died)
 
     def _failure(self, records: Sequence[Record]) -> str | None:
         """Which tuple failed, if one did: by the bolt that failed it, or else by where its tree began."""
@@ -351,12 +357,11 @@ class RoundDriver:
             if isinstance(each, Decisions)
             for number, _ in (each.failed + each.expired).by_spout_task()
         ]
-        for component_id, task in began + counted:
-            held = ", ".join(self.status().held)
-            return f"a tuple of {component_id}[{task}] was not processed in time" + (
-                f"; {held} had some" if held else ""
-            )
-        return None
+        if not began and not counted:
+            return None
+        component_id, task = (began + counted)[0]
+        held = ", ".join(self.status().held)
+        return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
@@ -383,7 +388,7 @@ class RoundDriver:
             checkpoints.heard(marker, found.standings)  # nothing is prepared, nor recovered, while something fails
         if why is not None:
             checkpoints.failed(why, recovers=recovers)
-            self._stopping.wait(min(_STUCK_PAUSE_S * 2**checkpoints.failures, LOST_PAUSE_MAX_S))
+            self._stopping.wait(_pause_s(checkpoints.failures))
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
@@ -430,11 +435,11 @@ class RoundDriver:
             key = trouble.component_id, trouble.task
             failures = self._stuck.get(key, 0)
             if trouble.kind is TroubleKind.AWAY:
-                times = self._away[key] = min(self._away.get(key, 0) + 1, _AWAY_TIMES_MAX)
-                pause_s = max(pause_s, min(_STUCK_PAUSE_S * 2**times, LOST_PAUSE_MAX_S))
+                times = self._away[key] = self._away.get(key, 0) + 1
+                pause_s = max(pause_s, _pause_s(times))
             elif trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in self._spouts):
                 failures = self._stuck[key] = failures + 1
-                pause_s = max(pause_s, min(_STUCK_PAUSE_S * 2**failures, LOST_PAUSE_MAX_S))
+                pause_s = max(pause_s, _pause_s(failures))
             if trouble.kind is TroubleKind.FATAL or failures >= self._attempts_max:
                 self.failure = trouble
                 _log.error("topology.failed", error=str(trouble), trace=trouble.trace)

@@ -71,14 +71,8 @@ class LivingStatefulBolt(LivingBolt):
         layout = marker.layouts[self.component.id]
         namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
         state = state_of(self._provider, namespace, made.state_ttl_s, self.topology.conf, self.context)
-        known = self.component.id in marker.known
         try:
-            try:
-                state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
-            except CorruptStateError:
-                if self._provider.durable:
-                    raise
-                state.rollback()  # it was lost with its process; the driver decides what follows
+            self._place(state, marker)
             made.init_state(state)
         except USER_ERRORS:
             state.close()
@@ -86,6 +80,16 @@ class LivingStatefulBolt(LivingBolt):
                 super().end(made)
             raise
         self._state = state
+
+    def _place(self, state: State, marker: Marker) -> None:
+        """Have a state go to a checkpoint."""
+        known = self.component.id in marker.known
+        try:
+            state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
+        except CorruptStateError:
+            if self._provider.durable:
+                raise
+            state.rollback()  # it was lost with its process; the driver decides what follows
 
     def end(self, made: BaseStatefulBolt) -> None:
         state, self._state = self._state, None

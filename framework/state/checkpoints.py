@@ -199,10 +199,9 @@ class CheckpointStatus:
 
 
 class Checkpoints:
-    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``layouts``: component -> what its layout
-    is to be like. ``exact``: all spouts can go back. ``durable``: the
-    states survive their processes. ``save``: makes a record durable, or raises. ``attempts_max``: so often in a row may components
-    fail without a checkpoint in between."""
+    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``layouts``: component -> what its layout is
+    to be like. ``exact``: all spouts can go back. ``durable``: the states survive their processes. ``save``: makes a record
+    durable, or raises. ``attempts_max``: so often in a row may components fail without a checkpoint in between."""
 
     def __init__(
         self,
