@@ -366,8 +366,12 @@ class BackendContract:
             state.apply(dead, self.deltas({"a": [5]}), AGGREGATES, want_values=False)
         state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)
         finish(state)
-        state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)  # done is another than it guesses
+        with pytest.raises(StaleWriterError):
+            state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)  # its transaction is done
         assert state.get("a") == (2, 8, 1, 7)
+        state.clear("topology")
+        self.apply(state, 1, 1, {"a": [3]})  # the incarnation is another than it guesses
+        assert state.get("a") == (1, 3, 3, 3)
 
     def test_apply_twice_in_an_attempt_by_the_same_task_counts_once(self) -> None:
         """What a lost answer leads to."""

@@ -97,8 +97,10 @@ class ParquetTable(FileTable):
 
     def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
         """Merge small files of finished transactions, partition by partition, into larger ones; returns how many files there
-        were and are. The last ``keep_last`` transactions are left alone. Safe beside a running topology and its readers; one
-        at a time."""
+        were and are. The last ``keep_last`` transactions are left alone, one at least, since the last one may be replayed.
+        Safe beside a running topology and its readers; one at a time."""
+        if keep_last < 1:
+            raise ConfigError(f"keep_last must be 1 or more, and is {keep_last}: the last transaction may be replayed")
         with self._one_at_a_time():
             header = self.read_header()
             last = header.done - keep_last

@@ -217,7 +217,8 @@ class MapState(FencedState):
         return result
 
     def _guessed_header(self, attempt: TransactionAttempt) -> Header | None:
-        """What the header is, if this attempt is current and no replay: it saves asking, since the write compares it."""
+        """What the header is, if this attempt is current and the state was not cleared meanwhile: it saves asking, since the
+        write compares it."""
         fence = attempt.fence
         known = _incarnations.get(self.location)
         if fence is None or known is None:

@@ -5,7 +5,8 @@ Invariants (rules C1 to C4 of the protocol):
 1. A state's header is raised, by compare-and-set, before any commit task of an attempt starts.
 2. Every write checks, in the same atomic step, that the header is the one of its own attempt.
 3. Stamps compare as (txid, epoch, attempt); neither txid nor epoch of a header ever goes back. ``done`` goes back by one
-   with a roll-back, and only then.
+   when a transaction that was done is opened again, for a replay or a roll-back, and only then: while an attempt writes,
+   its transaction is not done, so that a store which goes back to that moment is seen to lack it.
 4. ``done`` is set only after every write of that txid, and before ZooKeeper says that the transaction is over.
 """
 
@@ -140,8 +141,8 @@ class Header:
         )
 
     def opened(self, epoch: int, open_commit: OpenCommit) -> Header:
-        """The header under which that attempt writes."""
-        return replace(self, epoch=epoch, open=open_commit)
+        """The header under which that attempt writes. Its transaction is not done, also when an earlier attempt was."""
+        return replace(self, epoch=epoch, open=open_commit, done=min(self.done, open_commit.txid - 1))
 
     def finished(self, txid: int) -> Header:
         """The header that says that every write of ``txid`` is there."""

@@ -2,7 +2,7 @@
 
 Order (C1, C2, C5), for each attempt whose turn it is:
 
-1. raise the header of every state to this attempt, by compare-and-set;
+1. raise the header of every state to this attempt, by compare-and-set: ``done`` is below its txid from here on;
 2. run the commit tasks, which write under that header;
 3. if the txid had been opened before: sweep the states that keep previous values; publish, in states of files, what the
    tasks have written;
@@ -12,8 +12,8 @@ When the range of an opened plan is gone for good (C7):
 
 1. raise the headers, still with the old digest;
 2. roll back everything of that txid;
-3. mark the headers ``ROLLED_BACK``, and ``done`` the txid below. Only then may another plan be written; a crash before
-   finds the old one and starts over.
+3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
+   over.
 
 Each of these is a generator of steps (``steps.py``).
 """
@@ -296,9 +296,8 @@ class CommitPhase:
     def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
             current = self._own(index, attempt)
-            marked = current.opened(self._epoch, OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK))
-            # It may have been done, and is not any more.
-            self._replace(index, current, marked.finished(attempt.txid - 1))
+            marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
+            self._replace(index, current, current.opened(self._epoch, marked))
 
     def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

@@ -14,9 +14,8 @@ from typing import Any
 
 from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.records import FailureKind
-from framework.topology import OpenCommit
+from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
-from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import state, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase, plan_digest
@@ -256,10 +255,8 @@ def _every_state_may_join(self: TopologyDocuments, *arguments: Any, **options: A
 _real_claim = TopologyDocuments.claim
 
 
-def _stays_done(self: CommitPhase, index: int, attempt: Any) -> None:
-    current = self._own(index, attempt)
-    marked = OpenCommit(attempt.txid, attempt.attempt_id, ROLLED_BACK)
-    self._replace(index, current, current.opened(self._epoch, marked))
+def _stays_done(self: Header, epoch: int, open_commit: OpenCommit) -> Header:
+    return replace(self, epoch=epoch, open=open_commit)
 
 
 # --- committers without a header ---------------------------------------------------------------------------------
@@ -364,8 +361,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              lambda shape: shape.joins in shape.names),
     Mutation("C2: a state that was emptied joins like a new one", [(TopologyDocuments, "claim", _every_state_may_join)],
              lambda shape: shape.back == "sink" and bool(shape.joins or shape.renames)),
-    Mutation("C2: what is rolled back stays done", [(CommitPhase, "_mark_rolled_back", _stays_done)],
-             lambda shape: shape.back == "sink" and shape.losses > 0 and shape.states > 0),
+    Mutation("C2: what is opened again stays done", [(Header, "opened", _stays_done)], lambda shape: shape.states > 0),
     Mutation("C3: a new leader reads before it raises the epoch",
              [(SimStore, "lead", _lead_then_epoch), (SimLeadership, "_send", _send_raising_epoch)]),
     Mutation("C3: a lost reply is taken for a refusal", [(FencedLeadership, "_was_applied", lambda self: False)]),

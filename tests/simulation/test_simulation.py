@@ -21,7 +21,7 @@ from tests.simulation.schedule import Coverage, run_schedule
 
 #: The rarest step comes once in 1,000 schedules: forty times as many miss it never.
 SCHEDULES_MAX = 40_000
-#: The mutations that show least (C2, of roll-backs; C21) show once in 500 to 1,000 schedules of their worlds.
+#: The mutation that shows least (C21) shows once in 500 to 1,000 schedules of its worlds.
 SCHEDULES_PER_MUTATION = 20_000
 #: At least one fault of each has to come.
 STEPS = {

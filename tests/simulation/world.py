@@ -759,9 +759,11 @@ class Oracle:
     # --- what the sinks see --------------------------------------------------------------------------------------
 
     def header_changed(self, sink: int, before: Header, after: Header) -> None:
-        undone = after.open is not None and (after.open.plan_digest, after.open.txid) == (ROLLED_BACK, after.done + 1)
-        if after.done < before.done - undone or after.epoch < before.epoch:
+        again = after.open is not None and after.open.txid == before.done
+        if after.done < before.done - again or after.epoch < before.epoch:
             raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
+        if after.open is not None and after.open != before.open and after.done >= after.open.txid:
+            raise Violation(f"2: {SINKS[sink]} is done with what {after.open} is about to write")
         currtx = self.world.store.currtx()
         taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
         if after.done > currtx and self.world.zookeeper_restored:

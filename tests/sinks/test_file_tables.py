@@ -287,6 +287,12 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_last_transaction_may_be_replayed_and_is_not_compacted(tmp_path: Path) -> None:
+    table = ParquetTable(tmp_path / "table")
+    with pytest.raises(ConfigError, match="keep_last must be 1 or more, and is 0"):
+        table.compact(keep_last=0)
+
+
 def test_files_published_late_of_a_compacted_transaction_are_not_read(tmp_path: Path) -> None:
     """By a driver that was paused before it linked the manifest; and by a compaction that was killed before it had removed
     what it had merged."""

@@ -85,6 +85,39 @@ def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) 
         phase(backend, 2, currtx=2)
 
 
+@pytest.mark.rule("C27")
+def test_what_was_done_is_not_done_while_it_is_replayed() -> None:
+    """The answer to ``done`` was lost. A sink that went back to the middle of the replay lacks a part of it, and says so."""
+    backend = MemoryBackend()
+    middle: list[Header] = []
+
+    class Watching(OneTask):
+        def commit(self, header: AttemptHeader) -> PhaseResult:
+            middle.append(backend.read_header())
+            return super().commit(header)
+
+    state = OpaqueMapState(backend)
+    executor: Any = Watching(state, dog=1)
+    committing = CommitPhase("topology", [state], executor, 1)
+    committing.open(1, {})
+    for each in (1, 2):
+        assert committing.run(attempt(1, each), replay=each > 1).failure is None
+        assert backend.read_header().done == 1
+    assert [(each.open, each.done) for each in middle] == [(OpenCommit(1, each, "plan"), 0) for each in (1, 2)]
+    backend.raise_header(backend.read_header(), middle[1])
+    failures = [committing.run(attempt(2, each), replay=False).failure for each in (1, 2)]
+    assert failures[-1] is not None and "holds transactions up to 0 only" in failures[-1].message
+    assert failures[-1].kind is FailureKind.FATAL
+
+
+@pytest.mark.rule("C27")
+def test_a_fence_over_what_was_done_opens_it_again(backend: MemoryBackend) -> None:
+    committing = phase(backend)
+    committing.run(attempt(1, 1), replay=False)
+    committing.close_fence(attempt(1, 1))
+    assert (backend.read_header().open, backend.read_header().done) == (OpenCommit(1, 2, "plan"), 0)
+
+
 @pytest.mark.rule("C2")
 def test_a_sink_that_holds_the_last_transaction_by_another_plan_is_refused(backend: MemoryBackend) -> None:
     """It went back to before that was rolled back and planned anew."""
