@@ -217,6 +217,7 @@ class RoundDriver:
             step.marker,
             self._share.tuples,
             self._lost,
+            step.drain,
         )
         self._under_way.append(round_)
         return round_

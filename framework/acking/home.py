@@ -292,7 +292,7 @@ class SegmentTask:
         for living in self._living.values():  # in topological order: fused rows come before the flush
             living.work(budget)
             if self._may_tick(round_):
-                living.tick()
+                living.tick(settles=round_.settles)
             if round_.checkpoint is not None and _prepares(round_):
                 living.prepare(round_.checkpoint)
             self._flush(living)
@@ -307,10 +307,9 @@ class SegmentTask:
         return self._hand_over(round_)
 
     def _may_tick(self, round_: Round) -> bool:
-        """Not in a round that prepares, which comes after all that its checkpoint holds; nor before a recovery, or in its round, of
-        whose failures nobody hears."""
+        """Not before a recovery, nor in its round: nobody hears of failures then."""
         marker = round_.checkpoint
-        return not self._unrecovered and (marker is None or marker.action is CheckpointAction.COMMIT)
+        return not self._unrecovered and (marker is None or marker.action is not CheckpointAction.RECOVER)
 
     def throw_away(self) -> None:
         """The round is lost, and all that this task has made in it."""

@@ -169,8 +169,8 @@ class Living:
     def work(self, budget: Budget) -> None:
         """Do what waits, as far as the budget goes."""
 
-    def tick(self) -> None:
-        """Execute a tick, when one is due and nothing waits."""
+    def tick(self, *, settles: bool) -> None:
+        """Execute a tick, when one is due and nothing waits. ``settles``: as in ``Round``."""
 
     @property
     def waiting(self) -> int:

@@ -82,8 +82,7 @@ class BoltCollector:
 
     def fail(self, tup: Tuple) -> None:
         found = received(tup)
-        if not found.settled:
-            found.settled = True
+        if self._bolt.settle(found):
             self._bolt.counts.failed += 1
             self._bolt.outcome.ledger.failed(found.roots)
 
@@ -172,9 +171,15 @@ class LivingBolt(Living):
     def ack(self, tup: Tuple) -> None:
         """Called by the collector."""
         found = received(tup)
-        if not found.settled:
-            found.settled = True
+        if self.settle(found):
             self.acked(found)
+
+    def settle(self, tup: AnchoredTuple) -> bool:
+        """Note that the bolt has acked or failed it. False when it had before."""
+        if tup.settled:
+            return False
+        tup.settled = True
+        return True
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers."""
@@ -201,7 +206,7 @@ class LivingBolt(Living):
                 return
             self._execute(bolt, self._inbox.take())
 
-    def tick(self) -> None:
+    def tick(self, *, settles: bool) -> None:
         due_in_s = self._tick_due_in()
         if due_in_s is None or due_in_s > 0 or self._inbox:
             return

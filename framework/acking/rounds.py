@@ -36,7 +36,8 @@ class Round:
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
     every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
     its part in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
-    ``share``: how many tuples a spout task gives, at most. ``lost``: the last round that was; 0 when none has been."""
+    ``share``: how many tuples a spout task gives, at most. ``lost``: the last round that was; 0 when none has been.
+    ``settles``: a checkpoint waits until every tree is over, or is prepared now: no new one should begin."""
 
     number: int
     ticks: int = 0
@@ -48,6 +49,7 @@ class Round:
     checkpoint: Marker | None = None
     share: int = ROUND_TUPLES_MAX
     lost: int = 0
+    settles: bool = False
 
 
 class Decisions(NamedTuple):

@@ -59,6 +59,8 @@ class LivingStatefulBolt(LivingBolt):
         self._done: CheckpointAction | None = None
         self._in_hook = False
         self._hook_roots: Sequence[int] = ()
+        self._held = 0  # tuples that were executed, and neither acked nor failed
+        self._no_tick = False
 
     def instance(self) -> Any:
         """The user's object; None from an error until the recovery."""
@@ -134,9 +136,20 @@ class LivingStatefulBolt(LivingBolt):
     def ack(self, tup: Tuple) -> None:
         if self._exact:
             super().ack(tup)
-        elif not (kept := received(tup)).settled:
-            kept.settled = True
+        elif self.settle(kept := received(tup)):
             self._acked.append(kept)
+
+    def settle(self, tup: AnchoredTuple) -> bool:
+        first = super().settle(tup)
+        self._held -= first
+        return first
+
+    def tick(self, *, settles: bool) -> None:
+        """Where a tick is a tree, and all trees are to end or have ended, only a bolt that holds tuples is given one: it may be
+        waiting for it to let them go. Bolts whose ticks come at different times would make new trees for ever otherwise."""
+        self._no_tick = settles and self._exact and not self._held
+        if not self._no_tick:
+            super().tick(settles=settles)
 
     def end_for(self, marker: Marker) -> None:
         made = self._instance
@@ -180,8 +193,8 @@ class LivingStatefulBolt(LivingBolt):
         return Standing(self.component.id, self.task, found[0])
 
     def _tick_due_in(self) -> float | None:
-        """None from an error until the recovery."""
-        if self._instance is None:
+        """None from an error until the recovery, and while none is given."""
+        if self._instance is None or self._no_tick:
             return None
         try:
             wanted = super()._tick_due_in(), self._instance.tick_in_s()
@@ -189,6 +202,10 @@ class LivingStatefulBolt(LivingBolt):
             self.died(error)
             return None
         return min((each for each in wanted if each is not None), default=None)
+
+    def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
+        self._held += 1
+        super()._execute(bolt, tup)
 
     def _tick_failed(self, root: int, _: None = None) -> None:
         """Exactly-once: the driver takes everything back for it."""

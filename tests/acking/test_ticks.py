@@ -137,7 +137,8 @@ def test_a_bolt_that_dies_of_a_tick_is_made_anew(key: str) -> None:
 class Batches(BaseRichBolt):
     """Holds words, and passes them on at ticks: as those do that write many at once."""
 
-    tick_s = 5.0
+    def __init__(self, tick_s: float = 5.0) -> None:
+        self.tick_s = tick_s
 
     def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
         self.collector = collector
@@ -165,6 +166,66 @@ def test_a_bolt_that_lets_tuples_go_at_ticks_does_so_while_a_checkpoint_waits_fo
     builder.set_bolt("count", Count(key)).fields_grouping("batches", Fields("word"))
     stepped = SteppedState(builder.build(), tmp_path)
     stepped.step(20, seconds=1)
+    stepped.settle()
+    assert journal(key).results == {"a": 2, "b": 1}
+    assert stepped.recoveries == 0
+
+
+class Summary(Count):
+    """Tells of its sum at each tick: a tree of the tick's."""
+
+    tick_s = 1.0
+
+    def execute(self, tup: Tuple) -> None:
+        if tup.is_tick:
+            self.collector.emit(["sum", 0], anchors=tup)
+        else:
+            super().execute(tup)
+
+
+def test_bolts_whose_ticks_come_at_different_times_do_not_keep_a_checkpoint_waiting_for_ever(
+    key: str, tmp_path: Path
+) -> None:
+    """While one lets go what it holds, a tick of the count would make a new tree for the other to hold."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [["a"] * 1_000], per_call=1))
+    builder.set_bolt("count", Summary(key)).fields_grouping("words", Fields("word"))
+    for name, tick_s in (("one", 5.0), ("two", 7.0)):
+        builder.set_bolt(name, Batches(tick_s)).shuffle_grouping("count")
+    stepped = SteppedState(builder.build(), tmp_path)
+    stepped.step(400, seconds=0.25)
+    assert stepped.record.txid >= 10
+    assert stepped.recoveries == 0
+
+
+class CountsAtTicks(Count):
+    """Holds words, and counts them at ticks."""
+
+    tick_s = 3.0
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        super().prepare(conf, context, collector)
+        self.held: list[Tuple] = []
+
+    def execute(self, tup: Tuple) -> None:
+        if not tup.is_tick:
+            self.held.append(tup)
+            return
+        held, self.held = self.held, []
+        for each in held:
+            super().execute(each)
+
+
+def test_a_stateful_bolt_that_holds_tuples_is_given_its_ticks_while_a_checkpoint_waits_for_them(
+    key: str, tmp_path: Path
+) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [["a", "b", "a"]]))
+    builder.set_bolt("batches", Batches()).shuffle_grouping("words")
+    builder.set_bolt("first", CountsAtTicks(f"{key} first")).fields_grouping("batches", Fields("word"))
+    builder.set_bolt("second", CountsAtTicks(key)).fields_grouping("first", Fields("word"))
+    stepped = SteppedState(builder.build(), tmp_path)
+    stepped.step(30, seconds=1)
     stepped.settle()
     assert journal(key).results == {"a": 2, "b": 1}
     assert stepped.recoveries == 0

@@ -313,6 +313,6 @@ def test_ticks_that_nobody_tracks_are_caught(monkeypatch: pytest.MonkeyPatch, se
 @pytest.mark.rule("C34")
 def test_ticks_in_the_round_that_prepares_a_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Where the driver does not see that their trees are open."""
-    monkeypatch.setattr(SegmentTask, "_may_tick", lambda self, round_: not self._unrecovered)
+    monkeypatch.setattr(LivingStatefulBolt, "tick", lambda self, *, settles: LivingBolt.tick(self, settles=settles))
     monkeypatch.setattr(RoundDriver, "_left_open", lambda self: None)
     assert _wrong(seed, True, ("failed tuple",), windows=True)
