@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -20,15 +21,21 @@ def find_java() -> str:
     if found is None or not Path(found).exists():
         where = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "there is no java on the PATH"
         raise ServerError(f"Java {JAVA_MIN} or newer is needed, and {where}: install it, or set JAVA_HOME")
-    try:
-        answer = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServerError(f"{found} does not run ({error}): install Java {JAVA_MIN} or newer") from error
-    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if match is None:
-        raise ServerError(f"{found} -version says nothing about its version: install Java {JAVA_MIN} or newer")
-    if int(match.group(1)) < JAVA_MIN:
+    version = _version_of(found)
+    if version < JAVA_MIN:
         raise ServerError(
-            f"{found} is Java {match.group(1)}, and Java {JAVA_MIN} or newer is needed: install it, or set JAVA_HOME"
+            f"{found} is Java {version}, and Java {JAVA_MIN} or newer is needed: install it, or set JAVA_HOME"
         )
     return found
+
+
+@functools.cache  # a process that starts many servers asks once
+def _version_of(java: str) -> int:
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerError(f"{java} does not run ({error}): install Java {JAVA_MIN} or newer") from error
+    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if match is None:
+        raise ServerError(f"{java} -version says nothing about its version: install Java {JAVA_MIN} or newer")
+    return int(match.group(1))

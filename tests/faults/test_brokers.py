@@ -83,7 +83,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.mark.fault(15)
-@pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_commits_go_on_after_a_broker_was_paused(
     make_job: Callable[..., Job], one: KafkaBroker, faults: Faults, values: str
 ) -> None:

@@ -53,7 +53,8 @@ def test_postgres_killed_while_it_is_written_to_ends_exact(
 
 
 @pytest.mark.fault(21)
-@pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_a_lost_acknowledgement_of_postgres_is_reconciled(
     make_job: Callable[..., Job],
     own_postgres: PostgresServer,
@@ -67,6 +68,7 @@ def test_a_lost_acknowledgement_of_postgres_is_reconciled(
 
 
 @pytest.mark.fault(22)
+@pytest.mark.slow
 def test_a_rival_that_locks_the_sqlite_file_is_waited_for(
     make_job: Callable[..., Job], faults: Faults, often: Often
 ) -> None:
@@ -203,7 +205,7 @@ def test_a_damaged_row_stops_the_topology_and_is_named(tmp_path: Path, faults: F
 
 
 @pytest.mark.fault(29)
-@pytest.mark.parametrize("how", [pytest.param("slow", marks=pytest.mark.slow), "sliced", "reset"])
+@pytest.mark.parametrize("how", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("slow", "sliced")), "reset"])
 def test_slow_sliced_and_reset_links_end_exact(
     make_job: Callable[..., Job],
     zookeeper: ZooKeeperServer,

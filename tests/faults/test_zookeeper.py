@@ -66,6 +66,7 @@ def test_nothing_is_committed_while_zookeeper_says_nothing(
 
 
 @pytest.mark.fault(11)
+@pytest.mark.slow
 def test_a_session_that_expires_ends_a_term_and_another_begins(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_session_that_expires_ends_a_term_and_another_begins(
 
 
 @pytest.mark.fault(12)
+@pytest.mark.slow
 def test_a_write_whose_reply_is_lost_is_recognised_as_its_own(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, often: Often
 ) -> None:
@@ -100,7 +102,7 @@ def test_a_write_whose_reply_is_lost_is_recognised_as_its_own(
 
 
 @pytest.mark.fault(13)
-@pytest.mark.parametrize("how", ["wiped", "rolled back"])
+@pytest.mark.parametrize("how", [pytest.param("wiped", marks=pytest.mark.slow), "rolled back"])
 def test_a_zookeeper_that_went_back_under_a_live_driver_stops_it(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, how: str
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_zookeeper_that_went_back_under_a_live_driver_stops_it(
 
 
 @pytest.mark.fault(28)
+@pytest.mark.slow
 def test_a_flipped_bit_in_a_plan_stops_the_next_start_and_is_named(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, seed: int
 ) -> None:

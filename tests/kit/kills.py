@@ -59,11 +59,14 @@ def kill_often(
     workers: int = 2,
     chance: random.Random | None = None,
     overlapping: float = 0.0,
+    settled: Callable[[int], bool] | None = None,
 ) -> Kills:
     """Kill what ``order`` says, one after the other: "executor", "worker" (a Python worker), "driver", "broker", "zookeeper",
-    "home", or one of ``more``; each time wait until ``progress`` has risen, but for a share of ``overlapping``, which the next
-    kill meets halfway. ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
-    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. In the end the topology runs until it has caught up.
+    "home", "rescale" (the driver, killed or told to stop, and the next one is to have another ``app.tasks``), or one of ``more``;
+    each time wait until ``progress`` has risen, but for a share of ``overlapping``, which the next kill meets halfway.
+    ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
+    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. In the end the topology runs until it has caught up,
+    and until ``settled``, which is told how many messages were sent.
     Raises ``TimeoutError`` or ``RuntimeError`` when it does not get on."""
     chance = chance or random.Random()
     seen = Kills()
@@ -84,10 +87,18 @@ def kill_often(
         }
         process = RunProcess(folder / "run.log", topology, {**base, **settings})
 
-        def kill_driver() -> None:
+        def kill_driver(*options: str) -> None:
             if not process.kill():
                 raise RuntimeError(f"the driver had ended by itself; its log ends:\n{process.tail()}")
-            process.start()
+            process.start(*options)
+
+        def rescale() -> None:
+            if chance.random() < 0.5:
+                process.signal(signal.SIGTERM)
+                process.finish()
+                process.start(*_other_tasks(chance))
+            else:
+                kill_driver(*_other_tasks(chance))
 
         def executors() -> list[int]:
             return spark.await_executors(workers) if spark is not None else []
@@ -102,6 +113,7 @@ def kill_often(
             "executor": lambda: _killed(chance, executors()),
             "worker": kill_worker,
             "driver": kill_driver,
+            "rescale": rescale,
             "broker": lambda: _restart(servers.kafka),
             "zookeeper": lambda: _restart(servers.zookeeper_server),
             "home": lambda: _kill_a_home(chance, executors),
@@ -128,6 +140,12 @@ def kill_often(
             process.start("--until-caught-up")
             if process.finish() != 0:
                 raise RuntimeError(f"the last run failed; its log ends:\n{process.tail()}")
+            if settled is not None:
+                process.start()
+                if not process.wait_for(lambda: settled(seen.messages), pause_s=1.0):
+                    raise RuntimeError(f"it ended before all had settled; its log ends:\n{process.tail()}")
+                process.signal(signal.SIGTERM)
+                process.finish()
         finally:
             stop.set()
             process.end()
@@ -144,6 +162,10 @@ def _feed(
             seen.messages += 1
         producer.poll(0)
     producer.arrived(60)
+
+
+def _other_tasks(chance: random.Random) -> Sequence[str]:
+    return "--set", f"app.tasks={chance.randint(1, 4)}"
 
 
 def _restart(server: Any) -> None:

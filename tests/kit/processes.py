@@ -51,7 +51,9 @@ class RunProcess:
             log.seek(self._from)
             return words.encode() in log.read()
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> bool:
+    def wait_for(
+        self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S, *, pause_s: float = 0.01
+    ) -> bool:
         """True when the condition came, False when the process ended first."""
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
@@ -60,7 +62,7 @@ class RunProcess:
                 return condition()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout_s} s in vain; the log ends:\n{self.tail()}")
-            time.sleep(0.01)
+            time.sleep(pause_s)
         return True
 
     @property

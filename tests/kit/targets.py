@@ -41,6 +41,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     group = _group_of(item)
     if group is not None:
         item.add_marker(pytest.mark.xdist_group(group))
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
+        item.add_marker(pytest.mark.slow)  # what a spout's kind decides is decided in the driver, wherever tasks run
 
 
 def _group_of(item: pytest.Item) -> str | None:

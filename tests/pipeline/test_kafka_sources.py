@@ -331,6 +331,7 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_its_leader_e
 
 
 @pytest.mark.behaviour("2.6")
+@pytest.mark.parametrize("runs", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)], indirect=True)
 def test_another_cluster_is_refused_or_read_from_its_beginning(
     runs: KafkaRuns, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -248,7 +248,7 @@ def test_mixed_trouble_ends_exact(
     script = Script(seed, own_servers, run, name)
     try:
         run.start()
-        script.play(int(STEPS or (30 if in_all else 12)))
+        script.play(int(STEPS or (30 if in_all else 8)))
         stable = is_stable(own_servers.bootstrap_servers, list(script.partitions), 45)
         assert run.kill(), run.tail()
         # A driver knows new topics and partitions when it starts, so caught up means all of them.

@@ -179,7 +179,7 @@ def test_verify_beside_a_running_topology_follows_it(tmp_path: Path) -> None:
 
     def feed() -> None:
         number = 0
-        while not done.wait(0.02):
+        while not done.wait(0.1):
             number += 1
             audited.spout.append("0", [f"w{number % 5}", number])
 

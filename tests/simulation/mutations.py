@@ -201,15 +201,6 @@ def _put_under_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: A
     shared.rows.update(zip(keys, rows, strict=True))
 
 
-def _apply_guess(self: MapState, attempt: Any, deltas: Any, aggregates: Any, *, want_values: bool) -> Any:
-    guess = self._guessed_header(attempt)
-    if guess is None:
-        self.begin_commit(attempt)
-    else:
-        self._commit = _Commit(attempt, guess, attempt.fence)
-    return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
-
-
 def _sweep_births_only(self: MemoryBackend, header: Any) -> int:
     """A sweep that deletes what it should put back."""
     shared = self._rows()
@@ -351,8 +342,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C1: writes do not check the header",
              [(MapState, "begin_commit", _begin_without_header), (MemoryBackend, "_check", _nothing)]),
     Mutation("C1: a header that was guessed is not compared", [(MemoryBackend, "multi_put", _put_under_any_header)],
-             lambda shape: bool(shape.merges)),
-    Mutation("a header that was guessed wrong is never asked for", [(MapState, "apply", _apply_guess)],
              lambda shape: bool(shape.merges)),
     Mutation("a transactional state makes an update again", [(TransactionalMapState, "_skips", lambda *row: False)],
              lambda shape: not shape.opaque_state and shape.states > 0),

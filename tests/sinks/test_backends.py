@@ -14,6 +14,7 @@ from framework import Fields
 from integration import PostgresServer, RedisServer
 from sinks import MapBackend, MemoryBackend, PostgresBackend, RedisBackend, SqliteBackend
 from sinks.contract import BackendContract
+from tests.kit.targets import Often
 
 pytestmark = pytest.mark.behaviour("3.1", "3.2", "3.3")
 #: The suite is part of the package and carries no marks of ours.
@@ -44,14 +45,23 @@ for _rule, _tests in RULES.items():
         pytest.mark.rule(_rule)(_test)
 
 
-class TestMemoryBackend(BackendContract):
+class Contract(BackendContract):
+    """Of the calls that may fail, a third; all of them in ``make test-all``."""
+
+    @pytest.fixture(autouse=True)
+    def some_faults(self, often: Often, seed: int) -> None:
+        every = often(3, 1)
+        self.faults = seed % every, every
+
+
+class TestMemoryBackend(Contract):
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         made = MemoryBackend(name)
         made.bind(key, value)
         return made
 
 
-class TestSqliteBackend(BackendContract):
+class TestSqliteBackend(Contract):
     cannot_hold = (pa.uint64(),)
 
     @pytest.fixture(autouse=True)
@@ -74,7 +84,7 @@ class TestStagedSqliteBackend(TestSqliteBackend):
 
 
 @pytest.mark.behaviour("3.6")
-class TestLmdbBackend(BackendContract):
+class TestLmdbBackend(Contract):
     """A backend that is none of ours, by the suite that its author runs."""
 
     longest_key = 505
@@ -115,7 +125,7 @@ def test_the_suite_finds_a_backend_that_writes_without_its_condition(
 
 
 @pytest.mark.integration
-class TestPostgresBackend(BackendContract):
+class TestPostgresBackend(Contract):
     @pytest.fixture(autouse=True)
     def server(self, postgres: PostgresServer) -> None:
         self.dsn = postgres.dsn
@@ -136,7 +146,7 @@ class TestStagedPostgresBackend(TestPostgresBackend):
 
 
 @pytest.mark.integration
-class TestRedisBackend(BackendContract):
+class TestRedisBackend(Contract):
     @pytest.fixture(autouse=True)
     def server(self, redis_server: RedisServer) -> None:
         self.url = redis_server.url

@@ -41,6 +41,7 @@ from sinks import (
 from sinks.contract_parts import finish, open_attempt
 from sinks.recount import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
+from tests.kit.targets import Often
 
 pytestmark = pytest.mark.rule("C29")
 
@@ -238,10 +239,10 @@ class Run:
     ids=lambda each: each if isinstance(each, str) else f"{len(each)} columns",
 )
 def test_whatever_is_written_is_there_exactly(
-    make: Callable[[], MapBackend], kind: str, columns: Columns, state_class: type[MapState], seed: int
+    make: Callable[[], MapBackend], kind: str, columns: Columns, state_class: type[MapState], seed: int, often: Often
 ) -> None:
     run = Run(state_class(make()), kind, columns, random.Random(seed))
-    for txid in range(1, int(os.environ.get("RATCHET_VALUES", 12)) + 1):
+    for txid in range(1, int(os.environ.get("RATCHET_VALUES") or often(6, 12)) + 1):
         run.transaction(txid)
     run.state.close()
 

@@ -128,7 +128,7 @@ def test_a_wrong_security_setting_stops_the_topology_and_is_named(
     running.stop()
 
 
-@pytest.mark.parametrize("which", ["expired", "other_host"])
+@pytest.mark.parametrize("which", [pytest.param("expired", marks=pytest.mark.slow), "other_host"])
 def test_a_broker_that_cannot_be_trusted_is_not_read(certificates: Certificates, which: str, tmp_path: Path) -> None:
     server = KafkaBroker(tmp_path / which, secure=SecureListener(getattr(certificates, which), {USER: PASSWORD}))
     server.start()

@@ -61,11 +61,11 @@ def test_a_home_that_is_killed_takes_no_state_with_it(
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 def test_the_state_is_the_fold_of_the_records_whatever_is_killed(tmp_path: Path, exact: bool) -> None:
     """More kills: ``python -m tests.kit.kafka_counts``."""
-    order = ["home", "redis", "driver"] if exact else ["executor", "zookeeper"]
-    seen, found, expected = run_and_kill(tmp_path, order, exact=exact, per_second=40)
-    print(seen.summary())
-    assert seen.kills == Counter(order)
-    assert expected.total() > 500
-    assert not expected - found
+    order = ["home", "redis", "rescale"] if exact else ["executor", "zookeeper"]
+    made = run_and_kill(tmp_path, order, exact=exact, per_second=40)
+    print(made.seen.summary())
+    assert made.seen.kills == Counter(order)
+    assert made.expected.total() > 500
+    assert not made.expected - made.counts
     if exact:
-        assert found == expected
+        assert (made.counts, made.totals) == (made.expected, made.expected_totals)
