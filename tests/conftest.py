@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,8 @@ from integration.hosts import CHOICES, CONTAINERS, EXTERNAL, VARIABLE, chosen
 from tests.kit.folders import open_folder
 from tests.kit.spark import CLUSTER, SparkMasters
 from tests.kit.topics import Topics
+
+MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 
 # A shared machine may be slow at any moment; what is slow is not wrong.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,9 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
     os.environ[VARIABLE] = config.getoption("--servers")  # for the processes that tests start, too
-    if chosen() == CONTAINERS and not hasattr(config, "workerinput"):
+    if chosen() == CONTAINERS:
         _make_containers_possible()
+    elif "TMPDIR" not in os.environ and has_room(MEMORY_FOLDER):
+        os.environ["TMPDIR"], tempfile.tempdir = MEMORY_FOLDER, None
 
 
 def _make_containers_possible() -> None:
@@ -49,6 +57,16 @@ def _make_containers_possible() -> None:
             find_image(kind, lambda line: print(line, file=sys.stderr, flush=True))
     except ServerError as error:
         raise pytest.UsageError(f"the container suite cannot run: {error}") from None
+
+
+def has_room(folder: str) -> bool:
+    """Whether a file system in memory can take what servers write: they sync all of it, and no test cuts the power."""
+    try:
+        with open("/proc/meminfo") as lines:
+            available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+        return min(shutil.disk_usage(folder).free, available) > MEMORY_MIN and os.access(folder, os.W_OK)
+    except (OSError, StopIteration):
+        return False
 
 
 @pytest.hookimpl(wrapper=True)
