@@ -21,7 +21,7 @@ def find_java() -> str:
     if found is None or not Path(found).exists():
         where = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "there is no java on the PATH"
         raise ServerError(f"Java {JAVA_MIN} or newer is needed, and {where}: install it, or set JAVA_HOME")
-    version = _version_of(found)
+    version = _version_of(found, os.stat(found).st_mtime_ns)
     if version < JAVA_MIN:
         raise ServerError(
             f"{found} is Java {version}, and Java {JAVA_MIN} or newer is needed: install it, or set JAVA_HOME"
@@ -30,7 +30,8 @@ def find_java() -> str:
 
 
 @functools.cache  # a process that starts many servers asks once
-def _version_of(java: str) -> int:
+def _version_of(java: str, changed_at: int) -> int:
+    """``changed_at``: of the file, which another may take the place of."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

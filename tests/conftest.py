@@ -59,6 +59,13 @@ def _make_containers_possible() -> None:
         raise pytest.UsageError(f"the container suite cannot run: {error}") from None
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Memory is given back, unless there is a failure to look into."""
+    factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+    if exitstatus == 0 and os.environ.get("TMPDIR") == MEMORY_FOLDER and not hasattr(session.config, "workerinput"):
+        shutil.rmtree(factory.getbasetemp(), ignore_errors=True)
+
+
 def has_room(folder: str) -> bool:
     """Whether a file system in memory can take what servers write: they sync all of it, and no test cuts the power."""
     try:
