@@ -1,7 +1,7 @@
 """Ratchet: exactly-once Kafka pipelines in Python, executed by Spark."""
 
 from framework.config import Config
-from framework.core_run import CoreRun, CoreTopologyFailed
+from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.poison import Poison, find_poison
 from framework.submission import Run, RunStatus, TopologyFailed, submit

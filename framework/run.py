@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from framework.config import Config
-from framework.core_run import CoreRun
+from framework.core.run import CoreRun
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.observe import ProgressLines, configure_logging
 from framework.poison import find_poison

@@ -11,7 +11,8 @@ from typing import Any, Union, overload
 import structlog
 
 from framework.config import Config
-from framework.core_run import CoreRun, submit_core
+from framework.coordination.security import ZooKeeperSecurity
+from framework.core.run import CoreRun, submit_core
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, LocalExecutor, TaskFailure, plan_execution
 from framework.execution.plan import check_pickles
@@ -21,7 +22,6 @@ from framework.topology import Bolt, CoreTopology, PartitionProgress, Reach, Spo
 from framework.transactions import CoordinationStore, Driver, MemoryStore, ZooKeeperStore
 from framework.transactions.context import DriverSettings
 from framework.transactions.reset import reset_positions
-from framework.transactions.zookeeper_security import ZooKeeperSecurity
 
 _log = structlog.get_logger()
 
@@ -337,7 +337,7 @@ def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
     if executor == "local":
         return LocalExecutor(plan, config.for_components())
     if executor is None or executor == "spark":
-        from framework.execution.spark import SparkExecutor  # Spark is loaded only by runs that use it
+        from framework.execution.spark.batches import SparkExecutor  # Spark is loaded only by runs that use it
 
         return SparkExecutor(
             plan, config.for_components(), config.spark, collapse_records_max=config.collapse_records_max

@@ -14,7 +14,7 @@ from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
 
 if TYPE_CHECKING:
-    from framework.execution.spark_frames import SqlFrames
+    from framework.execution.spark.frames import SqlFrames
 
 
 class LocalExecutor:
@@ -31,7 +31,7 @@ class LocalExecutor:
     def start(self) -> None:
         """DataFrame bolts need Spark SQL, in this process too; for anything else there is nothing to make ready."""
         if self._topology.plan.frame_outputs:
-            from framework.execution.spark_frames import SqlFrames  # Spark is loaded only by runs that use it
+            from framework.execution.spark.frames import SqlFrames  # Spark is loaded only by runs that use it
 
             self._sql = SqlFrames.in_this_process(self._topology)
             self._frames = self._sql.of_rows

@@ -1,6 +1,6 @@
 """``python -m framework.state``."""
 
-from framework.state_command import main
+from framework.commands.state import main
 
 if __name__ == "__main__":
     main()

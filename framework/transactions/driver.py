@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import LeadershipLostError, RatchetError, RetryableError, StaleWriterError
 from framework.execution.ports import BatchExecutor
 from framework.execution.records import TaskFailure
@@ -22,7 +23,6 @@ from framework.transactions.context import DriverContext, DriverSettings, Driver
 from framework.transactions.coordinator import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.steps import Steps, Threads, perform
-from framework.transactions.store import CoordinationStore, Leadership
 from framework.transactions.term import Term
 
 _log = structlog.get_logger()

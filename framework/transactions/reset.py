@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import ConfigError, RetryableError
 from framework.execution import LocalExecutor, plan_execution
 from framework.execution.records import AttemptHeader
@@ -19,7 +20,6 @@ from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Persist
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.steps import Steps, perform
-from framework.transactions.store import CoordinationStore, Leadership
 
 #: How long a command waits for the leadership: longer than the session of a leader that has just died lasts.
 #: ``transactional.zookeeper.election.timeout.secs`` sets it.

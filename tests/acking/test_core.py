@@ -17,9 +17,9 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking.home import AckerTask
-from framework.acking.outcome import TROUBLES_MAX
-from framework.acking.rounds import News, Round
+from framework.core.outcome import TROUBLES_MAX
+from framework.core.rounds import News, Round
+from framework.core.segment_task import AckerTask
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping

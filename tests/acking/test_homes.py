@@ -19,11 +19,11 @@ import pytest
 
 from framework import Config
 from framework.acking import homes
-from framework.acking.channels import STRANGERS_MAX, Credentials, connect
-from framework.acking.home import CorePlan
-from framework.acking.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
-from framework.acking.rounds import News, Round
-from framework.core_run import _executor as executor_of
+from framework.core.channels import STRANGERS_MAX, Credentials, connect
+from framework.core.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
+from framework.core.rounds import News, Round
+from framework.core.run import _executor as executor_of
+from framework.core.segment_task import CorePlan
 from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
 from tests.kit.homes import Overhearing
@@ -191,7 +191,7 @@ def test_a_home_that_hangs_counts_as_lost(
 def test_a_home_ends_with_the_process_that_it_belongs_to(settings: HomeSettings) -> None:
     """Here the parent of whoever starts it: there is no JVM above."""
     code = (
-        "import pickle, sys; from framework.acking.homes import start_home;"
+        "import pickle, sys; from framework.core.homes import start_home;"
         "print(start_home(pickle.load(sys.stdin.buffer), 0).pid, flush=True)"
     )
     command = [

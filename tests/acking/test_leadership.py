@@ -10,7 +10,7 @@ import structlog
 
 from framework import Config, CoreRun, CoreTopology, Fields, TopologyBuilder, submit
 from framework.acking import driver
-from framework.stateful_run import read_record, store_for
+from framework.core.stateful_run import read_record, store_for
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
 from tests.kit.state_parts import Log, counting, journal, lmdb

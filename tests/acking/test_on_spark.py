@@ -14,10 +14,10 @@ import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
 from framework.acking import homes
-from framework.acking.spark import SparkRounds
+from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution import spark_rounds
-from framework.execution.spark import python_part
+from framework.execution.spark.batches import python_part
 from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from framework import Fields, TopologyBuilder, Tuple
-from framework.acking.living_spout import LOSSES_MAX
-from framework.acking.rounds import Addressed, Record, Round
+from framework.core.rounds import Addressed, Record, Round
+from framework.core.spout_task import LOSSES_MAX
 from framework.errors import RetryableError
 from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from framework.acking import home
-from framework.acking.living import Outflow
-from framework.acking.roots import LedgerPart
+from framework.acking.ledger import LedgerPart
+from framework.core.component_task import Outflow
 from framework.errors import TopologyError
 from tests.kit.tree_world import simulate
 from tests.kit.trouble import TROUBLES
@@ -36,8 +36,8 @@ def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int
 @pytest.mark.behaviour("4.3")
 def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The oracle sees a mistake: here only acks reach the ackers, as a tree without its newest edges."""
-    monkeypatch.setattr("framework.acking.roots.Ledger.emitted", lambda self, roots, edges: None)
-    monkeypatch.setattr("framework.acking.roots.Ledger.acked", lambda self, roots, edge: None)
+    monkeypatch.setattr("framework.acking.ledger.Ledger.emitted", lambda self, roots, edges: None)
+    monkeypatch.setattr("framework.acking.ledger.Ledger.acked", lambda self, roots, edge: None)
     assert any(simulate(each, troubles=()).wrong for each in range(seed, seed + 10))
 
 

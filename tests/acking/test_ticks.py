@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, BaseRichBolt, CoreTopology, Fields, TopologyBuilder, Tuple, submit
-from framework.acking.driver import RoundDriver
-from framework.acking.home import CorePlan
-from framework.acking.homes import HomeSettings, close_home, start_home
-from framework.core_run import ticks_of
+from framework.core.checkpoints import CheckpointRecord, Checkpoints
+from framework.core.driver import RoundDriver
+from framework.core.homes import HomeSettings, close_home, start_home
+from framework.core.run import ticks_of
+from framework.core.segment_task import CorePlan
 from framework.errors import ConfigError
 from framework.execution.plan import plan_execution
 from framework.state import BaseWindowedBolt, TimeWindow, Window
-from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from integration.server import wait_until
 from tests.kit.core_parts import ListSpout, Rich, Stepped, ack, seen
 from tests.kit.homes import InAHome

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from framework import Fields, TopologyBuilder
-from framework.acking.driver import RoundDriver
-from framework.acking.home import CorePlan
-from framework.acking.local import LocalRounds
-from framework.acking.rounds import Addressed, Record, Round, walk
-from framework.acking.turns import OvertakenError, Turns
+from framework.core.driver import RoundDriver
+from framework.core.local import LocalRounds
+from framework.core.rounds import Addressed, Record, Round, walk
+from framework.core.segment_task import CorePlan
+from framework.core.turns import OvertakenError, Turns
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution
 from tests.kit.core_parts import ListSpout, Rich, ack, seen

@@ -13,7 +13,7 @@ from pyspark import SparkContext, TaskContext
 from framework import Fields, TransactionalTopologyBuilder
 from framework.errors import InvariantViolation
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark import SparkExecutor, _CollapsedFunction, _LevelFunction
+from framework.execution.spark.batches import SparkExecutor, _CollapsedFunction, _LevelFunction
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 

@@ -16,12 +16,12 @@ from framework import (
     Fields,
     Tuple,
 )
-from framework.acking.driver import RoundDriver
-from framework.acking.home import CorePlan
-from framework.acking.local import LocalRounds
-from framework.core_run import ticks_of
+from framework.core.driver import RoundDriver
+from framework.core.local import LocalRounds
+from framework.core.run import ticks_of
+from framework.core.segment_task import CorePlan
+from framework.core.stateful_run import stateful_components
 from framework.execution.plan import plan_execution
-from framework.stateful_run import stateful_components
 
 
 @dataclass

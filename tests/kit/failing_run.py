@@ -15,7 +15,7 @@ import framework.run
 from benchmarks.local_run import local
 from framework.transactions import zookeeper
 from sinks import StateCommitter
-from sinks.backend import MapBackend
+from sinks.backends.backend import MapBackend
 
 EXIT = 9
 

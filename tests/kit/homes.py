@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from framework import CoreRun
-from framework.acking.home import CorePlan
-from framework.acking.homes import Address, Courier, HomeSettings
-from framework.acking.rounds import Record, Round
-from framework.acking.spark import SparkRounds
+from framework.core.homes import Address, Courier, HomeSettings
+from framework.core.rounds import Record, Round
+from framework.core.segment_task import CorePlan
+from framework.core.spark import SparkRounds
 
 
 def homes_of(run: CoreRun) -> list[int]:

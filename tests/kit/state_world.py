@@ -38,13 +38,13 @@ from framework import (
     TopologyBuilder,
     Tuple,
 )
+from framework.core.checkpoints import CheckpointRecord, Checkpoints
+from framework.core.rescaling import Namespaces, namespace_of, rescaled
+from framework.core.stateful_run import stateful_components
 from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
-from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryStore
-from framework.state.rescaling import Namespaces, namespace_of, rescaled
-from framework.stateful_run import stateful_components
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.state_parts import Count, Impatient, Source

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from framework.acking.roots import LedgerPart
-from framework.acking.rounds import Addressed, Record, Round, stepping
+from framework.acking.ledger import LedgerPart
+from framework.core.checkpoints import CheckpointAction
+from framework.core.rounds import Addressed, Record, Round, stepping
 from framework.errors import RetryableError
 from framework.execution.records import Piece
-from framework.state.checkpoints import CheckpointAction
 from tests.kit.core_parts import Stepped
 
 TROUBLES = (

@@ -182,7 +182,7 @@ def executors(kind: str, topology: Topology) -> BatchExecutor:
     plan = plan_execution(topology)
     if kind == "local":
         return LocalExecutor(plan, {})
-    from framework.execution.spark import SparkExecutor
+    from framework.execution.spark.batches import SparkExecutor
 
     return SparkExecutor(plan, {}, {}, collapse_records_max=0)
 

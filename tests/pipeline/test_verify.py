@@ -43,9 +43,9 @@ from sinks import (
     aggregates,
     committer,
 )
-from sinks.contract_parts import either
+from sinks.contract.parts import either
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
-from spouts.codecs import TextCodec
+from spouts.codecs.codec import TextCodec
 from tests.kit.command import Answer, call
 from tests.kit.topics import Topics
 
@@ -352,7 +352,7 @@ def test_verify_from_the_command_line_over_kafka_exits_1_on_a_difference(
     finally:
         store.close()
     topics.admin.delete_topics([topic])[topic].result(30)
-    monkeypatch.setattr("spouts.kafka_planner.BELIEVED_AFTER_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.5)
     gone = command()
     assert gone.returncode in (1, 3)
     assert len(gone.stderr.strip().splitlines()) >= 1

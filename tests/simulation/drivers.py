@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
+from framework.coordination.store import Change, Leadership
 from framework.errors import (
     ConfigError,
     CorruptStateError,
@@ -50,11 +51,10 @@ from framework.transactions.documents import TopologyDocuments
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
 from framework.transactions.steps import Step, Steps, Threads
-from framework.transactions.store import Change, Leadership
 from framework.transactions.term import Term
 from sinks import MapState, Sum, states
-from sinks.kafka_markers import marker_of
-from sinks.kafka_writer import KafkaRecord
+from sinks.kafka.markers import marker_of
+from sinks.kafka.writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.kafka import LETTERS, TopicSink

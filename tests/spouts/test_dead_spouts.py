@@ -15,9 +15,9 @@ import redis
 from confluent_kafka import Consumer, TopicPartition
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
-from framework.acking.driver import RoundDriver
-from framework.acking.home import CorePlan
-from framework.acking.homes import HomeSettings, start_home
+from framework.core.driver import RoundDriver
+from framework.core.homes import HomeSettings, start_home
+from framework.core.segment_task import CorePlan
 from framework.execution.plan import plan_execution
 from integration import RedisServer
 from integration.server import wait_until

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
+from framework.commands.state import SNAPSHOT_FORMAT
+from framework.core.reader import TopologyState
 from framework.state import MsgpackSerializer
-from framework.state_command import SNAPSHOT_FORMAT
 from framework.submission import store_of
-from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT

@@ -23,11 +23,11 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking.home import AckerTask
+from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.rescaling import Namespaces, namespace_of, rescaled
+from framework.core.segment_task import AckerTask
 from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
-from framework.state.checkpoints import CheckpointRecord, Layout
-from framework.state.rescaling import Namespaces, namespace_of, rescaled
 from framework.transactions import MemoryStore
 from integration.server import wait_until
 from tests.kit.state_parts import Holding, SteppedState, checkpointed, committed, journal, lmdb

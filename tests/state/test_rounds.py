@@ -12,7 +12,7 @@ import pytest
 
 from framework import BaseBasicBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
 from framework.acking import living
-from framework.acking.outcome import TROUBLES_MAX
+from framework.core.outcome import TROUBLES_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
 from framework.transactions import MemoryStore

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from framework.acking.budget import Budget
-from framework.acking.driver import RoundDriver
-from framework.acking.home import SegmentTask
-from framework.acking.living import Living
-from framework.acking.living_bolt import Inbox, LivingBolt
-from framework.acking.living_spout import LivingSpout
-from framework.acking.stateful import LivingStatefulBolt
+from framework.core.bolt_task import Inbox, LivingBolt
+from framework.core.budget import Budget
+from framework.core.checkpoints import Checkpoints, Marker
+from framework.core.component_task import Living
+from framework.core.driver import RoundDriver
+from framework.core.segment_task import SegmentTask
+from framework.core.spout_task import LivingSpout
+from framework.core.stateful_bolt_task import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state import rescaling
-from framework.state.checkpoints import Checkpoints, Marker
 from framework.state.windowing import MICROS, micros
 from framework.state.windows import _NEVER, Window, _ByClock
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, NamedSpout, simulate

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
+from framework.coordination.security import ZooKeeperSecurity
 from framework.errors import (
     ConfigError,
     CorruptStateError,
@@ -17,7 +18,6 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
-from framework.transactions.zookeeper_security import ZooKeeperSecurity
 from integration import EmbeddedServers
 from integration.server import free_port
 

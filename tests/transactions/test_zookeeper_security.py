@@ -10,10 +10,10 @@ import structlog
 from kazoo.client import KazooClient
 
 from framework import Config
+from framework.coordination.security import ZooKeeperSecurity
 from framework.errors import ConfigError, RetryableError
 from framework.submission import store_of
 from framework.transactions import CoordinationStore, Put, ZooKeeperStore
-from framework.transactions.zookeeper_security import ZooKeeperSecurity
 from integration import SecurePort, ZooKeeperServer
 from tests.kit.certificates import Certificates, make_certificates
 

@@ -1,0 +1,31 @@
+"""Runs rounds in this process: for tests, and to see that Spark changes nothing but the speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from framework.core.rounds import Record, Round, walk
+from framework.core.segment_task import CorePlan, Home
+
+
+class LocalRounds:
+    """The ``RoundExecutor`` of one process."""
+
+    def __init__(self, plan: CorePlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._home = Home(plan, encode=False, clock=clock)
+
+    rounds_max = 1
+
+    def start(self) -> None:
+        """Nothing to make ready."""
+
+    def run(self, round_: Round) -> Sequence[Record]:
+        return walk(round_, self._plan.widths, self._home.run_task)
+
+    def hurry(self) -> None:
+        self._home.hurry(0)
+
+    def close(self) -> None:
+        self._home.close()

@@ -1,0 +1,171 @@
+"""``submit`` for core topologies: joins a topology and an executor into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from framework.config import Config
+from framework.core.driver import RoundDriver
+from framework.core.local import LocalRounds
+from framework.core.rounds import RoundExecutor
+from framework.core.segment_task import CorePlan
+from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
+from framework.core.status import CoreStatus
+from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.execution.plan import check_pickles, plan_execution
+from framework.running import RunningThread
+from framework.topology import BaseRichSpout, Bolt, CoreTopology
+from framework.transactions import CoordinationStore
+
+
+class CoreTopologyFailed(RatchetError):
+    """A core topology ended because one of its components could not work. The message names the component and the task, and
+    ends with the trace."""
+
+
+class CoreRun(RunningThread):
+    """A core topology that runs in a thread of this process. Made by ``submit``. When it is stopped, nothing more is taken from the
+    spouts, what is under way may end for a while, and every component is closed."""
+
+    def __init__(
+        self,
+        topology: CoreTopology,
+        plan: CorePlan,
+        executor: RoundExecutor,
+        config: Config,
+        store: CoordinationStore | None = None,
+        owned: bool = False,
+    ) -> None:
+        self._topology = topology
+        self._executor = executor
+        self._store = store if owned else None
+        self._driver = RoundDriver(
+            plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
+        )
+        self._terms = None
+        if store is not None:
+            self._terms = CoreTerms(topology, config, store, self._driver, self._begin_anew)
+        self._stop_metrics: Callable[[], None] | None = None
+        if config.metrics_port is not None:
+            from framework.observe.metrics import CoreRunCollector, serve_metrics  # loaded only by runs that serve them
+
+            collector = CoreRunCollector(topology.id, self.status)
+            self._stop_metrics = serve_metrics(collector, config.metrics_host, config.metrics_port)
+        super().__init__(topology.id)
+        self._thread.start()
+
+    def _main(self) -> None:
+        try:
+            if self._terms is not None:
+                self._terms.run()
+            else:
+                self._driver.run()
+        finally:
+            self._executor.close()
+            if self._store is not None:
+                self._store.close()
+            if self._stop_metrics is not None:
+                self._stop_metrics()
+
+    def _begin_anew(self) -> None:
+        """Another driver leads: what this one's tasks know and hold is of no use any more."""
+        self._executor.close()
+        self._executor.start()
+
+    def status(self) -> CoreStatus:
+        """Where the run stands now."""
+        return self._driver.status()
+
+    def wait_until_idle(self, timeout_s: float | None = None) -> None:
+        """Wait until the spouts give nothing and every tuple that they gave has been acked or failed. Raises ``TimeoutError``, or
+        what the topology failed with."""
+        if self._driver.wait_until_idle(timeout_s):
+            return
+        self._raise_failure()
+        status = self.status()
+        if status.phase == "stopped":
+            raise TopologyError(f"topology {self._topology.id!r} was stopped while waiting for it to be idle")
+        raise TimeoutError(
+            f"waited {timeout_s:g} s for topology {self._topology.id!r} to be idle: {status.pending} tuples pending, held by "
+            f"bolts {status.held}, last error {status.last_error}"
+        )
+
+    def _request_stop(self) -> None:
+        if self._terms is not None:
+            self._terms.request_stop()
+        self._driver.request_stop()
+
+    def _raise_failure(self) -> None:
+        if self._driver.error is not None:
+            raise self._driver.error
+        trouble = self._driver.failure
+        if trouble is not None:
+            raise CoreTopologyFailed(f"{trouble}\n{trouble.trace}".rstrip())
+
+
+def submit_core(
+    topology: CoreTopology,
+    config: Config,
+    executor: str | None,
+    store: CoordinationStore | None,
+    store_of: Callable[[Config], CoordinationStore],
+) -> CoreRun:
+    """Start a core topology. ``store``: where its driver is elected, and where the record of its checkpoints is, if it has state;
+    otherwise ``store_of`` makes one. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
+    check_pickles(topology)
+    check_stateful(topology, config)
+    conf = config.for_components()
+    for component in topology.components:
+        if isinstance(component.instance, (BaseRichSpout, Bolt)):
+            component.instance.check_before_start(conf)
+    stateful = frozenset(stateful_components(topology))
+    plan = CorePlan(
+        plan_execution(topology),
+        conf,
+        config.acker_executors,
+        config.max_tuples_pending,
+        stateful,
+        ticks_of(topology, config.tick_tuple_freq_secs),
+    )
+    runner = _executor(executor, plan, config)
+    owned = store is None
+    store = store_for(topology, config, store, store_of)
+    try:
+        runner.start()
+    except BaseException:
+        if owned and store is not None:
+            store.close()
+        raise
+    return CoreRun(topology, plan, runner, config, store, owned)
+
+
+def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:
+    """Which bolts are given ticks, and how often: as each says, or else ``every_s``. Raises ``ConfigError``."""
+    found = {}
+    for component in topology.components:
+        if isinstance(component.instance, Bolt):
+            tick_s = component.instance.tick_s if component.instance.tick_s is not None else every_s
+            if tick_s is None:
+                continue
+            if tick_s <= 0:
+                raise ConfigError(
+                    f"bolt {component.id!r}: tick_s is {tick_s!r}: give seconds above 0, or None for no ticks"
+                )
+            found[component.id] = tick_s
+    return found
+
+
+def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:
+    if executor == "local":
+        return LocalRounds(plan)
+    if executor is None or executor == "spark":
+        from framework.core.spark import SparkRounds  # Spark is loaded only by runs that use it
+
+        return SparkRounds(
+            plan,
+            config.spark,
+            collapse_tuples_max=config.collapse_records_max,
+            answer_s=4 * config.message_timeout_secs,
+        )
+    raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")
