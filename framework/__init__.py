@@ -3,8 +3,7 @@
 from framework.config import Config
 from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
-from framework.poison import Poison, find_poison
-from framework.submission import Run, RunStatus, TopologyFailed, submit
+from framework.submission import submit
 from framework.topology import (
     ArrowBolt,
     BaseBasicBolt,
@@ -43,6 +42,9 @@ from framework.topology import (
     TransactionAttempt,
     Tuple,
 )
+from framework.transactions.poison import Poison, find_poison
+from framework.transactions.run import Run, TopologyFailed
+from framework.transactions.status import RunStatus
 
 __all__ = [
     "ArrowBolt",

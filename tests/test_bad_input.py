@@ -128,7 +128,7 @@ def test_a_setting_with_an_impossible_number_is_refused_by_its_key(key: str, val
 @pytest.mark.integration
 def test_when_every_record_is_bad_the_first_is_named(topics: Topics, name: str, tmp_path: Path) -> None:
     from framework import Fields
-    from framework.submission import TopologyFailed
+    from framework.transactions.run import TopologyFailed
 
     topics.send(topics.create(name), [b"{"] * 500)
     runs = KafkaRuns(topics, tmp_path, name, codec=JsonCodec(Fields(value=str)))

@@ -24,17 +24,17 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.loading import load_topology
 from framework.config import Config
+from framework.coordination import CoordinationStore, store_of
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
 from framework.core.stateful_run import forget_state, restore_state
-from framework.errors import ConfigError, CorruptStateError, RatchetError, TopologyError
-from framework.run import EXIT_FAILED, EXIT_MISUSED, load_topology
+from framework.errors import ConfigError, CorruptStateError, TopologyError
 from framework.state.serialization import Serializer
 from framework.state.settings import provider_of, serializers_of
-from framework.submission import store_of
 from framework.topology import CoreTopology
-from framework.transactions import CoordinationStore
 
 SNAPSHOT_FORMAT = "ratchet-state-2"
 
@@ -340,8 +340,9 @@ def main() -> None:
     first, *rest = [*sys.argv[1:], ""]
     if ":" in first and rest[0] and not first.startswith("-"):
         sys.argv[1:3] = sys.argv[2:0:-1]  # the commands take the topology as their first argument
-    try:
+    with exit_codes():
         app()
-    except RatchetError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

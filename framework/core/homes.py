@@ -365,6 +365,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # What is pickled here must be found by its real name there.
-    from framework.acking import homes
+    from framework.core import homes
 
     homes.main()

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from framework.config import Config
+from framework.coordination import CoordinationStore
 from framework.core.checkpoints import CheckpointRecord, Layout, other_store
 from framework.core.rescaling import Entry, namespace_of, task_of_key
 from framework.core.stateful_run import read_record, shared_provider, stateful_components
@@ -16,7 +17,6 @@ from framework.state.expiry import ExpiringState
 from framework.state.serialization import Serializer
 from framework.state.settings import serializers_of, state_of
 from framework.topology import CoreTopology, KeyValueState
-from framework.transactions import CoordinationStore
 
 #: How often, and how long apart, all tasks are looked at until they are at the same checkpoint.
 _TRIES, _PAUSE_S = 100, 0.02

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from framework.config import Config
+from framework.coordination import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
 from framework.core.rounds import RoundExecutor
@@ -14,9 +15,8 @@ from framework.core.stateful_run import CoreTerms, check_stateful, stateful_comp
 from framework.core.status import CoreStatus
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles, plan_execution
-from framework.running import RunningThread
+from framework.observe.running import RunningThread
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
-from framework.transactions import CoordinationStore
 
 
 class CoreTopologyFailed(RatchetError):

@@ -3,8 +3,6 @@ goes on from them."""
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -14,14 +12,15 @@ from typing import Any
 import structlog
 
 from framework.config import Config
+from framework.coordination.election import identity_of_process, leadership_of
+from framework.coordination.store import CoordinationStore, Leadership, MemoryStore
+from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoints import CheckpointRecord, Checkpoints, Positions
 from framework.core.driver import RoundDriver
 from framework.core.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
 from framework.errors import ConfigError, RetryableError
 from framework.state.settings import provider_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
-from framework.transactions import CoordinationStore, Leadership, MemoryStore, TransactionalState
-from framework.transactions.reset import leadership_of
 
 _log = structlog.get_logger()
 
@@ -127,7 +126,7 @@ def restore_state(
     namespaces = Namespaces(topology.id, provider, conf)
     fillings: dict[str, Filling] = {}
     try:
-        with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
+        with leadership_of(topology.id, store, config.zookeeper_election_timeout_secs) as leadership:
             log = _RecordLog(store, leadership, topology.id)
             current = read_record(store, topology.id) or CheckpointRecord()
             txid = max(current.last, snapshot.last) + 1
@@ -160,7 +159,7 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
     conf = config.for_components()
     provider = shared_provider(topology, config)
     try:
-        with leadership_of(topology, store, config.zookeeper_election_timeout_secs) as leadership:
+        with leadership_of(topology.id, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
             # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
             forgot = CheckpointRecord(last=current.last, forgotten=_without_positions(topology, current, {}))
@@ -193,10 +192,6 @@ class _RecordLog:
         self._state.set_data(CHECKPOINT, record.document())
 
 
-def _identity() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 class CoreTerms:
     """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed. ``begin_anew``: ends all
     tasks, so that the next round begins with new ones."""
@@ -225,7 +220,7 @@ class CoreTerms:
         announced = False
         while not self._stop.is_set() and not self._driver.over:
             try:
-                leadership = self._store.lead(self._topology.id, _identity(), timeout_s=_ELECTION_S)
+                leadership = self._store.lead(self._topology.id, identity_of_process(), timeout_s=_ELECTION_S)
             except RetryableError as error:  # ZooKeeper is away
                 self._driver.stand_by(str(error))
                 self._stop.wait(_PAUSE_S)

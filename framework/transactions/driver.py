@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,6 +10,8 @@ from typing import Any
 
 import structlog
 
+from framework.coordination.election import identity_of_process
+from framework.coordination.steps import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import LeadershipLostError, RatchetError, RetryableError, StaleWriterError
 from framework.execution.ports import BatchExecutor
@@ -22,7 +22,6 @@ from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
 from framework.transactions.coordinator import Plan
 from framework.transactions.recovery import Recovery, recovering
-from framework.transactions.steps import Steps, Threads, perform
 from framework.transactions.term import Term
 
 _log = structlog.get_logger()
@@ -165,7 +164,7 @@ class Driver:
 
     def _elected(self) -> Steps[Leadership | None]:
         """Stand for election until it is won; None when a stop was requested."""
-        identity = f"{socket.gethostname()}:{os.getpid()}"
+        identity = identity_of_process()
         leadership: Leadership | None = None
         announced = False
         if self._settings.standby and not self._stood_by:

@@ -18,6 +18,7 @@ from typing import Any, Union
 
 import structlog
 
+from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.ports import PhaseResult, ProcessingJob
@@ -50,7 +51,6 @@ from framework.transactions.coordinator import (
 from framework.transactions.planning import PlanningThread
 from framework.transactions.recovery import Recovery
 from framework.transactions.sources import kind_of
-from framework.transactions.steps import Steps
 
 _log = structlog.get_logger()
 

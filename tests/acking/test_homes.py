@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from framework import Config
-from framework.acking import homes
+from framework.core import homes
 from framework.core.channels import STRANGERS_MAX, Credentials, connect
 from framework.core.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
 from framework.core.rounds import News, Round

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from framework import Config, CoreRun, CoreTopology, Fields, TopologyBuilder, submit
-from framework.acking import driver
+from framework.core import driver
 from framework.core.stateful_run import read_record, store_for
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
-from framework.acking import homes
+from framework.core import homes
 from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution import spark_rounds
+from framework.execution.spark import rounds as spark_rounds
 from framework.execution.spark.batches import python_part
 from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from framework.acking import home
 from framework.acking.ledger import LedgerPart
+from framework.core import segment_task as home
 from framework.core.component_task import Outflow
 from framework.errors import TopologyError
 from tests.kit.tree_world import simulate

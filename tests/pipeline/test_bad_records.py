@@ -558,7 +558,7 @@ def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
         "topology.max.attempts": 2,
     }
     log = tmp_path / "run.log"
-    run = RunProcess(log, "tests.kit.poisoned:topology", settings, module="benchmarks.local_run")
+    run = RunProcess(log, "tests.kit.poisoned:topology", settings, executor="local")
     try:
         topics.send(name, [b"x77"])
         run.start()

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from framework.errors import ConfigError
-from framework.execution import shipping
+from framework.execution.spark import shipping
 from integration import EmbeddedServers, PostgresServer, SparkCluster
 from tests.kit.topics import Topics
 

@@ -17,12 +17,12 @@ from confluent_kafka import Producer
 
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, reset, submit
 from framework.clients.kafka import KafkaSettings
+from framework.commands.reset import reset_everything
 from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, InvariantViolation, RetryableError, TopologyError
-from framework.reset import reset_everything
-from framework.submission import TopologyFailed
 from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
+from framework.transactions.run import TopologyFailed
 from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter, kafka_markers
 from sinks.kafka.markers import Marker, read_markers
 from sinks.kafka.writer import MarkedWriter, writers

@@ -16,9 +16,9 @@ from framework.execution import collapsed
 from framework.execution.local import LocalExecutor
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader, FailureKind, Piece, TaskFailure
-from framework.submission import TopologyFailed
 from framework.topology import OpenCommit
 from framework.transactions import Delete, MemoryStore
+from framework.transactions.run import TopologyFailed
 from sinks import Count, OpaqueMapState, StateCommitter
 from tests.kit.words_runs import EXACT, Setup
 

@@ -1,6 +1,6 @@
 """Simulated processes: drivers, which are the real ``Driver`` and ``Term``, and commit tasks, one step at a time.
 
-A *process* performs a generator of steps, as ``framework.transactions.steps.perform`` does in a run. Each step is an event
+A *process* performs a generator of steps, as ``framework.coordination.steps.perform`` does in a run. Each step is an event
 of the schedule: it may succeed, fail before or after it did its work, come late, come twice, or meet a crash. Threads of a
 driver die with it; commit tasks do not: they run elsewhere, and may write long after whoever started them is gone.
 
@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
+from framework.coordination.steps import Step, Steps, Threads
 from framework.coordination.store import Change, Leadership
 from framework.errors import (
     ConfigError,
@@ -50,7 +51,6 @@ from framework.transactions.coordinator import (
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
-from framework.transactions.steps import Step, Steps, Threads
 from framework.transactions.term import Term
 from sinks import MapState, Sum, states
 from sinks.kafka.markers import marker_of

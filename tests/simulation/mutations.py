@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from framework.coordination import transactional_state as state
 from framework.coordination.fenced import FencedLeadership
 from framework.coordination.transactional_state import RotatingTransactionalState
 from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.records import FailureKind
 from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
-from framework.transactions import state, term
+from framework.transactions import term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase, plan_digest
 from framework.transactions.documents import TopologyDocuments, forget_everything

@@ -17,9 +17,9 @@ import pytest
 
 from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
 from framework.commands.state import SNAPSHOT_FORMAT
+from framework.coordination import store_of
 from framework.core.reader import TopologyState
 from framework.state import MsgpackSerializer
-from framework.submission import store_of
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from framework.core import rescaling
 from framework.core.bolt_task import Inbox, LivingBolt
 from framework.core.budget import Budget
 from framework.core.checkpoints import Checkpoints, Marker
@@ -20,7 +21,6 @@ from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import LivingSpout
 from framework.core.stateful_bolt_task import LivingStatefulBolt
 from framework.errors import CorruptStateError, InvariantViolation
-from framework.state import rescaling
 from framework.state.windowing import MICROS, micros
 from framework.state.windows import _NEVER, Window, _ByClock
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, NamedSpout, simulate

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
+from framework.coordination.steps import Steps, Threads, perform
 from framework.errors import RetryableError
-from framework.transactions.steps import Steps, Threads, perform
 
 
 def halves(numbers: list[int]) -> Steps[list[int]]:

@@ -10,9 +10,9 @@ import structlog
 from kazoo.client import KazooClient
 
 from framework import Config
+from framework.coordination import store_of
 from framework.coordination.security import ZooKeeperSecurity
 from framework.errors import ConfigError, RetryableError
-from framework.submission import store_of
 from framework.transactions import CoordinationStore, Put, ZooKeeperStore
 from integration import SecurePort, ZooKeeperServer
 from tests.kit.certificates import Certificates, make_certificates
