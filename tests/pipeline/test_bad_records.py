@@ -28,7 +28,9 @@ from framework.errors import (
 )
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers, RegistryServer
-from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter, kafka_markers, kafka_writer
+from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
+from sinks.kafka import markers as kafka_markers
+from sinks.kafka import writer as kafka_writer
 from sinks.kafka.markers import Marker
 from sinks.kafka.writer import KafkaRecord, MarkedWriter, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec

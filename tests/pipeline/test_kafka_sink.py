@@ -23,7 +23,8 @@ from framework.errors import ConfigError, InvariantViolation, RetryableError, To
 from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
 from framework.transactions.run import TopologyFailed
-from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter, kafka_markers
+from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks.kafka import markers as kafka_markers
 from sinks.kafka.markers import Marker, read_markers
 from sinks.kafka.writer import MarkedWriter, writers
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
-from spouts import kafka_session
+from spouts.kafka import session as kafka_session
 from spouts.kafka.session import KafkaSession, Range
 
 PARTITIONS = 2

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from framework.clients.kafka import KafkaSettings
-from spouts import kafka_session
+from spouts.kafka import session as kafka_session
 from spouts.kafka.session import KafkaSession, Range
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, instead_of_kafka, run_sessions
 

@@ -14,7 +14,7 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
 from integration import KafkaCluster
-from spouts import kafka_session
+from spouts.kafka import session as kafka_session
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
