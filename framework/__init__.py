@@ -1,6 +1,7 @@
 """Ratchet: exactly-once Kafka pipelines in Python, executed by Spark."""
 
 from framework.config import Config
+from framework.core.reader import TopologyState
 from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.submission import submit
@@ -85,6 +86,7 @@ __all__ = [
     "TopologyBuilder",
     "TopologyContext",
     "TopologyFailed",
+    "TopologyState",
     "TransactionAttempt",
     "TransactionalSpout",
     "TransactionalSpoutCoordinator",

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.core.budget import Budget
-from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, Living
+from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
 from framework.execution.plan import Edge, TaskComponent
@@ -65,7 +65,7 @@ class Inbox:
 class BoltCollector:
     """The ``RichOutputCollector`` of a bolt task."""
 
-    def __init__(self, bolt: LivingBolt) -> None:
+    def __init__(self, bolt: BoltTask) -> None:
         self._bolt = bolt
         self._out = bolt.out
 
@@ -99,7 +99,7 @@ class BoltCollector:
 class BasicCollector:
     """The collector of a basic bolt: what is emitted is anchored to the tuple that is being executed."""
 
-    def __init__(self, bolt: LivingBolt) -> None:
+    def __init__(self, bolt: BoltTask) -> None:
         self._bolt = bolt
         self._out = bolt.out
         self.roots: Sequence[int] = ()
@@ -140,7 +140,7 @@ def received(tup: Tuple) -> AnchoredTuple:
     return tup
 
 
-class LivingBolt(Living):
+class BoltTask(ComponentTask):
     """A bolt task. ``tick_s``: how often it is given a tick; None: never."""
 
     def __init__(

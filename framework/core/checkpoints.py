@@ -77,7 +77,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class CheckpointMarker:
     """What a round carries to every task. ``txid``: the checkpoint concerned; to recover: the one to have. ``prepared``: it may be
     prepared only, and is to be committed then. ``upto``: no id beyond it is known here. ``layouts``: component -> number of its
     layout. ``known``: components whose state is part of the checkpoint; others begin empty. ``positions``: where spouts go back
@@ -96,7 +96,7 @@ class Marker:
     durable: bool = False
 
 
-class Standing(NamedTuple):
+class CheckpointReport(NamedTuple):
     """What a task says after a round with a marker: which checkpoint it has (None when its state does not know), and, a spout that
     can go back, its position."""
 
@@ -179,10 +179,10 @@ class CheckpointRecord:
         return "COMMITTED" if self.pending is None else "COMMITTING" if self.prepared else "PREPARING"
 
 
-class Step(NamedTuple):
+class CheckpointStep(NamedTuple):
     """What the next round has to be like. ``drain``: spouts give nothing. ``alone``: no other round may be under way."""
 
-    marker: Marker | None = None
+    marker: CheckpointMarker | None = None
     drain: bool = False
     alone: bool = False
 
@@ -275,25 +275,25 @@ class Checkpoints:
             return None
         return 0.0 if self._wanted or self._taken_at is None else max(self._taken_at + self._interval_s - now, 0.0)
 
-    def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> Step:
+    def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> CheckpointStep:
         """What the next round has to be. ``quiet``: every tree is complete, and no round is under way. ``waiting``: some tuple has
         come to a bolt and is not executed. Raises what ``save`` raises."""
         if self._recovering:
-            return Step(self._recovery(), drain=True, alone=True)
+            return CheckpointStep(self._recovery(), drain=True, alone=True)
         if self.record.pending is not None:
             if not self.record.prepared:
                 raise InvariantViolation(f"checkpoint {self.record.pending} is neither prepared nor given up")
-            return Step(self._marker(CheckpointAction.COMMIT, self.record.pending), alone=True)
+            return CheckpointStep(self._marker(CheckpointAction.COMMIT, self.record.pending), alone=True)
         if self.due_in(now) != 0.0:
-            return Step()
+            return CheckpointStep()
         if waiting or (self._exact and not quiet):
-            return Step(drain=True, alone=True)
+            return CheckpointStep(drain=True, alone=True)
         txid = self.record.last + 1
         begun = replace(self.record.abandoned(), pending=txid, pending_layouts=dict(self._layouts), last=txid)
         self._put(begun)
         self._taken_at = now
         self._wanted = False
-        return Step(self._marker(CheckpointAction.PREPARE, txid), drain=True, alone=True)
+        return CheckpointStep(self._marker(CheckpointAction.PREPARE, txid), drain=True, alone=True)
 
     def worked(self) -> None:
         """A round did something."""
@@ -310,7 +310,7 @@ class Checkpoints:
             self._failures += 1
         self._recover(why)
 
-    def heard(self, marker: Marker, standings: Sequence[Standing]) -> None:
+    def heard(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
         """What came of a round with a marker. Raises what ``save`` raises, and ``CorruptStateError`` for a state that is not
         where the record says."""
         found = {(each.component_id, each.task): each for each in standings}
@@ -360,10 +360,10 @@ class Checkpoints:
             self._recovering = True
             self._recoveries += 1
 
-    def _recovery(self) -> Marker:
+    def _recovery(self) -> CheckpointMarker:
         """To the checkpoint that every task has prepared, or else to the last one that is committed."""
         aim = self._committed() if self.record.prepared else self.record
-        return Marker(
+        return CheckpointMarker(
             CheckpointAction.RECOVER,
             aim.txid,
             self.record.prepared,
@@ -375,7 +375,7 @@ class Checkpoints:
             frozenset(self.record.forgotten),
         )
 
-    def _moved(self, marker: Marker, standings: Sequence[Standing]) -> str | None:
+    def _moved(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> str | None:
         """Says so when a state is not where this run has left it: its store went back, or was replaced (C27). The recovery that
         follows looks at all of them."""
         for each in standings:
@@ -386,7 +386,7 @@ class Checkpoints:
                 return f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and not {expected}"
         return None
 
-    def _recovered(self, marker: Marker, standings: Sequence[Standing]) -> None:
+    def _recovered(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
         for each in standings:
             expected = marker.txid if each.component_id in marker.known else 0
             if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
@@ -423,8 +423,8 @@ class Checkpoints:
         record = self.record.committed()
         return record if record.base is not None or self._durable else replace(record, base=record.positions)
 
-    def _marker(self, action: CheckpointAction, txid: int) -> Marker:
-        return Marker(action, txid, exact=self._exact, durable=self._durable)
+    def _marker(self, action: CheckpointAction, txid: int) -> CheckpointMarker:
+        return CheckpointMarker(action, txid, exact=self._exact, durable=self._durable)
 
     def _put(self, record: CheckpointRecord) -> None:
         self._save(record)

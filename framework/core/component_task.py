@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
-from framework.core.checkpoints import Marker, Standing
+from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Rows, Surroundings
-from framework.core.rounds import Counts, Trouble, TroubleKind
+from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import (
     BadRecordError,
     ConfigError,
@@ -139,7 +139,7 @@ def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:
     return trees.flatten().to_numpy(zero_copy_only=False), np.repeat(ids, lengths)
 
 
-class Living:
+class ComponentTask:
     """One component in one task. Errors in user code are part of the task's outcome; they end the instance, and the next use makes
     another."""
 
@@ -192,7 +192,10 @@ class Living:
                 self.begin(self._instance)
             except USER_ERRORS as error:
                 self._instance = None
-                self.report(error, TroubleKind.AWAY if isinstance(error, RetryableError) else TroubleKind.CANNOT_START)
+                self.report(
+                    error,
+                    ErrorKind.AWAY if isinstance(error, RetryableError) else ErrorKind.CANNOT_START,
+                )
         return self._instance
 
     def begin(self, made: Any) -> None:
@@ -203,20 +206,20 @@ class Living:
         """Close or clean up."""
         raise NotImplementedError
 
-    def end_for(self, marker: Marker) -> None:
+    def end_for(self, marker: CheckpointMarker) -> None:
         """The task is at its end: everything goes back to a checkpoint."""
         self.close()
 
-    def recover(self, marker: Marker, before: Living | None) -> None:
+    def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
         """Begin as of a checkpoint. ``before``: who was here until now, at its end."""
 
-    def prepare(self, marker: Marker) -> None:
+    def prepare(self, marker: CheckpointMarker) -> None:
         """Save for a checkpoint what there is to save."""
 
-    def commit(self, marker: Marker) -> None:
+    def commit(self, marker: CheckpointMarker) -> None:
         """Make it the state."""
 
-    def standing(self, marker: Marker) -> Standing | None:
+    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
         """What to say of it after the round; None for nothing, and when it could not be done."""
         return None
 
@@ -231,11 +234,11 @@ class Living:
     def died(self, error: BaseException) -> None:
         """What the instance held is gone with it: those trees will time out."""
         self.counts.died += 1
-        self.report(error, TroubleKind.DIED)
+        self.report(error, ErrorKind.DIED)
         self.close()
 
-    def report(self, error: BaseException, kind: TroubleKind = TroubleKind.REPORTED) -> None:
+    def report(self, error: BaseException, kind: ErrorKind = ErrorKind.REPORTED) -> None:
         trace = "".join(traceback.format_exception(error))
-        if isinstance(error, _FATAL) and kind is not TroubleKind.REPORTED:
-            kind = TroubleKind.FATAL
-        self.outcome.hear(Trouble(kind, self.component.id, self.task, f"{type(error).__name__}: {error}", trace))
+        if isinstance(error, _FATAL) and kind is not ErrorKind.REPORTED:
+            kind = ErrorKind.FATAL
+        self.outcome.hear(ComponentError(kind, self.component.id, self.task, f"{type(error).__name__}: {error}", trace))

@@ -24,9 +24,19 @@ from typing import NamedTuple
 import structlog
 
 from framework.core.budget import Share
-from framework.core.checkpoints import CheckpointAction, Checkpoints, Standing, Step
+from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import TIMEOUT_TICKS
-from framework.core.rounds import Counts, Decisions, News, Orders, Record, Round, RoundExecutor, Trouble, TroubleKind
+from framework.core.rounds import (
+    ComponentError,
+    Counts,
+    Decisions,
+    ErrorKind,
+    Round,
+    RoundExecutor,
+    RoundRecord,
+    RoundReport,
+    TreeOutcomes,
+)
 from framework.core.segment_task import CorePlan
 from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
@@ -34,8 +44,8 @@ from framework.errors import InvariantViolation, LeadershipLostError, RetryableE
 _log = structlog.get_logger()
 
 #: How long the spouts may wait in a round for something to give, at most, when there has been nothing for a while.
-PATIENCE_MAX_S = 5.0
-_PATIENCE_MIN_S = 0.005
+SPOUT_WAIT_MAX_S = 5.0
+_SPOUT_WAIT_MIN_S = 0.005
 #: How long a driver waits before it tries again after a round was lost, at most.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
@@ -61,8 +71,8 @@ class _Found(NamedTuple):
 
     busy: bool
     failed: str | None
-    troubles: Sequence[Trouble]
-    standings: Sequence[Standing]
+    troubles: Sequence[ComponentError]
+    standings: Sequence[CheckpointReport]
     silent: str | None
     died: Sequence[tuple[str, int]]
 
@@ -94,7 +104,7 @@ class RoundDriver:
             *((each.id, task) for each in plan.plan.components.values() for task in range(each.parallelism)),
             *(("$acker", number) for number in range(plan.ackers)),
         ]
-        self._orders: dict[int, Orders] = {}
+        self._orders: dict[int, TreeOutcomes] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
@@ -104,14 +114,14 @@ class RoundDriver:
         self._number = 0
         self._lost = 0  # the last round that was
         self._under_way: deque[Round] = deque()
-        self._patience_s = 0.0
+        self._spout_wait_s = 0.0
         self._tick_at: float | None = None  # when the next bolt wants a tick
         self._awaited = 0  # how many wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._status = CoreStatus("starting", 0, 0, {each: Counts() for each in plan.plan.components}, 0, None)
-        self.failure: Trouble | None = None
+        self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
     # --- from any thread ---------------------------------------------------------------------------------------
@@ -122,7 +132,7 @@ class RoundDriver:
 
     def request_stop(self) -> None:
         self._stopping.set()
-        self._executor.hurry()
+        self._executor.wake()
 
     def wait_until_idle(self, timeout_s: float | None) -> bool:
         """Wait for a round, begun after this call, that found nothing to do, with nothing under way. False when the run
@@ -191,14 +201,14 @@ class RoundDriver:
         waiting = self._waiting()
         if waiting:
             ticks = min(ticks, 1)  # what waits is given its time again once per round
-        step, patience_s = Step(), self._patience_s
+        step, spout_wait_s = CheckpointStep(), self._spout_wait_s
         if self._tick_at is not None:
-            patience_s = min(patience_s, max(self._tick_at - now, 0.0))
+            spout_wait_s = min(spout_wait_s, max(self._tick_at - now, 0.0))
         if self._checkpoints is not None:
             due_in_s = self._checkpoints.due_in(now)
-            patience_s = patience_s if due_in_s is None else min(patience_s, due_in_s)
+            spout_wait_s = spout_wait_s if due_in_s is None else min(spout_wait_s, due_in_s)
             step = self._checkpoints.plan(now, quiet=self._quiet(), waiting=bool(waiting))
-            if step.drain and step.marker is None and self._patience_s:
+            if step.drain and step.marker is None and self._spout_wait_s:
                 self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
         if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
             self._orders.clear()  # they are of trees that nobody tracks any more; elsewhere the spouts stay, and hear them
@@ -210,7 +220,7 @@ class RoundDriver:
             self._number,
             ticks,
             orders,
-            0.0 if step.alone else patience_s,
+            0.0 if step.alone else spout_wait_s,
             drain or step.drain or bool(waiting),
             follows,
             self._executor.rounds_max,
@@ -222,7 +232,7 @@ class RoundDriver:
         self._under_way.append(round_)
         return round_
 
-    def end(self, round_: Round, result: Callable[[], Sequence[Record]]) -> bool:
+    def end(self, round_: Round, result: Callable[[], Sequence[RoundRecord]]) -> bool:
         """Hear what came of the round that has been under way longest. ``result``: returns it, or raises ``RetryableError`` when it
         was lost. False when it was."""
         if self._under_way.popleft() is not round_:
@@ -250,20 +260,20 @@ class RoundDriver:
         with self._changed:
             self._idle = round_.number if done and not busy and not pending and settled else None
         if busy:
-            self._patience_s = 0.0
+            self._spout_wait_s = 0.0
         else:
-            self._patience_s = min(max(self._patience_s * 2, _PATIENCE_MIN_S), PATIENCE_MAX_S, self._tick_s)
+            self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S, self._tick_s)
         self._show(rounds=1)
         return True
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
         """Round after round, as many at once as the executor can run while there is work; a single one, which waits in the
         spouts, while there is none."""
-        running: deque[tuple[Round, Future[Sequence[Record]]]] = deque()
+        running: deque[tuple[Round, Future[Sequence[RoundRecord]]]] = deque()
         losses, settling = 0, False
         while True:
             wanted = not self._stopping.is_set() and self.failure is None
-            at_once = self._executor.rounds_max if self._patience_s == 0.0 and not self._alone() else 1
+            at_once = self._executor.rounds_max if self._spout_wait_s == 0.0 and not self._alone() else 1
             if wanted and not settling and len(running) < at_once:
                 self._make_sure_to_lead()
                 round_ = self.begin()
@@ -292,34 +302,34 @@ class RoundDriver:
 
     def _drain(self) -> None:
         """Let what is under way end, as long as it gets on, and have it in a checkpoint."""
-        self._patience_s = 0.0
+        self._spout_wait_s = 0.0
         if self._checkpoints is not None:
             self._checkpoints.want()
         until = self._clock() + DRAIN_S
         while self._clock() < until and self.step(drain=True) and self._idle is None:
-            if self._patience_s > 0.0 and not self._alone():
+            if self._spout_wait_s > 0.0 and not self._alone():
                 return
 
-    def _take(self, round_: Round, records: Sequence[Record]) -> _Found:
+    def _take(self, round_: Round, records: Sequence[RoundRecord]) -> _Found:
         """Learn what a round says."""
         busy = False
-        troubles: list[Trouble] = []
-        standings: list[Standing] = []
+        troubles: list[ComponentError] = []
+        standings: list[CheckpointReport] = []
         did: list[Counts] = []
         died: list[tuple[str, int]] = []
         given = 0
         ticks: list[float] = []
         silent = dict.fromkeys(self._speakers)
         for record in records:
-            if isinstance(record, (Decisions, News)) and record.round == round_.number:
+            if isinstance(record, (Decisions, RoundReport)) and record.round == round_.number:
                 spoke = [("$acker", record.acker)] if isinstance(record, Decisions) else record.counts
-                if not (isinstance(record, News) and record.unrecovered):
+                if not (isinstance(record, RoundReport) and record.unrecovered):
                     for each in spoke:
                         silent.pop(each, None)
             if isinstance(record, Decisions):
                 self._trees[record.acker] = record.trees
                 busy = self._decided(record) or busy
-            elif isinstance(record, News):
+            elif isinstance(record, RoundReport):
                 busy = self._heard(record) or busy
                 if record.round == round_.number:
                     did += record.counts.values()
@@ -330,7 +340,7 @@ class RoundDriver:
                     ticks.append(record.tick_in_s)
                 standings += record.standings if record.round == round_.number else ()
         for trouble in troubles:
-            say = _log.warning if trouble.kind in (TroubleKind.REPORTED, TroubleKind.AWAY) else _log.error
+            say = _log.warning if trouble.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
             say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
         if troubles:
             self._show(last_error=str(troubles[-1]))
@@ -344,10 +354,14 @@ class RoundDriver:
         failed = self._failure(records) if self._checkpoints is not None else None  # nobody else asks
         return _Found(busy, failed, troubles, standings, gone, died)
 
-    def _failure(self, records: Sequence[Record]) -> str | None:
+    def _failure(self, records: Sequence[RoundRecord]) -> str | None:
         """Which tuple failed, if one did: by the bolt that failed it, or else by where its tree began."""
         counted = [
-            key for each in records if isinstance(each, News) for key, counts in each.counts.items() if counts.failed
+            key
+            for each in records
+            if isinstance(each, RoundReport)
+            for key, counts in each.counts.items()
+            if counts.failed
         ]
         for component_id, task in counted:
             if (component_id, task) not in self._spouts:
@@ -367,7 +381,7 @@ class RoundDriver:
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints what came of a round. Whether everything is in one."""
         marker = round_.checkpoint
-        died = [each for each in found.troubles if each.kind is TroubleKind.DIED]
+        died = [each for each in found.troubles if each.kind is ErrorKind.DIED]
         if found.silent is not None:
             checkpoints.lost(f"{found.silent} is gone or began anew")
             return False
@@ -393,7 +407,9 @@ class RoundDriver:
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
-            self.failure = died[0] if died else Trouble(TroubleKind.FATAL, "topology", 0, checkpoints.failed_for_good)
+            self.failure = (
+                died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, checkpoints.failed_for_good)
+            )
             _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
         return checkpoints.settled
 
@@ -405,17 +421,17 @@ class RoundDriver:
         return f"{held} holds what was emitted in pre_prepare: have it acked at once, or emit it at a tick"
 
     def _decided(self, decisions: Decisions) -> bool:
-        for kind in Orders._fields:
+        for kind in TreeOutcomes._fields:
             for task, roots in getattr(decisions, kind).by_spout_task():
-                self._order(task, Orders(**{kind: roots}))
-        return any(getattr(decisions, kind) for kind in Orders._fields)
+                self._order(task, TreeOutcomes(**{kind: roots}))
+        return any(getattr(decisions, kind) for kind in TreeOutcomes._fields)
 
-    def _order(self, task: int, told: Orders) -> None:
+    def _order(self, task: int, told: TreeOutcomes) -> None:
         """Tell a spout task something in the next round."""
-        known = self._orders.get(task, Orders())
-        self._orders[task] = Orders(*(old + new for old, new in zip(known, told, strict=True)))
+        known = self._orders.get(task, TreeOutcomes())
+        self._orders[task] = TreeOutcomes(*(old + new for old, new in zip(known, told, strict=True)))
 
-    def _heard(self, news: News) -> bool:
+    def _heard(self, news: RoundReport) -> bool:
         busy = False
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
@@ -428,20 +444,20 @@ class RoundDriver:
             busy = busy or did
         return busy
 
-    def _judge(self, troubles: Sequence[Trouble]) -> None:
+    def _judge(self, troubles: Sequence[ComponentError]) -> None:
         """What no new instance would do better at ends the topology; so does a component that cannot start, or a spout that
         dies, again and again without having done anything in between."""
         pause_s = 0.0
         for trouble in troubles:
             key = trouble.component_id, trouble.task
             failures = self._stuck.get(key, 0)
-            if trouble.kind is TroubleKind.AWAY:
+            if trouble.kind is ErrorKind.AWAY:
                 times = self._away[key] = self._away.get(key, 0) + 1
                 pause_s = max(pause_s, _pause_s(times))
-            elif trouble.kind is TroubleKind.CANNOT_START or (trouble.kind is TroubleKind.DIED and key in self._spouts):
+            elif trouble.kind is ErrorKind.CANNOT_START or (trouble.kind is ErrorKind.DIED and key in self._spouts):
                 failures = self._stuck[key] = failures + 1
                 pause_s = max(pause_s, _pause_s(failures))
-            if trouble.kind is TroubleKind.FATAL or failures >= self._attempts_max:
+            if trouble.kind is ErrorKind.FATAL or failures >= self._attempts_max:
                 self.failure = trouble
                 _log.error("topology.failed", error=str(trouble), trace=trouble.trace)
                 return

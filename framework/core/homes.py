@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 import cloudpickle
 
 from framework.core.channels import Channel, Credentials, Place, Server, connect
-from framework.core.rounds import Addressed, Record, Round
+from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.core.segment_task import CorePlan, Home
 from framework.errors import InvariantViolation, RetryableError
 
@@ -95,7 +95,7 @@ def _channel_to(address: Address, credentials: Credentials) -> Channel:
     return found
 
 
-class Courier:
+class HomeClient:
     """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its home. ``answer_s``: a home that
     has not answered for so long is told to end itself, and counts as lost."""
 
@@ -112,35 +112,37 @@ class Courier:
         self._answer_s = answer_s
         self._asked: dict[int, int] = {}
 
-    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run_task(
+        self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
+    ) -> Sequence[Addressed]:
         """One task of a level."""
         number = self._placed[(level, partition)]
         self._send(number, ("run", round_, level, [(partition, records)]))
         return self._answer(number, self._limit_s(round_))  # type: ignore[no-any-return]
 
-    def walk(self, round_: Round, widths: Sequence[int]) -> list[Record]:
+    def walk(self, round_: Round, widths: Sequence[int]) -> list[RoundRecord]:
         """All levels of a round; the homes work side by side in each."""
-        inboxes: dict[int, list[Record]] = {}
+        inboxes: dict[int, list[RoundRecord]] = {}
         for level, width in enumerate(widths):
-            by_home: dict[int, list[tuple[int, Sequence[Record]]]] = {}
+            by_home: dict[int, list[tuple[int, Sequence[RoundRecord]]]] = {}
             for partition in range(width):
                 by_home.setdefault(self._placed[(level, partition)], []).append((partition, inboxes.get(partition, [])))
             for number, tasks in by_home.items():
                 self._send(number, ("run", round_, level, tasks))
             inboxes = {}
-            if round_.patience_s and not level:
+            if round_.spout_wait_s and not level:
                 self._hurry_after_the_first(round_, list(by_home))
             for number in by_home:
                 for target, record in self._answer(number, self._limit_s(round_)):
                     inboxes.setdefault(target, []).append(record)
         return [record for partition in sorted(inboxes) for record in inboxes[partition]]
 
-    def hurry(self, number: int, homes: Iterable[int] | None = None) -> None:
+    def wake(self, number: int, homes: Iterable[int] | None = None) -> None:
         """Have the spouts of homes wait no longer in a round; in any, when it is 0. What cannot be reached waits."""
         for home in self._addresses if homes is None else homes:
             try:
                 with connect(self._addresses[home].place, self._credentials, _CONNECT_S) as channel:
-                    channel.send((0, "hurry", number), _CONNECT_S)
+                    channel.send((0, "wake", number), _CONNECT_S)
                     channel.receive(_CONNECT_S)  # it has been heard
             except (OSError, EOFError):
                 continue
@@ -153,7 +155,7 @@ class Courier:
                 if channel is not None:
                     selector.register(channel, selectors.EVENT_READ, home)
             ready = {key.data for key, _ in selector.select(self._answer_s)}
-        self.hurry(round_.number, [home for home in homes if home not in ready])
+        self.wake(round_.number, [home for home in homes if home not in ready])
 
     def ask(self, number: int, *message: Any) -> Any:
         self._send(number, message)
@@ -211,7 +213,7 @@ def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> A
     """The home's address if it answers; otherwise that of a new one on this host. Called in a Spark task."""
     if known is not None:
         try:
-            Courier([known], settings.credentials, {}, _CONNECT_S).ask(number, "ping")
+            HomeClient([known], settings.credentials, {}, _CONNECT_S).ask(number, "ping")
             return known
         except RetryableError:
             pass
@@ -242,7 +244,7 @@ def start_home(settings: HomeSettings, number: int) -> Address:
 def close_home(address: Address, credentials: Credentials) -> None:
     """Close a home's tasks and end it; nothing when it is gone."""
     try:
-        Courier([address], credentials, {}, _CLOSE_S).ask(address.number, "close")
+        HomeClient([address], credentials, {}, _CLOSE_S).ask(address.number, "close")
     except RetryableError:
         pass
     finally:
@@ -324,8 +326,8 @@ class HomeServer:
     def _do(self, what: str, *arguments: Any) -> Any:
         if what == "run":
             return self._home.run_tasks(*arguments)
-        if what == "hurry":
-            self._home.hurry(*arguments)
+        if what == "wake":
+            self._home.wake(*arguments)
         elif what == "close":
             self._home.close()
         elif what == "die":

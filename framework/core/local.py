@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from framework.core.rounds import Record, Round, walk
+from framework.core.rounds import Round, RoundRecord, walk
 from framework.core.segment_task import CorePlan, Home
 
 
@@ -21,11 +21,11 @@ class LocalRounds:
     def start(self) -> None:
         """Nothing to make ready."""
 
-    def run(self, round_: Round) -> Sequence[Record]:
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
         return walk(round_, self._plan.widths, self._home.run_task)
 
-    def hurry(self) -> None:
-        self._home.hurry(0)
+    def wake(self) -> None:
+        self._home.wake(0)
 
     def close(self) -> None:
         self._home.close()

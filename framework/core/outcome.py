@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from framework.acking.ledger import Ledger
-from framework.core.checkpoints import Standing
-from framework.core.rounds import Addressed, Counts, Trouble, TroubleKind
+from framework.core.checkpoints import CheckpointReport
+from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind
 from framework.execution.plan import Edge
 
 #: Errors of user code that a task tells of after one round.
@@ -48,15 +48,17 @@ class Outcome:
         self.of = {each: Made() for each in components}
         self.exits: list[Addressed] = []
         self.ledger = Ledger()
-        self.troubles: list[Trouble] = []
-        self.standings: list[Standing] = []
+        self.troubles: list[ComponentError] = []
+        self.standings: list[CheckpointReport] = []
 
-    def hear(self, trouble: Trouble) -> None:
+    def hear(self, trouble: ComponentError) -> None:
         """Keep the first few, the first death, and all that decide about the topology: one bad record may fail in thousands of
         copies."""
-        decides = trouble.kind in (TroubleKind.AWAY, TroubleKind.CANNOT_START, TroubleKind.FATAL) or (
-            trouble.kind is TroubleKind.DIED and all(each.kind is not TroubleKind.DIED for each in self.troubles)
-        )
+        decides = trouble.kind in (
+            ErrorKind.AWAY,
+            ErrorKind.CANNOT_START,
+            ErrorKind.FATAL,
+        ) or (trouble.kind is ErrorKind.DIED and all(each.kind is not ErrorKind.DIED for each in self.troubles))
         if len(self.troubles) < TROUBLES_MAX or (decides and len(self.troubles) < 2 * TROUBLES_MAX):
             self.troubles.append(trouble)
 

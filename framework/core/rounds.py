@@ -13,14 +13,14 @@ from enum import Enum
 from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
-from framework.core.checkpoints import Marker, Standing
+from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.execution.records import Piece
 
 #: A spout task gives no more than this in one round, so that rounds stay short.
 ROUND_TUPLES_MAX = 10_000
 
 
-class Orders(NamedTuple):
+class TreeOutcomes(NamedTuple):
     """What a spout task is told at the start of a round. ``failed``: by somebody. ``expired``: not heard of in time."""
 
     completed: Roots = Roots()
@@ -32,7 +32,7 @@ class Orders(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Round:
     """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
-    what it is told. ``patience_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
+    what it is told. ``spout_wait_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
     give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
     every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
     its part in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
@@ -41,12 +41,12 @@ class Round:
 
     number: int
     ticks: int = 0
-    orders: Mapping[int, Orders] = field(default_factory=dict)
-    patience_s: float = 0.0
+    orders: Mapping[int, TreeOutcomes] = field(default_factory=dict)
+    spout_wait_s: float = 0.0
     drain: bool = False
     follows: int = 0
     at_once: int = 1
-    checkpoint: Marker | None = None
+    checkpoint: CheckpointMarker | None = None
     share: int = ROUND_TUPLES_MAX
     lost: int = 0
     settles: bool = False
@@ -88,7 +88,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class TroubleKind(Enum):
+class ErrorKind(Enum):
     """What an error in user code did."""
 
     AWAY = "away"  # it is started again, as often as it takes: what it needs does not answer
@@ -98,10 +98,10 @@ class TroubleKind(Enum):
     FATAL = "fatal"  # ended the instance, and no other would do better
 
 
-class Trouble(NamedTuple):
+class ComponentError(NamedTuple):
     """An error in user code."""
 
-    kind: TroubleKind
+    kind: ErrorKind
     component_id: str
     task: int
     message: str
@@ -111,22 +111,22 @@ class Trouble(NamedTuple):
         return f"{self.component_id}[{self.task}]: {self.message}"
 
 
-class News(NamedTuple):
+class RoundReport(NamedTuple):
     """What a task tells the driver after a round, whose number it is. ``standings``: of those of its components that a checkpoint
     concerns. ``unrecovered``: it is new, and waits for a recovery. ``tick_in_s``: until one of its components wants a tick."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
-    troubles: Sequence[Trouble] = ()
-    standings: Sequence[Standing] = ()
+    troubles: Sequence[ComponentError] = ()
+    standings: Sequence[CheckpointReport] = ()
     unrecovered: bool = False
     tick_in_s: float | None = None
 
 
-Record = Union[Piece, LedgerPart, News, Decisions]
-Addressed = tuple[int, Record]
+RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]
+Addressed = tuple[int, RoundRecord]
 #: Runs one task of one level in the place where it lives: level, partition, what came for it; returns what goes on.
-RunTask = Callable[[Round, int, int, Sequence[Record]], Sequence[Addressed]]
+RunTask = Callable[[Round, int, int, Sequence[RoundRecord]], Sequence[Addressed]]
 
 
 class RoundExecutor(Protocol):
@@ -138,17 +138,17 @@ class RoundExecutor(Protocol):
 
     def start(self) -> None: ...
 
-    def run(self, round_: Round) -> Sequence[Record]:
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
         """Raises ``RetryableError`` when the round, or a part of it, was lost: nothing is known of what it did."""
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Have the round that waits in the spouts, if one does, wait no longer."""
 
     def close(self) -> None:
         """Close every spout, clean every bolt up, and release what ``start`` made."""
 
 
-def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[Record]:
+def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
     """All levels of a round, one task after the other."""
     steps = stepping(round_, widths, run_task)
     while True:
@@ -158,11 +158,13 @@ def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[Record
             return end.value  # type: ignore[no-any-return]
 
 
-def stepping(round_: Round, widths: Sequence[int], run_task: RunTask) -> Generator[tuple[int, int], None, list[Record]]:
+def stepping(
+    round_: Round, widths: Sequence[int], run_task: RunTask
+) -> Generator[tuple[int, int], None, list[RoundRecord]]:
     """The same, task by task: gives the level and the partition before each."""
-    inboxes: dict[int, list[Record]] = {}
+    inboxes: dict[int, list[RoundRecord]] = {}
     for level, width in enumerate(widths):
-        outboxes: dict[int, list[Record]] = {}
+        outboxes: dict[int, list[RoundRecord]] = {}
         for partition in range(width):
             yield level, partition
             for target, record in run_task(round_, level, partition, inboxes.get(partition, [])):

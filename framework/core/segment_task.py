@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from framework.acking.acker import Acker
 from framework.acking.ledger import LedgerPart, Roots, spout_task_of
-from framework.core.bolt_task import LivingBolt
+from framework.core.bolt_task import BoltTask
 from framework.core.budget import ROUND_EXECUTE_S, Budget
-from framework.core.checkpoints import CheckpointAction, Marker
-from framework.core.component_task import TIMEOUT_TICKS, Living
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker
+from framework.core.component_task import TIMEOUT_TICKS, ComponentTask
 from framework.core.outcome import Outcome
-from framework.core.rounds import Addressed, Decisions, News, Orders, Record, Round
-from framework.core.spout_task import LivingSpout
-from framework.core.stateful_bolt_task import LivingStatefulBolt
+from framework.core.rounds import Addressed, Decisions, Round, RoundRecord, RoundReport, TreeOutcomes
+from framework.core.spout_task import SpoutTask
+from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.core.turns import OVERTAKE_S, Turns
 from framework.errors import InvariantViolation
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
@@ -94,12 +94,14 @@ class Home:
         self._numbers = {each: number for number, each in enumerate(plan.rooted_tasks())}
         self._provider = provider_of(plan.conf) if plan.stateful else None
 
-    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run_task(
+        self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
+    ) -> Sequence[Addressed]:
         """Run one task of one level for a round: ``RunTask``. Raises ``OvertakenError``."""
         return self.run_tasks(round_, level, [(partition, records)])
 
     def run_tasks(
-        self, round_: Round, level: int, arriving: Sequence[tuple[int, Sequence[Record]]]
+        self, round_: Round, level: int, arriving: Sequence[tuple[int, Sequence[RoundRecord]]]
     ) -> Sequence[Addressed]:
         """Run several, when it is that round's turn at each: partitions, with what came for them. Raises ``OvertakenError``."""
         with ExitStack() as turns:
@@ -110,7 +112,7 @@ class Home:
                 for task, _ in tasks:
                     task.begin(round_)
                 givers = [task for task, _ in tasks if isinstance(task, SegmentTask) and task.gives]
-                if givers and round_.patience_s and not round_.drain:
+                if givers and round_.spout_wait_s and not round_.drain:
                     self._await_a_spout(round_, givers)
                 budget = Budget(self._clock, None if _prepares(round_) else ROUND_EXECUTE_S)
                 return [exit_ for task, records in tasks for exit_ in task.run(round_, records, budget)]
@@ -119,7 +121,7 @@ class Home:
                     task.throw_away()
                 raise
 
-    def hurry(self, number: int) -> None:
+    def wake(self, number: int) -> None:
         """Have the spouts wait no longer in a round; in any, when it is 0."""
         with self._hurried:
             self._hurried_round = max(self._hurried_round, number or self._waiting_round)
@@ -127,7 +129,7 @@ class Home:
 
     def _await_a_spout(self, round_: Round, tasks: Sequence[SegmentTask]) -> None:
         """Ask one spout after the other, less and less often, until one has given something or time is up."""
-        until = time.monotonic() + round_.patience_s
+        until = time.monotonic() + round_.spout_wait_s
         pause_s = _POLL_MIN_S
         with self._hurried:
             self._waiting_round = round_.number
@@ -213,23 +215,23 @@ class SegmentTask:
         self._sequence = 0
         self._unrecovered = bool(plan.stateful)
         self.outcome = Outcome(segment.components)
-        self._spouts: dict[int, LivingSpout] = {}
-        self._rooted: dict[int, LivingSpout | LivingStatefulBolt] = {}
-        self._living: dict[str, Living] = {}
+        self._spouts: dict[int, SpoutTask] = {}
+        self._rooted: dict[int, SpoutTask | StatefulBoltTask] = {}
+        self._component_tasks: dict[str, ComponentTask] = {}
         for component_id in segment.components:
             component = plan.plan.components[component_id]
-            living: Living
+            component_task: ComponentTask
             tick_s = plan.ticks.get(component_id)
             if component_id in plan.stateful and provider is not None:
                 number = numbers[(component_id, task)]
-                living = self._rooted[number] = LivingStatefulBolt(
+                component_task = self._rooted[number] = StatefulBoltTask(
                     topology, component, task, self, provider, number=number, first_round=first_round, tick_s=tick_s
                 )
             elif component.inputs:
-                living = LivingBolt(topology, component, task, self, tick_s=tick_s)
+                component_task = BoltTask(topology, component, task, self, tick_s=tick_s)
             else:
                 number = numbers[(component_id, task)]
-                living = self._rooted[number] = self._spouts[number] = LivingSpout(
+                component_task = self._rooted[number] = self._spouts[number] = SpoutTask(
                     topology,
                     component,
                     task,
@@ -239,19 +241,19 @@ class SegmentTask:
                     pending_max=plan.pending_max,
                     tracked=plan.ackers > 0,
                 )
-            self._living[component_id] = living
+            self._component_tasks[component_id] = component_task
 
-    def recover(self, marker: Marker, before: SegmentTask | None) -> None:
+    def recover(self, marker: CheckpointMarker, before: SegmentTask | None) -> None:
         """Begin as of a checkpoint, in place of who was here before: of what that one has made, nobody hears any more."""
         if before is not None:
             before.throw_away()
-            for living in before._living.values():
-                living.end_for(marker)
+            for component_task in before._component_tasks.values():
+                component_task.end_for(marker)
             for trouble in before.outcome.troubles:
                 self.outcome.hear(trouble)
         self._unrecovered = False
-        for component_id, living in self._living.items():
-            living.recover(marker, before._living[component_id] if before is not None else None)
+        for component_id, component_task in self._component_tasks.items():
+            component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
         """Commit a checkpoint, and tell those that trees begin at what became of them. Nobody begins before the recovery that says
@@ -259,10 +261,10 @@ class SegmentTask:
         if self._unrecovered:
             return
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
-            for living in self._living.values():
-                living.commit(round_.checkpoint)
+            for component_task in self._component_tasks.values():
+                component_task.commit(round_.checkpoint)
         for number, rooted in self._rooted.items():
-            rooted.tell(round_.orders.get(number, Orders()), round_.ticks, round_.lost)
+            rooted.tell(round_.orders.get(number, TreeOutcomes()), round_.ticks, round_.lost)
 
     @property
     def gives(self) -> bool:
@@ -277,7 +279,7 @@ class SegmentTask:
         gave = [spout.give(round_.at_once, round_.share) for spout in self._spouts.values()]
         return any(gave)
 
-    def run(self, round_: Round, records: Sequence[Record], budget: Budget) -> Sequence[Addressed]:
+    def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
         """The task's part of a round. Raises only what is a bug, or the end of the process: then the outcome is thrown away."""
         pieces: list[Piece] = []
         for record in records:
@@ -289,21 +291,21 @@ class SegmentTask:
             self._receive(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
         if not round_.drain:
             self.give(round_)
-        for living in self._living.values():  # in topological order: fused rows come before the flush
-            living.work(budget)
+        for component_task in self._component_tasks.values():  # in topological order: fused rows come before the flush
+            component_task.work(budget)
             if self._may_tick(round_):
-                living.tick(settles=round_.settles)
+                component_task.tick(settles=round_.settles)
             if round_.checkpoint is not None and _prepares(round_):
-                living.prepare(round_.checkpoint)
-            self._flush(living)
-        for living in self._living.values():
-            standing = living.standing(round_.checkpoint) if round_.checkpoint is not None else None
+                component_task.prepare(round_.checkpoint)
+            self._flush(component_task)
+        for component_task in self._component_tasks.values():
+            standing = component_task.standing(round_.checkpoint) if round_.checkpoint is not None else None
             if standing is not None:
                 self.outcome.standings.append(standing)
-            living.look()
+            component_task.look()
         while any(made.rows for made in self.outcome.of.values()):  # instances that have died since have emitted these
-            for living in self._living.values():
-                self._flush(living)
+            for component_task in self._component_tasks.values():
+                self._flush(component_task)
         return self._hand_over(round_)
 
     def _may_tick(self, round_: Round) -> bool:
@@ -313,11 +315,11 @@ class SegmentTask:
 
     def throw_away(self) -> None:
         """The round is lost, and all that this task has made in it."""
-        self.outcome = Outcome(self._living)
+        self.outcome = Outcome(self._component_tasks)
 
     def close(self) -> None:
-        for living in self._living.values():
-            living.close()
+        for component_task in self._component_tasks.values():
+            component_task.close()
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
         if edge.fused:
@@ -328,39 +330,41 @@ class SegmentTask:
         self._sequence += 1
         self._pass_on(piece)
 
-    def _flush(self, living: Living) -> None:
+    def _flush(self, component_task: ComponentTask) -> None:
         try:
-            living.out.flush()
+            component_task.out.flush()
         except USER_ERRORS as error:  # what was emitted does not fit what was declared
-            living.died(error)
+            component_task.died(error)
 
     def _receive(self, edge: Edge, batch: pa.RecordBatch) -> None:
-        living = self._living[edge.target]
+        component_task = self._component_tasks[edge.target]
         fields = self._plan.plan.components[edge.source].streams[edge.stream]
-        if not isinstance(living, LivingBolt):
+        if not isinstance(component_task, BoltTask):
             raise InvariantViolation(f"{edge.target} is no bolt, and an edge leads to it")
-        living.receive(edge, fields, batch)
+        component_task.receive(edge, fields, batch)
 
     def _hand_over(self, round_: Round) -> Sequence[Addressed]:
         outcome = self.outcome
-        for component_id, living in self._living.items():
-            outcome.of[component_id].counts.waiting = living.waiting
+        for component_id, component_task in self._component_tasks.items():
+            outcome.of[component_id].counts.waiting = component_task.waiting
             if round_.ticks:
-                outcome.ledger.reset(living.kept())
+                outcome.ledger.reset(component_task.kept())
         for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
         counts = {(component_id, self._task): made.counts for component_id, made in outcome.of.items()}
-        ticks = [each.tick_in_s for each in self._living.values() if each.tick_in_s is not None]
+        ticks = [each.tick_in_s for each in self._component_tasks.values() if each.tick_in_s is not None]
         tick_in_s = min(ticks, default=None)
-        self._pass_on(News(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered, tick_in_s))
-        self.outcome = Outcome(self._living)
+        self._pass_on(
+            RoundReport(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered, tick_in_s)
+        )
+        self.outcome = Outcome(self._component_tasks)
         return outcome.exits
 
     def _is_mine(self, piece: Piece) -> bool:
         plan = self._plan.plan
         return plan.segment_of[(Phase.PROCESSING, plan.edges[piece.edge].target)].level == self._level
 
-    def _pass_on(self, record: Record) -> None:
+    def _pass_on(self, record: RoundRecord) -> None:
         plan = self._plan.plan
         if isinstance(record, Piece):
             partition, _ = plan.next_partition(
@@ -402,7 +406,7 @@ class AckerTask:
     def begin(self, round_: Round) -> None:
         """Nothing to do before the round."""
 
-    def run(self, round_: Round, records: Sequence[Record], budget: Budget) -> Sequence[Addressed]:
+    def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
         passing: list[Addressed] = []
         reset: set[int] = set()
         for record in records:

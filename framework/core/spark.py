@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import structlog
 
 from framework.core.channels import Credentials
-from framework.core.homes import Address, Courier, HomeSettings, close_home, ensure_home
-from framework.core.rounds import Addressed, News, Record, Round
+from framework.core.homes import Address, HomeClient, HomeSettings, close_home, ensure_home
+from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport
 from framework.core.segment_task import CorePlan
 from framework.errors import RetryableError
 from framework.execution.spark.rounds import SparkJobs
@@ -58,13 +58,13 @@ class SparkRounds:
         self._placed = {task: number % homes for number, task in enumerate(tasks)}
         self._addresses = self._jobs.each(list(range(homes)), _Ensure(self._settings, {}))
 
-    def run(self, round_: Round) -> Sequence[Record]:
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
         assert self._settings is not None
         try:
             with self._finding:
                 if self._suspect:
                     self._find_homes()
-            courier = Courier(self._addresses, self._settings.credentials, self._placed, self._settings.answer_s)
+            courier = HomeClient(self._addresses, self._settings.credentials, self._placed, self._settings.answer_s)
             if self._chains:
                 records = self._jobs.chain(self._plan.widths, _Carry(courier, round_))
             else:
@@ -73,13 +73,13 @@ class SparkRounds:
             self._suspect = True
             raise
         self._tuples = sum(
-            counts.emitted for record in records if isinstance(record, News) for counts in record.counts.values()
+            counts.emitted for record in records if isinstance(record, RoundReport) for counts in record.counts.values()
         )
         return records
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         if self._settings is not None:
-            Courier(self._addresses, self._settings.credentials, {}, self._settings.answer_s).hurry(0)
+            HomeClient(self._addresses, self._settings.credentials, {}, self._settings.answer_s).wake(0)
 
     def close(self) -> None:
         if self._addresses and self._settings is not None:
@@ -115,20 +115,20 @@ class _Ensure:
 
 @dataclass(frozen=True)
 class _Walk:
-    courier: Courier
+    courier: HomeClient
     round_: Round
     widths: Sequence[int]
 
-    def __call__(self) -> list[Record]:
+    def __call__(self) -> list[RoundRecord]:
         return self.courier.walk(self.round_, self.widths)
 
 
 @dataclass(frozen=True)
 class _Carry:
-    courier: Courier
+    courier: HomeClient
     round_: Round
 
-    def __call__(self, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def __call__(self, level: int, partition: int, records: Sequence[RoundRecord]) -> Sequence[Addressed]:
         return self.courier.run_task(self.round_, level, partition, records)
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
-from framework.core.checkpoints import CheckpointAction, Marker, Standing
-from framework.core.component_task import TIMEOUT_TICKS, Living
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.component_task import TIMEOUT_TICKS, ComponentTask
 from framework.core.outcome import Surroundings
-from framework.core.rounds import Orders
+from framework.core.rounds import TreeOutcomes
 from framework.errors import RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.records import USER_ERRORS
@@ -41,7 +41,7 @@ class _Emitted(NamedTuple):
 class SpoutCollector:
     """The ``SpoutOutputCollector`` of a spout task."""
 
-    def __init__(self, spout: LivingSpout) -> None:
+    def __init__(self, spout: SpoutTask) -> None:
         self.spout = spout  # another one after a recovery that the user's object stays through
 
     def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
@@ -56,7 +56,7 @@ class SpoutCollector:
         self.spout.report(error)
 
 
-class LivingSpout(Living):
+class SpoutTask(ComponentTask):
     """A spout task. ``number`` is its own among all spout tasks of the topology; ``tracked``: there are ackers; ``keeps``: there is
     state.
 
@@ -92,7 +92,7 @@ class LivingSpout(Living):
         self._emitted = 0
         self._exact = False
         self._said: Any = None  # its position in the checkpoint that is prepared
-        self._begins: Marker | None = None  # as of which checkpoint, until it has
+        self._begins: CheckpointMarker | None = None  # as of which checkpoint, until it has
 
     def begin(self, made: BaseRichSpout) -> None:
         """Open it, and have it go to where it begins: one that does not know where from gives nothing."""
@@ -132,7 +132,7 @@ class LivingSpout(Living):
         self.outcome.ledger.born(root)
         self._pending.put(root, emitted)
 
-    def tell(self, orders: Orders, ticks: int, lost: int) -> None:
+    def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
         """What became of its trees, how far time has gone on, and which round was the last to be lost."""
         if self.instance() is None:
             return
@@ -182,22 +182,22 @@ class LivingSpout(Living):
             self.died(error)
         return self._emitted > first
 
-    def end_for(self, marker: Marker) -> None:
+    def end_for(self, marker: CheckpointMarker) -> None:
         """Where state is at-least-once, the user's object stays: who comes next goes on with it."""
         if marker.exact:
             self.close()
 
-    def recover(self, marker: Marker, before: Living | None) -> None:
+    def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
         """To the positions of a checkpoint. Where state is at-least-once, with the object that was here before, and what it had
         under way: that is emitted again, once the object has heard what had become of it before."""
         self._exact = marker.exact
-        if isinstance(before, LivingSpout) and before._instance is not None:
+        if isinstance(before, SpoutTask) and before._instance is not None:
             self._go_on_from(before)
             return
         self._begins = marker
         self.instance()
 
-    def _place(self, spout: ReplayableSpout, marker: Marker) -> None:
+    def _place(self, spout: ReplayableSpout, marker: CheckpointMarker) -> None:
         """Tell a spout where to begin, as far as that is recorded."""
         if marker.exact:
             spout.follow_checkpoints()
@@ -207,7 +207,7 @@ class LivingSpout(Living):
         elif self.component.id in marker.forgotten:
             spout.begin_anew()
 
-    def commit(self, marker: Marker) -> None:
+    def commit(self, marker: CheckpointMarker) -> None:
         said, self._said = self._said, None
         if marker.durable and said is not None and isinstance(self._instance, ReplayableSpout):
             try:
@@ -215,7 +215,7 @@ class LivingSpout(Living):
             except USER_ERRORS as error:
                 self.died(error)
 
-    def standing(self, marker: Marker) -> Standing | None:
+    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
         if not marker.exact or self._instance is None:
             return None
         position = None
@@ -228,7 +228,7 @@ class LivingSpout(Living):
         except USER_ERRORS as error:
             self.died(error)
             return None
-        return Standing(self.component.id, self.task, position=position)
+        return CheckpointReport(self.component.id, self.task, position=position)
 
     def look(self) -> None:
         self.counts.pending = len(self._pending) + len(self._again)
@@ -238,7 +238,7 @@ class LivingSpout(Living):
             self.counts.behind = 1
             self.died(error)
 
-    def _go_on_from(self, before: LivingSpout) -> None:
+    def _go_on_from(self, before: SpoutTask) -> None:
         self._instance, self._collector = before._instance, before._collector
         self._collector.spout = self
         self._next = max(self._next, before._next)

@@ -13,12 +13,12 @@ from typing import Any
 
 from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
-from framework.core.bolt_task import LivingBolt, received
-from framework.core.checkpoints import CheckpointAction, Marker, Standing
-from framework.core.component_task import TIMEOUT_TICKS, AnchoredTuple, Living
+from framework.core.bolt_task import BoltTask, received
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.component_task import TIMEOUT_TICKS, AnchoredTuple, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
-from framework.core.rounds import Orders
+from framework.core.rounds import TreeOutcomes
 from framework.errors import CorruptStateError, RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.records import USER_ERRORS
@@ -27,7 +27,7 @@ from framework.state.settings import state_of
 from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
 
 
-class LivingStatefulBolt(LivingBolt):
+class StatefulBoltTask(BoltTask):
     """``provider``: makes the states of this process. ``number``: its own among all tasks that roots may come from.
 
     Invariant: where state is exactly-once, a checkpoint that holds what a tick, or a hook, has done to the state is prepared only
@@ -52,7 +52,7 @@ class LivingStatefulBolt(LivingBolt):
         self._ticks: RotatingMap[int, None] = RotatingMap(TIMEOUT_TICKS + 1, self._tick_failed)
         self._provider = provider
         self._state: State | None = None
-        self._marker: Marker | None = None
+        self._marker: CheckpointMarker | None = None
         self._exact = False
         self._acked: list[AnchoredTuple] = []
         self._prepared: list[AnchoredTuple] = []
@@ -83,7 +83,7 @@ class LivingStatefulBolt(LivingBolt):
             raise
         self._state = state
 
-    def _place(self, state: State, marker: Marker) -> None:
+    def _place(self, state: State, marker: CheckpointMarker) -> None:
         """Have a state go to a checkpoint."""
         known = self.component.id in marker.known
         try:
@@ -101,7 +101,7 @@ class LivingStatefulBolt(LivingBolt):
             if state is not None:
                 state.close()
 
-    def tell(self, orders: Orders, ticks: int, lost: int) -> None:
+    def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
         """What became of the trees of its ticks, and how far time has gone on."""
         for root in orders.completed.ids():
             self._ticks.remove(root)
@@ -151,25 +151,25 @@ class LivingStatefulBolt(LivingBolt):
         if not self._no_tick:
             super().tick(settles=settles)
 
-    def end_for(self, marker: Marker) -> None:
+    def end_for(self, marker: CheckpointMarker) -> None:
         made = self._instance
         if isinstance(made, BaseStatefulBolt):
             self._guarded(made.pre_rollback)
         self.close()
 
-    def recover(self, marker: Marker, before: Living | None) -> None:
+    def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
         self._marker, self._exact = marker, marker.exact
-        LivingBolt.instance(self)
+        BoltTask.instance(self)
         self._done = CheckpointAction.RECOVER if self._instance is not None else None
 
-    def prepare(self, marker: Marker) -> None:
+    def prepare(self, marker: CheckpointMarker) -> None:
         made, state = self._instance, self._state
         if made is not None and state is not None and self._guarded(lambda: self._prepare(made, state, marker.txid)):
             self._prepared += self._acked
             self._acked = []
             self._done = CheckpointAction.PREPARE
 
-    def commit(self, marker: Marker) -> None:
+    def commit(self, marker: CheckpointMarker) -> None:
         made, state = self._instance, self._state
         if made is not None and state is not None and self._guarded(lambda: self._commit(made, state, marker.txid)):
             for tup in self._prepared:
@@ -182,7 +182,7 @@ class LivingStatefulBolt(LivingBolt):
         for tup in (*self._acked, *self._prepared):
             yield from tup.roots
 
-    def standing(self, marker: Marker) -> Standing | None:
+    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
         done, self._done = self._done, None
         state = self._state
         if done is not marker.action or state is None:
@@ -190,7 +190,7 @@ class LivingStatefulBolt(LivingBolt):
         found: list[int | None] = []
         if not self._guarded(lambda: found.append(state.txid)):
             return None
-        return Standing(self.component.id, self.task, found[0])
+        return CheckpointReport(self.component.id, self.task, found[0])
 
     def _tick_due_in(self) -> float | None:
         """None from an error until the recovery, and while none is given."""

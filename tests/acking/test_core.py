@@ -18,7 +18,7 @@ from framework import (
     submit,
 )
 from framework.core.outcome import TROUBLES_MAX
-from framework.core.rounds import News, Round
+from framework.core.rounds import Round, RoundReport
 from framework.core.segment_task import AckerTask
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
@@ -386,7 +386,7 @@ def test_thousands_of_errors_in_a_round_are_reported_by_a_few(key: str) -> None:
 
     def spied(round_: Round) -> Any:
         records = run(round_)
-        told.extend(len(each.troubles) for each in records if isinstance(each, News))
+        told.extend(len(each.troubles) for each in records if isinstance(each, RoundReport))
         return records
 
     stepped.rounds.run = spied  # type: ignore[method-assign]

@@ -20,8 +20,8 @@ import pytest
 from framework import Config
 from framework.core import homes
 from framework.core.channels import STRANGERS_MAX, Credentials, connect
-from framework.core.homes import Address, Courier, HomeLostError, HomeSettings, close_home, ensure_home, start_home
-from framework.core.rounds import News, Round
+from framework.core.homes import Address, HomeClient, HomeLostError, HomeSettings, close_home, ensure_home, start_home
+from framework.core.rounds import Round, RoundReport
 from framework.core.run import _executor as executor_of
 from framework.core.segment_task import CorePlan
 from framework.execution.plan import plan_execution
@@ -51,8 +51,8 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return not alive(pid)
 
 
-def courier(settings: HomeSettings, home: Address, answer_s: float = 30.0) -> Courier:
-    return Courier(
+def courier(settings: HomeSettings, home: Address, answer_s: float = 30.0) -> HomeClient:
+    return HomeClient(
         [home], settings.credentials, {(level, partition): 0 for level in range(4) for partition in range(4)}, answer_s
     )
 
@@ -63,7 +63,7 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
     carrier = courier(settings, home)
     for number in (1, 2):
         records = carrier.walk(Round(number), [1, 2, 3, 1])
-        assert any(isinstance(each, News) for each in records)
+        assert any(isinstance(each, RoundReport) for each in records)
     assert len(noted(tmp_path, "opened")) == 1
     assert len(noted(tmp_path, "seen")) > 10
     close_home(home, settings.credentials)
@@ -80,14 +80,14 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
     settings = HomeSettings.of(plan, 60.0, None)
     homes_ = [start_home(settings, number) for number in (0, 1)]
     try:
-        carrier = Courier(
+        carrier = HomeClient(
             homes_, settings.credentials, {(level, each): each % 2 for level in range(4) for each in range(4)}, 90.0
         )
         ended = threading.Event()
 
         def walk(number: int) -> None:
             with contextlib.suppress(HomeLostError):  # in the end
-                carrier.walk(Round(number, patience_s=80.0), plan.widths)
+                carrier.walk(Round(number, spout_wait_s=80.0), plan.widths)
                 ended.set()
 
         threading.Thread(target=walk, args=(1,), daemon=True).start()
@@ -96,7 +96,7 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
         threading.Thread(target=walk, args=(2,), daemon=True).start()
         assert not ended.wait(1)  # and there is none now
         if from_outside:
-            Courier(homes_, settings.credentials, {}, 60.0).hurry(0)
+            HomeClient(homes_, settings.credentials, {}, 60.0).wake(0)
             assert ended.wait(40)
     finally:
         for each in homes_:

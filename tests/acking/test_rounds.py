@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import Fields, TopologyBuilder, Tuple
-from framework.core.rounds import Addressed, Record, Round
+from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.core.spout_task import LOSSES_MAX
 from framework.errors import RetryableError
 from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
@@ -206,7 +206,7 @@ def lose_from(stepped: Stepped, level: int) -> None:
     """The next round, from a level on: nobody hears of it, and those levels have nothing of it."""
     run_task = stepped.rounds._home.run_task
 
-    def lossy(round_: Round, at: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def lossy(round_: Round, at: int, partition: int, records: Sequence[RoundRecord]) -> Sequence[Addressed]:
         if at >= level:
             raise RetryableError("a home is gone")
         return run_task(round_, at, partition, records)

@@ -102,9 +102,9 @@ def test_a_tick_comes_after_the_tuples_that_have_come_before_it(key: str) -> Non
 def test_rounds_without_a_tick_in_reach_wait_as_long_as_ever_and_others_until_it_is_due(key: str) -> None:
     stepped = Stepped(built(key, [], Ticking(key, ack))).step(1)
     stepped.clock.now += 7
-    stepped.driver._patience_s = 5.0
+    stepped.driver._spout_wait_s = 5.0
     round_ = stepped.driver.begin()
-    assert round_.patience_s == pytest.approx(3.0)
+    assert round_.spout_wait_s == pytest.approx(3.0)
 
 
 def test_acking_or_failing_a_tick_does_nothing_to_any_tree(key: str) -> None:

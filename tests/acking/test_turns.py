@@ -13,7 +13,7 @@ import pytest
 from framework import Fields, TopologyBuilder
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
-from framework.core.rounds import Addressed, Record, Round, walk
+from framework.core.rounds import Addressed, Round, RoundRecord, walk
 from framework.core.segment_task import CorePlan
 from framework.core.turns import OvertakenError, Turns
 from framework.errors import RetryableError
@@ -68,7 +68,7 @@ class Jittery(LocalRounds):
         self.lose, self.working, self.at_once, self.lock = lose, 0, 0, threading.Lock()
         self.chance = random.Random(1)
 
-    def run(self, round_: Round) -> Sequence[Record]:
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
         with self.lock:
             self.working += 1
             self.at_once = max(self.at_once, self.working)
@@ -78,7 +78,9 @@ class Jittery(LocalRounds):
             with self.lock:
                 self.working -= 1
 
-    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run_task(
+        self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
+    ) -> Sequence[Addressed]:
         time.sleep(self.chance.random() * 0.01)
         if level == 1 and round_.number in self.lose:
             raise RetryableError("lost")

@@ -169,5 +169,5 @@ class Stepped:
         for _ in range(times):
             self.clock.now += seconds
             assert self.driver.step()
-            self.driver._patience_s = 0.0  # no test waits for a spout
+            self.driver._spout_wait_s = 0.0  # no test waits for a spout
         return self

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from framework import CoreRun
-from framework.core.homes import Address, Courier, HomeSettings
-from framework.core.rounds import Record, Round
+from framework.core.homes import Address, HomeClient, HomeSettings
+from framework.core.rounds import Round, RoundRecord
 from framework.core.segment_task import CorePlan
 from framework.core.spark import SparkRounds
 
@@ -30,14 +30,14 @@ class InAHome:
     home: Address
     rounds_max: int = 1
 
-    def run(self, round_: Round) -> Sequence[Record]:
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
         placed = {(level, task): 0 for level, width in enumerate(self.plan.widths) for task in range(width)}
-        courier = Courier([self.home], self.settings.credentials, placed, self.settings.answer_s)
+        courier = HomeClient([self.home], self.settings.credentials, placed, self.settings.answer_s)
         return courier.walk(round_, self.plan.widths)
 
     def start(self) -> None: ...
 
-    def hurry(self) -> None: ...
+    def wake(self) -> None: ...
 
     def close(self) -> None: ...
 

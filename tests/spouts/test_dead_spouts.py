@@ -62,7 +62,7 @@ class Lives:
         until = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < until, self._driver.status()
-            self._driver._patience_s = 0.0
+            self._driver._spout_wait_s = 0.0
             assert self._driver.step()
 
     def came(self) -> list[int]:
