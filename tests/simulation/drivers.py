@@ -49,7 +49,7 @@ from framework.transactions.coordinator import (
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
-from framework.transactions.steps import Step, Steps, Threads
+from framework.transactions.steps import Step, Steps, Threads, perform
 from framework.transactions.store import Change, Leadership
 from framework.transactions.term import Term
 from sinks import MapState, Sum, states
@@ -819,11 +819,7 @@ class ResetTool:
             executor = SimExecutor(driver.world, topology)
             commit = CommitPhase(TOPOLOGY, topology.states, executor, leadership.epoch, incarnation=incarnation)
             irreversible = topology.irreversible()
-            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
-            step = next(steps)
-            while True:
-                step = steps.send(step())
-        except StopIteration:
+            perform(resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible))
             driver.world.oracle.positions_forgotten()
         except (ConfigError, CorruptStateError) as error:
             opened = store.opened()
