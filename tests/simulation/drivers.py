@@ -819,11 +819,7 @@ class ResetTool:
             executor = SimExecutor(driver.world, topology)
             commit = CommitPhase(TOPOLOGY, topology.states, executor, leadership.epoch, incarnation=incarnation)
             irreversible = topology.irreversible()
-            steps = resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible)
-            step = next(steps)
-            while True:
-                step = steps.send(step())
-        except StopIteration:
+            perform(resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible))
             driver.world.oracle.positions_forgotten()
         except (ConfigError, CorruptStateError) as error:
             opened = store.opened()
