@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
-from framework.coordination.steps import Step, Steps, Threads
+from framework.coordination.steps import Step, Steps, Threads, perform
 from framework.coordination.store import Change, Leadership
 from framework.errors import (
     ConfigError,
