@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination import CoordinationStore
@@ -17,6 +17,9 @@ from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles, plan_execution
 from framework.observe.running import RunningThread
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 
 class CoreTopologyFailed(RatchetError):
@@ -39,34 +42,22 @@ class CoreRun(RunningThread):
     ) -> None:
         self._topology = topology
         self._executor = executor
-        self._store = store if owned else None
         self._driver = RoundDriver(
             plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
         )
         self._terms = None
         if store is not None:
             self._terms = CoreTerms(topology, config, store, self._driver, self._begin_anew)
-        self._stop_metrics: Callable[[], None] | None = None
-        if config.metrics_port is not None:
-            from framework.observe.metrics import CoreRunCollector, serve_metrics  # loaded only by runs that serve them
-
-            collector = CoreRunCollector(topology.id, self.status)
-            self._stop_metrics = serve_metrics(collector, config.metrics_host, config.metrics_port)
         super().__init__(topology.id)
-        self._thread.start()
+        self._begin(config, executor.close, *([store.close] if owned and store is not None else []))
 
-    def _main(self) -> None:
-        try:
-            if self._terms is not None:
-                self._terms.run()
-            else:
-                self._driver.run()
-        finally:
-            self._executor.close()
-            if self._store is not None:
-                self._store.close()
-            if self._stop_metrics is not None:
-                self._stop_metrics()
+    def _work(self) -> None:
+        (self._terms or self._driver).run()
+
+    def _collector(self) -> Collector:
+        from framework.observe.metrics import CoreRunCollector
+
+        return CoreRunCollector(self._topology.id, self.status)
 
     def _begin_anew(self) -> None:
         """Another driver leads: what this one's tasks know and hold is of no use any more."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination import CoordinationStore
@@ -17,6 +16,9 @@ from framework.topology import Topology
 from framework.transactions.context import DriverSettings
 from framework.transactions.driver import Driver
 from framework.transactions.status import RunStatus
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 
 class TopologyFailed(RatchetError):
@@ -56,9 +58,6 @@ class Run(RunningThread):
         standby: bool = False,
     ) -> None:
         self._topology = topology
-        self._executor = executor
-        self._store = store
-        self._owned = owned
         self._driver = Driver(
             topology,
             executor,
@@ -75,23 +74,16 @@ class Run(RunningThread):
             ),
         )
         self._started = time.monotonic()
-        self._stop_metrics: Callable[[], None] | None = None
-        if config.metrics_port is not None:
-            from framework.observe.metrics import RunCollector, serve_metrics  # loaded only by runs that serve them
-
-            self._stop_metrics = serve_metrics(RunCollector(self.status), config.metrics_host, config.metrics_port)
         super().__init__(topology.id)
-        self._thread.start()
+        self._begin(config, executor.close, *([store.close] if owned else []))
 
-    def _main(self) -> None:
-        try:
-            self._driver.run()
-        finally:
-            self._executor.close()
-            if self._owned:
-                self._store.close()
-            if self._stop_metrics is not None:
-                self._stop_metrics()
+    def _work(self) -> None:
+        self._driver.run()
+
+    def _collector(self) -> Collector:
+        from framework.observe.metrics import RunCollector
+
+        return RunCollector(self.status)
 
     def status(self) -> RunStatus:
         """Where the run stands now."""
