@@ -83,11 +83,8 @@ def submit(
     if executor is None or executor == "spark":
         _check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     check_pickles(topology)
-    spout = topology.spout.instance
-    if isinstance(spout, Spout):
-        spout.check(checked.for_components())
     for component in topology.components:
-        if isinstance(component.instance, Bolt):
+        if isinstance(component.instance, (Spout, Bolt)):
             component.instance.check_before_start(checked.for_components())
     plan = plan_execution(topology)
     runner = _executor(executor, plan, checked)

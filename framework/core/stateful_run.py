@@ -12,22 +12,20 @@ from typing import Any
 import structlog
 
 from framework.config import Config
-from framework.coordination.election import identity_of_process, leadership_of
+from framework.coordination.election import Candidate, leadership_of
+from framework.coordination.steps import Steps, perform
 from framework.coordination.store import CoordinationStore, Leadership, MemoryStore
 from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoints import CheckpointRecord, Checkpoints, Positions
 from framework.core.driver import RoundDriver
 from framework.core.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
-from framework.errors import ConfigError, RetryableError
+from framework.errors import ConfigError
 from framework.state.settings import provider_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 
 _log = structlog.get_logger()
 
 CHECKPOINT = "checkpoint"
-#: How long a driver waits before it stands for election again.
-_PAUSE_S = 0.2
-_ELECTION_S = 0.5
 
 
 def stateful_components(topology: CoreTopology) -> dict[str, Component]:
@@ -58,7 +56,7 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
             "covers; set 1 or more"
         )
     provider = provider_of(config.for_components())
-    provider.check(config.for_components())
+    provider.check_before_start(config.for_components())
 
 
 def store_for(
@@ -217,36 +215,26 @@ class CoreTerms:
         self._stop.set()
 
     def run(self) -> None:
-        announced = False
-        while not self._stop.is_set() and not self._driver.over:
-            try:
-                leadership = self._store.lead(self._topology.id, identity_of_process(), timeout_s=_ELECTION_S)
-            except RetryableError as error:  # ZooKeeper is away
-                self._driver.stand_by(str(error))
-                self._stop.wait(_PAUSE_S)
-                continue
-            if leadership is not None:
-                self._lead(leadership)
-            elif not announced:
-                announced = True
-                _log.info(
-                    "driver.standby", topology=self._topology.id, reason="another driver leads, or its session lasts"
-                )
-                self._driver.stand_by()
+        candidate = Candidate(self._store, self._topology.id, self._stop, lead=self._leading, stand_by=self._stand_by)
+        perform(candidate.running())
         self._driver.stop_standing_by()
 
+    def _stand_by(self, error: Exception | None) -> None:
+        self._driver.stand_by(None if error is None else str(error))
+
+    def _leading(self, leadership: Leadership) -> Steps[bool]:
+        yield partial(self._lead, leadership)
+        return self._driver.over
+
     def _lead(self, leadership: Leadership) -> None:
-        try:
-            if self._stateful:  # every checkpoint is written as a leader
-                self._driver.run(checkpoints=partial(self._checkpoints, leadership))
-            else:
-                self._driver.run(leadership.confirm)
-        finally:
-            leadership.resign()
-        if not self._driver.over:
-            if not self._durable:  # else a recovery makes new tasks, from what the next driver has committed
-                self._begin_anew()
-            self._stop.wait(_PAUSE_S)
+        if self._stateful:  # every checkpoint is written as a leader
+            self._driver.run(checkpoints=partial(self._checkpoints, leadership))
+        else:
+            self._driver.run(leadership.confirm)
+        if (
+            not self._driver.over and not self._durable
+        ):  # else a recovery makes new tasks, from what the next driver has committed
+            self._begin_anew()
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()

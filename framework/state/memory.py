@@ -32,7 +32,7 @@ class InMemoryKeyValueStateProvider(StateProvider):
         store = self._stores.setdefault(namespace, MemoryBytes())
         return LayeredState(store, settings.keys(), settings.values())
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         settings_of(conf, SerializerSettings).values()
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:

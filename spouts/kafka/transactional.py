@@ -133,7 +133,7 @@ class _KafkaSpout:
     def dead_letters(self) -> Bolt | None:
         return self._dead_letters
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         self._settings.with_conf(conf)
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
