@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from docker.errors import DockerException, ImageNotFound
 
@@ -192,13 +192,13 @@ def _run(command: Sequence[str], log: Path) -> None:
 def _import(root: Path, name: str, client: Any) -> None:
     repository, _, tag = name.rpartition(":")
     tar = subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE)
-    assert tar.stdout is not None
+    layers = cast(IO[bytes], tar.stdout)
     try:
-        client.api.import_image_from_stream(tar.stdout, repository=repository, tag=tag)
+        client.api.import_image_from_stream(layers, repository=repository, tag=tag)
     except DockerException as error:
         raise ServerError(f"{name} cannot be imported: {str(error).splitlines()[0][:300]}") from error
     finally:
-        tar.stdout.close()
+        layers.close()
         tar.wait()
     if tar.returncode:
         raise ServerError(f"{name} cannot be imported: tar ended with {tar.returncode}")

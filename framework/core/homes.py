@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, cast
 
 import cloudpickle
 
@@ -230,11 +230,10 @@ def start_home(settings: HomeSettings, number: int) -> Address:
         env=environment,
         start_new_session=True,  # what is sent to the worker's group is not for it
     )
-    assert process.stdin is not None and process.stdout is not None
     try:
-        with process.stdin as out:
+        with cast(IO[bytes], process.stdin) as out:
             pickle.dump((settings, number, _executor_pid()), out)
-        with process.stdout as answer:
+        with cast(IO[bytes], process.stdout) as answer:
             return pickle.load(answer)  # type: ignore[no-any-return]
     except (OSError, EOFError) as error:
         process.kill()

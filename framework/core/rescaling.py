@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from framework.core.checkpoints import CheckpointRecord, Layout, other_store
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.state.expiry import fresh, kept
 from framework.state.settings import kept_state_of
 from framework.topology import (
@@ -145,8 +145,7 @@ def rescaled(
 
 def layout_of(component: Component, number: int) -> Layout:
     """Of a component as it is now."""
-    bolt = component.instance
-    assert isinstance(bolt, BaseStatefulBolt)
+    bolt = _bolt_of(component)
     groupings = sorted({each.grouping.outline() for each in component.subscriptions})
     return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0, " and ".join(groupings))
 
@@ -242,10 +241,14 @@ def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
         return 0
     if not all(isinstance(each, FieldsGrouping) for each in groupings):
         return None
-    bolt = component.instance
-    assert isinstance(bolt, BaseStatefulBolt)
-    values = bolt.grouping_key(key)
+    values = _bolt_of(component).grouping_key(key)
     return FieldsGrouping.task_of(values, tasks) if values and values is not EVERY_TASK else None
+
+
+def _bolt_of(component: Component) -> BaseStatefulBolt:
+    if not isinstance(component.instance, BaseStatefulBolt):
+        raise InvariantViolation(f"{component.id} has no state, and its layout was asked for")
+    return component.instance
 
 
 def _key_value(state: State) -> KeyValueState[Any, Any]:

@@ -17,7 +17,7 @@ from framework.core.channels import Credentials
 from framework.core.homes import Address, HomeClient, HomeSettings, close_home, ensure_home
 from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport
 from framework.core.segment_task import CorePlan
-from framework.errors import RetryableError
+from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark.rounds import SparkJobs
 
 _log = structlog.get_logger()
@@ -58,17 +58,24 @@ class SparkRounds:
         self._placed = {task: number % homes for number, task in enumerate(tasks)}
         self._addresses = self._jobs.each(list(range(homes)), _Ensure(self._settings, {}))
 
+    @property
+    def _homes(self) -> HomeSettings:
+        """What every home is told. Raises ``InvariantViolation`` before the start."""
+        if self._settings is None:
+            raise InvariantViolation("a round was begun before Spark was started")
+        return self._settings
+
     def run(self, round_: Round) -> Sequence[RoundRecord]:
-        assert self._settings is not None
+        settings = self._homes
         try:
             with self._finding:
                 if self._suspect:
                     self._find_homes()
-            courier = HomeClient(self._addresses, self._settings.credentials, self._placed, self._settings.answer_s)
+            client = HomeClient(self._addresses, settings.credentials, self._placed, settings.answer_s)
             if self._chains:
-                records = self._jobs.chain(self._plan.widths, _Carry(courier, round_))
+                records = self._jobs.chain(self._plan.widths, _Carry(client, round_))
             else:
-                records = self._jobs.one(_Walk(courier, round_, self._plan.widths))
+                records = self._jobs.one(_Walk(client, round_, self._plan.widths))
         except RetryableError:
             self._suspect = True
             raise
@@ -94,9 +101,8 @@ class SparkRounds:
 
     def _find_homes(self) -> None:
         """See which homes still answer, and start others in place of those that do not."""
-        assert self._settings is not None
         known = {each.number: each for each in self._addresses}
-        found = self._jobs.each(sorted(known), _Ensure(self._settings, known))
+        found = self._jobs.each(sorted(known), _Ensure(self._homes, known))
         for address in found:
             if address != known[address.number]:
                 _log.warning("home.started_anew", home=address.number, pid=address.pid)

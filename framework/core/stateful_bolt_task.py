@@ -19,7 +19,7 @@ from framework.core.component_task import TIMEOUT_TICKS, AnchoredTuple, Componen
 from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
 from framework.core.rounds import TreeOutcomes
-from framework.errors import CorruptStateError, RetryableError
+from framework.errors import CorruptStateError, InvariantViolation, RetryableError
 from framework.execution.plan import TaskComponent
 from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
@@ -69,7 +69,8 @@ class StatefulBoltTask(BoltTask):
     def begin(self, made: BaseStatefulBolt) -> None:
         super().begin(made)
         marker = self._marker
-        assert marker is not None
+        if marker is None:
+            raise InvariantViolation(f"{self.component.id} begins before it was told as of which checkpoint")
         layout = marker.layouts[self.component.id]
         namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
         state = state_of(self._provider, namespace, made.state_ttl_s, self.topology.conf, self.context)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import ConfigError, RetryableError
+from framework.errors import ConfigError, InvariantViolation, RetryableError
 from framework.topology import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -403,7 +403,8 @@ class _Task:
                 offsets.passed(buffer.popleft().offset)
             if buffer and not (self._tracked and offsets.span >= self._uncommitted_max):
                 read = buffer.popleft()
-                assert read.row is not None
+                if read.row is None:
+                    raise InvariantViolation("a record without a row was to be emitted")
                 key = Key(*where, read.offset, partition.topic_id, read.leader_epoch)
                 partition.took(read)
                 if self._tracked:
