@@ -75,7 +75,9 @@ LIST: dict[str, dict[str, list[str]]] = {
             "pipeline/test_recovery.py::test_corrupt_state_stops_the_start_and_is_named"
         ],
         "gap in txids": ["pipeline/test_recovery.py::test_a_missing_plan_of_the_last_transaction_is_named"],
-        "over 1 MB": ["coordination/test_transactional_state.py::test_a_document_too_large_for_a_znode_is_refused_before_it_is_sent"],
+        "over 1 MB": [
+            "coordination/test_transactional_state.py::test_a_document_too_large_for_a_znode_is_refused_before_it_is_sent"
+        ],
         "ACL denied": [
             "coordination/test_stores.py::test_zookeeper_acl_that_denies_is_named_and_credentials_protect_every_znode"
         ],

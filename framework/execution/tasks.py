@@ -413,22 +413,23 @@ def run_level(
     plan = topology.plan
     first_of_commit = phase is Phase.COMMIT and level == 0
     for record in records:  # always to the end: an undrained task costs its worker
-        if isinstance(record, Control):
-            controls.append(record)
-            header = record.header
-        elif isinstance(record, Seed):
-            seed = record
-            header = record.header
-        elif isinstance(record, FrameOutput):
-            outputs.append(record)
-        elif isinstance(record, FrameRows):
-            raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
-        elif isinstance(record, CommitterState):
-            (states if first_of_commit else passing).append(record)
-        else:
-            edge = plan.edges[record.edge]
-            here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
-            (pieces if here else passing).append(record)
+        match record:
+            case Control():
+                controls.append(record)
+                header = record.header
+            case Seed():
+                seed = record
+                header = record.header
+            case FrameOutput():
+                outputs.append(record)
+            case FrameRows():
+                raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
+            case CommitterState():
+                (states if first_of_commit else passing).append(record)
+            case Piece():
+                edge = plan.edges[record.edge]
+                here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
+                (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
     task = _LevelTask(topology, phase, level, partition, width, header, encode, cancelled)
