@@ -12,8 +12,8 @@ from framework.core.budget import Budget
 from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
+from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
-from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
 from framework.topology.core import Anchors

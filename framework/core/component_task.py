@@ -6,7 +6,6 @@ that they are part of. A row that is sent to several tasks is several edges.
 
 from __future__ import annotations
 
-import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,25 +19,18 @@ from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Rows, Surroundings
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import (
-    BadRecordError,
-    ConfigError,
-    CorruptStateError,
-    DataLossError,
-    InvariantViolation,
     RetryableError,
     TopologyError,
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
+from framework.execution.failures import USER_ERRORS, FailureKind, kind_of
 from framework.execution.plan import Edge, TaskComponent
-from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology, no_such_task
 from framework.topology import Fields, Tuple
 
 EDGE, ROOTS = "__edge", "__roots"
 #: Shares of the timeout by which time goes on: a tuple fails between one timeout and one and a half after it was emitted.
 TIMEOUT_TICKS = 2
-#: What no new instance would do better at: the topology fails.
-_FATAL = (BadRecordError, ConfigError, CorruptStateError, DataLossError, InvariantViolation)
 
 
 class AnchoredTuple(Tuple):
@@ -238,7 +230,6 @@ class ComponentTask:
         self.close()
 
     def report(self, error: BaseException, kind: ErrorKind = ErrorKind.REPORTED) -> None:
-        trace = "".join(traceback.format_exception(error))
-        if isinstance(error, _FATAL) and kind is not ErrorKind.REPORTED:
+        if kind is not ErrorKind.REPORTED and kind_of(error) in (FailureKind.FATAL, FailureKind.DATA_LOSS):
             kind = ErrorKind.FATAL
-        self.outcome.hear(ComponentError(kind, self.component.id, self.task, f"{type(error).__name__}: {error}", trace))
+        self.outcome.hear(ComponentError.of(error, kind, self.component.id, self.task))

@@ -7,6 +7,7 @@ level. What returns to the driver is small: decisions about trees, and counters.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
+from framework.execution.failures import FailureKind, kind_of
 from framework.execution.records import Piece
 
 #: A spout task gives no more than this in one round, so that rounds stay short.
@@ -106,6 +108,13 @@ class ComponentError(NamedTuple):
     task: int
     message: str
     trace: str = ""
+    failure: FailureKind = FailureKind.ERROR
+    error: str = ""  # the class of the error
+
+    @classmethod
+    def of(cls, error: BaseException, kind: ErrorKind, component_id: str, task: int) -> ComponentError:
+        name, trace = type(error).__name__, "".join(traceback.format_exception(error))
+        return cls(kind, component_id, task, f"{name}: {error}", trace, kind_of(error), name)
 
     def __str__(self) -> str:
         return f"{self.component_id}[{self.task}]: {self.message}"

@@ -9,11 +9,12 @@ from framework.config import Config
 from framework.coordination import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
-from framework.core.rounds import RoundExecutor
+from framework.core.rounds import ComponentError, RoundExecutor
 from framework.core.segment_task import CorePlan
 from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.status import CoreStatus
-from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
+from framework.execution.failures import FailureKind
 from framework.execution.plan import check_pickles, plan_execution
 from framework.observe.running import RunningThread
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
@@ -25,6 +26,24 @@ if TYPE_CHECKING:
 class CoreTopologyFailed(RatchetError):
     """A core topology ended because one of its components could not work. The message names the component and the task, and
     ends with the trace."""
+
+    @staticmethod
+    def of(failure: ComponentError) -> CoreTopologyFailed:
+        """As the kind of error that it is, for whoever catches by recovery."""
+        kind = CoreTopologyFailed
+        if failure.failure is FailureKind.DATA_LOSS:
+            kind = CoreTopologyLostData
+        elif failure.error == BadRecordError.__name__:
+            kind = CoreTopologyMetBadRecord
+        return kind(f"{failure}\n{failure.trace}".rstrip())
+
+
+class CoreTopologyLostData(CoreTopologyFailed, DataLossError):
+    """It ended because its source lost what was not read yet."""
+
+
+class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
+    """It ended because of a record that cannot be decoded."""
 
 
 class CoreRun(RunningThread):
@@ -90,9 +109,8 @@ class CoreRun(RunningThread):
     def _raise_failure(self) -> None:
         if self._driver.error is not None:
             raise self._driver.error
-        trouble = self._driver.failure
-        if trouble is not None:
-            raise CoreTopologyFailed(f"{trouble}\n{trouble.trace}".rstrip())
+        if self._driver.failure is not None:
+            raise CoreTopologyFailed.of(self._driver.failure)
 
 
 def submit_core(

@@ -27,8 +27,9 @@ from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.core.turns import OVERTAKE_S, Turns
 from framework.errors import InvariantViolation
+from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
-from framework.execution.records import USER_ERRORS, Piece, decode_batch, encode_batch
+from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
 from framework.state.settings import provider_of
 from framework.topology import StateProvider

@@ -15,8 +15,8 @@ from framework.core.component_task import TIMEOUT_TICKS, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.core.rounds import TreeOutcomes
 from framework.errors import RetryableError
+from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import TaskComponent
-from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 

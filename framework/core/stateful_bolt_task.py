@@ -20,8 +20,8 @@ from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
 from framework.core.rounds import TreeOutcomes
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
+from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import TaskComponent
-from framework.execution.records import USER_ERRORS
 from framework.execution.tasks import PlannedTopology
 from framework.state.settings import state_of
 from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple

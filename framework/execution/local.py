@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
-from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
+from framework.execution.records import AttemptHeader, Record, TaskReport
 from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
 

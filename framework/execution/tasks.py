@@ -15,20 +15,18 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
+from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts
 from framework.execution.records import (
-    USER_ERRORS,
     AttemptHeader,
     CommitterState,
     Control,
-    FailureKind,
     FrameOutput,
     FrameRows,
     Piece,
     Record,
     Seed,
-    TaskFailure,
     TaskReport,
     decode_batch,
     encode_batch,

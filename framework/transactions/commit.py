@@ -27,8 +27,9 @@ from functools import partial
 
 from framework.coordination.steps import Step, Steps, perform
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor, PhaseResult
-from framework.execution.records import AttemptHeader, TaskFailure
+from framework.execution.records import AttemptHeader
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
 from framework.transactions.coordinator import plan_digest
 

@@ -41,7 +41,7 @@ from enum import Enum
 from typing import Any, Union
 
 from framework.errors import InvariantViolation
-from framework.execution.records import FailureKind, TaskFailure
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 
 Plan = Mapping[str, Mapping[str, Any]]

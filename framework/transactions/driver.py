@@ -13,8 +13,8 @@ from framework.coordination.election import Candidate
 from framework.coordination.steps import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import RatchetError, RetryableError
+from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor
-from framework.execution.records import TaskFailure
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress

@@ -13,7 +13,7 @@ import structlog
 
 from framework.coordination.steps import Steps, Threads
 from framework.errors import DataLossError, RatchetError, RetryableError
-from framework.execution.records import USER_ERRORS, FailureKind, TaskFailure
+from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.sources import CoordinatorPlanner

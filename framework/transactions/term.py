@@ -21,8 +21,9 @@ import structlog
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.ports import PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.execution.records import AttemptHeader
 from framework.observe.journal import AttemptRecord
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext

@@ -20,7 +20,7 @@ from framework import (
 from framework.core.outcome import TROUBLES_MAX
 from framework.core.rounds import Round, RoundReport
 from framework.core.segment_task import AckerTask
-from framework.errors import ConfigError, RetryableError, TopologyError
+from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping
 from spouts import MemoryTransactionalSpout
@@ -550,3 +550,16 @@ def test_the_figures_of_a_run_are_metrics(key: str) -> None:
     assert found[("ratchet_tuples_acked_total", "bolt0")] == 3
     assert found[("ratchet_tuples_pending", "spout")] == 0
     assert found[("ratchet_tuple_latency_seconds_total", "spout")] > 0
+
+
+@pytest.mark.parametrize("kind", [DataLossError, BadRecordError])
+def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, kind: type[Exception]) -> None:
+    """As a transactional one does, for whoever catches by recovery."""
+
+    def lost(bolt: Any, tup: Tuple, collector: Any) -> None:
+        raise kind("it is gone")
+
+    run = submit(built(key, [1], Rich(key, lost)), executor="local")
+    with pytest.raises(kind, match=r"it is gone") as failed:
+        run.wait_until_idle(30)
+    assert isinstance(failed.value, CoreTopologyFailed)

@@ -13,9 +13,10 @@ import pytest
 from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, DataLossError, TopologyError
 from framework.execution import collapsed
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader, FailureKind, Piece, TaskFailure
+from framework.execution.records import AttemptHeader, Piece
 from framework.topology import OpenCommit
 from framework.transactions import Delete, MemoryStore
 from framework.transactions.run import TopologyFailed

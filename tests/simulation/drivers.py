@@ -30,9 +30,10 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.execution.records import AttemptHeader
 from framework.topology import Topology, TopologyContext, TransactionAttempt
 from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase

@@ -16,7 +16,7 @@ from framework.coordination import transactional_state as state
 from framework.coordination.fenced import FencedLeadership
 from framework.coordination.transactional_state import RotatingTransactionalState
 from framework.errors import CorruptStateError, StaleWriterError
-from framework.execution.records import FailureKind
+from framework.execution.failures import FailureKind
 from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
 from framework.transactions import term

@@ -8,7 +8,7 @@ from queue import Queue
 from typing import Any
 
 from framework.coordination.steps import Threads
-from framework.execution.records import TaskFailure
+from framework.execution.failures import TaskFailure
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.planning import PlanningThread

@@ -27,18 +27,17 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
-    FailureKind,
     FrameOutput,
     FrameRows,
     Piece,
     Record,
     Seed,
-    TaskFailure,
     TaskReport,
 )
 from framework.execution.spark.frames import FrameFailed, SqlFrames

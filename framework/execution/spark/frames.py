@@ -17,8 +17,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from framework.errors import FailedException, TopologyError
+from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan
-from framework.execution.records import USER_ERRORS, AttemptHeader, FailureKind, TaskFailure, decode_batch, encode_batch
+from framework.execution.records import AttemptHeader, decode_batch, encode_batch
 from framework.execution.spark.session import start_context
 from framework.execution.tasks import PlannedTopology
 from framework.topology.bolts import DataFrameBolt
