@@ -27,8 +27,15 @@ from docker.errors import DockerException, ImageNotFound
 
 from integration.engine import engine
 from integration.errors import ServerError
-from integration.hosts import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, find_jars
-from integration.jars import KAFKA_VERSION, LOCK_FILE, Progress, kafka_jars
+from integration.jars import (
+    KAFKA_LOGGING_JARS,
+    KAFKA_VERSION,
+    LOCK_FILE,
+    ZOOKEEPER_JARS,
+    Progress,
+    find_jars,
+    kafka_jars,
+)
 from integration.locks import locked
 from integration.packages import find_program
 

@@ -25,8 +25,9 @@ from integration import (
     ServerError,
     ZooKeeperServer,
 )
+from integration.choice import find_host
 from integration.external import VARIABLES, ExternalPostgres, ExternalServers
-from integration.hosts import VARIABLE, find_host
+from integration.hosts import VARIABLE
 from integration.server import Server, port_taken
 from tests.kit.folders import open_folder
 
