@@ -20,12 +20,11 @@ from framework.core.outcome import Outcome, Rows, Surroundings
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import (
     RetryableError,
-    TopologyError,
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.failures import USER_ERRORS, FailureKind, kind_of
 from framework.execution.plan import Edge, TaskComponent
-from framework.execution.tasks import PlannedTopology, no_such_task
+from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
 
 EDGE, ROOTS = "__edge", "__roots"
@@ -109,15 +108,9 @@ class Outflow:
         batch = self._streams.batch(stream, rows.values)
         batch = batch.append_column(ROOTS, pa.array(rows.roots, pa.list_(pa.uint64())))
         for edge in self._edges[stream]:
-            if task is None:
-                split: Iterable[tuple[int, pa.RecordBatch]] = edge.grouping.split(batch, edge.target_tasks, self._turn)
-                self._turn += 1
-            else:
-                split = [(task, batch)]
-            for target, part in split:
-                if not 0 <= target < edge.target_tasks:
-                    raise TopologyError(no_such_task(edge, target))
+            for target, part in edge.cut(batch, self._turn, task):
                 self._send(edge, target, part)
+            self._turn += task is None
 
     def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:
         ids = self._ids.take(part.num_rows)

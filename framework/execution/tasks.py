@@ -95,13 +95,7 @@ class _Outbox:
 
     def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch, task: int | None) -> None:
         level = self._level
-        if task is not None:
-            split: Iterable[tuple[int, pa.RecordBatch]] = [(task, batch)]
-        else:
-            split = edge.grouping.split(batch, edge.target_tasks, source_task + self._sequence)
-        for target_task, rows in split:
-            if not 0 <= target_task < edge.target_tasks:
-                raise TopologyError(no_such_task(edge, target_task))
+        for target_task, rows in edge.cut(batch, source_task + self._sequence, task):
             piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, level.packed(rows))
             self._sequence += 1
             self.put(piece)
@@ -249,8 +243,8 @@ class _Runner:
                 combiner.add(batch)
 
     def _send(self, edge: Edge, batch: pa.RecordBatch, task: int | None) -> None:
-        if task is not None and not 0 <= task < edge.target_tasks:
-            raise TopologyError(no_such_task(edge, task))
+        if task is not None:
+            edge.check_task(task)
         if edge.fused and edge.phase is self.task.phase:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
@@ -467,10 +461,6 @@ def run_level(
     else:
         task.outbox.rows.clear()
     yield from task.controls(failure)
-
-
-def no_such_task(edge: Edge, task: int) -> str:
-    return f"{edge.source!r} sent rows to task {task} of {edge.target!r}, which has tasks 0 to {edge.target_tasks - 1}"
 
 
 def arrival(piece: Piece) -> tuple[int, int, int]:
