@@ -70,8 +70,8 @@ class Edge:
             )
 
     def cut(self, batch: pa.RecordBatch, turn: int, task: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows for each of the bolt's tasks: by the grouping, or all of them for ``task``, which the sender has named. ``turn``:
-        another one for each batch, for groupings that go round. Raises ``TopologyError`` as ``check_task``."""
+        """The rows for each of the bolt's tasks: by the grouping, or all of them for ``task``, which the sender has named.
+        ``turn``: another one for each batch, for groupings that go round. Raises ``TopologyError`` as ``check_task``."""
         parts = [(task, batch)] if task is not None else self.grouping.split(batch, self.target_tasks, turn)
         for target, part in parts:
             self.check_task(target)
