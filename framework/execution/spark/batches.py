@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 import structlog
-from pyspark import RDD, SparkContext, TaskContext
+from pyspark import RDD, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
@@ -41,7 +41,7 @@ from framework.execution.records import (
     TaskReport,
 )
 from framework.execution.spark.frames import FrameFailed, SqlFrames
-from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, start_context
+from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
 from framework.execution.tasks import PlannedTopology, run_level
 from framework.topology.spouts import PartitionedSpout
 
@@ -260,13 +260,11 @@ class SparkExecutor:
         collapse_records_max: int = 20_000,
     ) -> None:
         self._plan = plan
-        self._settings = spark_settings
+        self._spark = Spark(f"ratchet {plan.topology_id}", spark_settings)
         self._collapse_records_max = collapse_records_max
         pickled = cloudpickle.dumps((plan, dict(conf)))
         self._payload = _Payload(f"{plan.topology_id}:{id(self)}:{hash(pickled)}", pickled)
         self._topology = PlannedTopology(plan, conf)
-        self._context: SparkContext | None = None
-        self._owns_context = False
         self._reports: Accumulator[Reports] | None = None
         self._results: dict[AttemptHeader, _Result] = {}
         self._frames: SqlFrames | None = None
@@ -274,11 +272,10 @@ class SparkExecutor:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        self._owns_context = SparkContext._active_spark_context is None
-        self._context = start_context(f"ratchet {self._plan.topology_id}", self._settings)
-        self._reports = self._context.accumulator([], _ReportsParam())
+        context = self._spark.start()
+        self._reports = context.accumulator([], _ReportsParam())
         if self._plan.frame_outputs:
-            self._frames = SqlFrames(self._context, self._topology)
+            self._frames = SqlFrames(self._spark, self._topology)
         self._warm_up()
 
     def process(self, job: ProcessingJob) -> PhaseResult:
@@ -291,7 +288,7 @@ class SparkExecutor:
 
     def cancel(self, header: AttemptHeader) -> None:
         self._dead.add(header)
-        context = self._context
+        context = self._spark.active
         if context is not None:
             for phase in Phase:
                 context.cancelJobGroup(_group(header, phase))
@@ -306,14 +303,12 @@ class SparkExecutor:
     def close(self) -> None:
         for header in list(self._results):
             self.release(header)
-        context, self._context = self._context, None
-        if context is not None and self._owns_context:
-            context.stop()
+        self._spark.stop()
 
     # --- phases ----------------------------------------------------------------------------------------------
 
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
-        context = self._started()
+        context = self._spark.context
         start: list[Seed] = seeds(self._plan, job)
         even = is_even(self._plan, job.partition_records)
         if small:
@@ -373,10 +368,10 @@ class SparkExecutor:
             offset = plan.levels(phase)[segment.level].partition_of(segment, 0)
             made = self._frames.of_payloads(component_id, header, inputs)
             parts.append(made.map(_AsOutput(component_id, offset, segment.parallelism)))
-        return self._started().union(parts)
+        return self._spark.context.union(parts)
 
     def _commit(self, header: AttemptHeader) -> PhaseResult:
-        context = self._started()
+        context = self._spark.context
         with self._lock:
             result = self._results.get(header)
         if result is None:
@@ -434,7 +429,7 @@ class SparkExecutor:
     def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
         """Run a phase in its job group and pool; whatever Spark raises is a failure of the attempt."""
         try:
-            context = self._started()
+            context = self._spark.context
             if header in self._dead:
                 return PhaseResult(DeadAttempts.failure(header, phase))
             context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
@@ -449,14 +444,9 @@ class SparkExecutor:
             return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
         return result
 
-    def _started(self) -> SparkContext:
-        if self._context is None:
-            raise InvariantViolation("the executor is not started, or closed")
-        return self._context
-
     def _warm_up(self) -> None:
         """Run small jobs of both shapes, so that the first batch meets compiled code and loaded workers."""
-        context = self._started()
+        context = self._spark.context
         width = max(level.partitions for level in self._plan.processing)
         context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
         for _ in range(WARM_UP_JOBS):

@@ -20,7 +20,7 @@ from framework.errors import FailedException, TopologyError
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan
 from framework.execution.records import AttemptHeader, decode_batch, encode_batch
-from framework.execution.spark.session import start_context
+from framework.execution.spark.session import Spark
 from framework.execution.tasks import PlannedTopology
 from framework.topology.bolts import DataFrameBolt
 from framework.topology.fields import Fields
@@ -40,23 +40,21 @@ class FrameFailed(Exception):
 class SqlFrames:
     """Runs the DataFrame bolts of one topology on a Spark context. Safe to use from several threads."""
 
-    def __init__(self, context: SparkContext, topology: PlannedTopology, *, owns_context: bool = False) -> None:
-        self._context = context
-        self._owns_context = owns_context
+    def __init__(self, spark: Spark, topology: PlannedTopology) -> None:
+        self._spark = spark
         self._topology = topology
-        self._sessions = {each: self._session(context, each) for each in frame_bolts(topology.plan)}
+        self._sessions = {each: self._session(spark.context, each) for each in frame_bolts(topology.plan)}
 
     @classmethod
     def in_this_process(cls, topology: PlannedTopology) -> SqlFrames:
         """With the active context, or with one of its own that ``close`` stops."""
-        own = SparkContext._active_spark_context is None
-        context = start_context(f"ratchet {topology.plan.topology_id}", {"spark.master": "local[1]"})
-        return cls(context, topology, owns_context=own)
+        spark = Spark(f"ratchet {topology.plan.topology_id}", {"spark.master": "local[1]"})
+        spark.start()
+        return cls(spark, topology)
 
     def close(self) -> None:
-        if self._owns_context:
-            self._owns_context = False
-            self._context.stop()
+        """Of frames that were made ``in_this_process``."""
+        self._spark.stop()
 
     def of_rows(
         self, component_id: str, header: AttemptHeader, inputs: Mapping[str, list[pa.RecordBatch]]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
-from pyspark import RDD, SparkContext
+from pyspark import RDD
 from pyspark.errors import PySparkException
 
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark.batches import by_partition, python_part, refuse_repetition
 from framework.execution.spark.certificate import new_certificate
-from framework.execution.spark.session import PROCESSING_POOL, is_local, start_context
+from framework.execution.spark.session import PROCESSING_POOL, Spark, is_local
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -29,34 +29,30 @@ class SparkJobs:
     ``InvariantViolation`` when a task found a bug."""
 
     def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
-        self._app_name = app_name
-        self._settings = settings
-        self._context: SparkContext | None = None
-        self._owns_context = False
+        self._spark = Spark(app_name, settings)
 
     def start(self) -> None:
         """Raises ``ConfigError`` when Spark does not start."""
-        self._owns_context = SparkContext._active_spark_context is None
-        self._context = start_context(self._app_name, self._settings)
+        self._spark.start()
 
     @property
     def slots(self) -> int:
         """How many tasks can run side by side."""
-        return max(int(self._started().defaultParallelism), 1)
+        return max(int(self._spark.context.defaultParallelism), 1)
 
     @property
     def local(self) -> bool:
         """Whether there is one executor, in this process's own Spark."""
-        master = self._started().master
+        master = self._spark.context.master
         return is_local(master) and not master.startswith("local-cluster")
 
     @property
     def driver_host(self) -> str:
-        return str(self._started().getConf().get("spark.driver.host", "127.0.0.1"))
+        return str(self._spark.context.getConf().get("spark.driver.host", "127.0.0.1"))
 
     def new_certificate(self) -> bytes:
         """A certificate and its key: ``spark_certificate``."""
-        return new_certificate(self._started()._gateway)
+        return new_certificate(self._spark.context._gateway)
 
     def one(self, function: Callable[[], list[T]]) -> list[T]:
         """Run a function in one task."""
@@ -65,12 +61,12 @@ class SparkJobs:
 
     def each(self, items: Sequence[Item], function: Callable[[Item], T]) -> list[T]:
         """Run a function for each item, in a task of its own; the results are in the items' order."""
-        rdd = self._started().parallelize(list(items), len(items))
+        rdd = self._spark.context.parallelize(list(items), len(items))
         return self._collected(rdd.mapPartitions(_Each(function)))
 
     def chain(self, widths: Sequence[int], task: LevelTask) -> list[Any]:
         """Run ``widths[level]`` tasks of each level, with a shuffle between levels; returns what leaves the last one."""
-        rdd: RDD[Any] = self._started().parallelize(range(widths[0]), widths[0]).mapPartitions(_no_records)
+        rdd: RDD[Any] = self._spark.context.parallelize(range(widths[0]), widths[0]).mapPartitions(_no_records)
         for level, width in enumerate(widths):
             if level:
                 rdd = rdd.partitionBy(width, by_partition)
@@ -79,13 +75,11 @@ class SparkJobs:
         return [record for _, record in addressed]
 
     def close(self) -> None:
-        context, self._context = self._context, None
-        if context is not None and self._owns_context:
-            context.stop()
+        self._spark.stop()
 
     def _collected(self, rdd: RDD[T]) -> list[T]:
         try:
-            self._started().setLocalProperty("spark.scheduler.pool", PROCESSING_POOL)
+            self._spark.context.setLocalProperty("spark.scheduler.pool", PROCESSING_POOL)
             collected: list[T] = rdd.collect()
         except (Py4JError, PySparkException, OSError, EOFError) as error:
             lines = python_part(error)
@@ -94,11 +88,6 @@ class SparkJobs:
                 raise InvariantViolation(reason) from error
             raise RetryableError(f"Spark: {reason}") from error
         return collected
-
-    def _started(self) -> SparkContext:
-        if self._context is None:
-            raise InvariantViolation("Spark is not started")
-        return self._context
 
 
 class _Ignoring:

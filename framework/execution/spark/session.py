@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.spark.shipping import ship_code
 
 PROCESSING_POOL = "ratchet-processing"
@@ -53,6 +53,40 @@ _FIXED = {
     "spark.speculation": "false",
     "spark.scheduler.mode": "FAIR",
 }
+
+
+class Spark:
+    """The ``SparkContext`` that a run works with: one of its own, or the active one, which outlives it."""
+
+    def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
+        self._app_name = app_name
+        self._settings = settings
+        self._context: SparkContext | None = None
+        self._owned = False
+
+    def start(self) -> SparkContext:
+        """Raises ``ConfigError`` when Spark does not start."""
+        self._owned = SparkContext._active_spark_context is None
+        self._context = start_context(self._app_name, self._settings)
+        return self._context
+
+    @property
+    def active(self) -> SparkContext | None:
+        """None before the start and after the end."""
+        return self._context
+
+    @property
+    def context(self) -> SparkContext:
+        """Raises ``InvariantViolation`` where there is none."""
+        if self._context is None:
+            raise InvariantViolation("Spark is not started, or was stopped")
+        return self._context
+
+    def stop(self) -> None:
+        """Safe to call twice."""
+        context, self._context = self._context, None
+        if context is not None and self._owned:
+            context.stop()
 
 
 def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
