@@ -289,10 +289,10 @@ def _entries(file: Path, config: Config) -> Iterator[tuple[str, Entry]]:
 
 
 def _header(lines: Iterator[Any], file: Path) -> dict[str, Any]:
-    """The first line of a snapshot. Raises ``ConfigError`` for a file that is none."""
+    """The first line of a snapshot. Raises ``ConfigError`` when the file is not a snapshot."""
     header = next(lines, None)
     if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
-        raise ConfigError(f"{file} is no snapshot of this release")
+        raise ConfigError(f"{file} is not a snapshot of this release")
     return header
 
 

@@ -26,6 +26,7 @@ import structlog
 from framework.core.budget import Share
 from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import TIMEOUT_TICKS
+from framework.core.plan import CorePlan
 from framework.core.rounds import (
     ComponentError,
     Counts,
@@ -37,7 +38,6 @@ from framework.core.rounds import (
     RoundReport,
     TreeOutcomes,
 )
-from framework.core.segment_task import CorePlan
 from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
 

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
-from framework.core.checkpoints import CheckpointMarker, CheckpointReport
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.execution.failures import FailureKind, kind_of
 from framework.execution.records import Piece
 
@@ -52,6 +52,11 @@ class Round:
     share: int = ROUND_TUPLES_MAX
     lost: int = 0
     settles: bool = False
+
+    @property
+    def prepares(self) -> bool:
+        """Whether everything that comes must be done before the round ends: a checkpoint holds nothing that waits."""
+        return self.checkpoint is not None and self.checkpoint.action is CheckpointAction.PREPARE
 
 
 class Decisions(NamedTuple):

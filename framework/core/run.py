@@ -9,8 +9,8 @@ from framework.config import Config
 from framework.coordination import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
+from framework.core.plan import CorePlan
 from framework.core.rounds import ComponentError, RoundExecutor
-from framework.core.segment_task import CorePlan
 from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.status import CoreStatus
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import structlog
 
 from framework.core.channels import Credentials
-from framework.core.homes import Address, HomeClient, HomeSettings, close_home, ensure_home
+from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
+from framework.core.home_process import ensure_home
+from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport
-from framework.core.segment_task import CorePlan
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark.rounds import SparkJobs
 

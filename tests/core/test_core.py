@@ -17,9 +17,9 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.core.acker_task import AckerTask
 from framework.core.outcome import TROUBLES_MAX
 from framework.core.rounds import Round, RoundReport
-from framework.core.segment_task import AckerTask
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping

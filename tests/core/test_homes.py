@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 
 from framework import Config
-from framework.core import homes
+from framework.core import home_client
 from framework.core.channels import STRANGERS_MAX, Credentials, connect
-from framework.core.homes import Address, HomeClient, HomeLostError, HomeSettings, close_home, ensure_home, start_home
+from framework.core.home_client import Address, HomeClient, HomeLostError, HomeSettings, close_home
+from framework.core.home_process import ensure_home, start_home
+from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundReport
 from framework.core.run import _executor as executor_of
-from framework.core.segment_task import CorePlan
 from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
 from tests.kit.homes import Overhearing
@@ -124,7 +125,7 @@ def test_those_who_connect_and_say_nothing_keep_nobody_out(
     listening: tuple[HomeSettings, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, home = listening
-    monkeypatch.setattr(homes, "_CONNECT_S", 5.0)
+    monkeypatch.setattr(home_client, "CONNECT_S", 5.0)
     with contextlib.ExitStack() as silent:
         for _ in range(STRANGERS_MAX + 5):
             silent.enter_context(socket.create_connection(home.place))
@@ -180,7 +181,7 @@ def test_a_round_is_given_up_after_four_message_timeouts_and_a_minute_at_least(
 def test_a_home_that_hangs_counts_as_lost(
     settings: HomeSettings, home: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(home_client, "CONNECT_S", 0.5)
     os.kill(home.pid, signal.SIGSTOP)
     with pytest.raises(HomeLostError, match=r"did not let anybody in for 0\.5 s"):
         courier(settings, home).ask(0, "ping")
@@ -191,7 +192,7 @@ def test_a_home_that_hangs_counts_as_lost(
 def test_a_home_ends_with_the_process_that_it_belongs_to(settings: HomeSettings) -> None:
     """Here the parent of whoever starts it: there is no JVM above."""
     code = (
-        "import pickle, sys; from framework.core.homes import start_home;"
+        "import pickle, sys; from framework.core.home_process import start_home;"
         "print(start_home(pickle.load(sys.stdin.buffer), 0).pid, flush=True)"
     )
     command = [

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
-from framework.core import homes
+from framework.core import home_client
 from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark import rounds as spark_rounds
@@ -184,7 +184,7 @@ class Hangs(BaseBasicBolt):
 def test_a_component_that_hangs_is_ended_with_its_home(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "ANSWER_MIN_S", 8.0)
+    monkeypatch.setattr(home_client, "ANSWER_MIN_S", 8.0)
     builder = TopologyBuilder("hangs")
     builder.set_spout("queue", Queue(tmp_path, 20))
     builder.set_bolt("hangs", Hangs(tmp_path)).shuffle_grouping("queue")

@@ -13,8 +13,8 @@ import pytest
 from framework import Fields, TopologyBuilder
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
+from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord, walk
-from framework.core.segment_task import CorePlan
 from framework.core.turns import OvertakenError, Turns
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution

@@ -18,8 +18,8 @@ from framework import (
 )
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
+from framework.core.plan import CorePlan
 from framework.core.run import ticks_of
-from framework.core.segment_task import CorePlan
 from framework.core.stateful_run import stateful_components
 from framework.execution.plan import plan_execution
 

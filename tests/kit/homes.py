@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from framework import CoreRun
-from framework.core.homes import Address, HomeClient, HomeSettings
+from framework.core.home_client import Address, HomeClient, HomeSettings
+from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundRecord
-from framework.core.segment_task import CorePlan
 from framework.core.spark import SparkRounds
 
 

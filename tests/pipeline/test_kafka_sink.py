@@ -15,13 +15,13 @@ from unittest.mock import Mock
 import pytest
 from confluent_kafka import Producer
 
-from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, reset, submit
+from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.clients.kafka import KafkaSettings
-from framework.commands.reset import reset_everything
 from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, InvariantViolation, RetryableError, TopologyError
 from framework.topology import TopologyContext
-from framework.transactions import MemoryStore
+from framework.transactions import MemoryStore, reset
+from framework.transactions.reset import reset_everything
 from framework.transactions.run import TopologyFailed
 from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
 from sinks.kafka import markers as kafka_markers

@@ -17,12 +17,11 @@ import pyarrow as pa
 import pytest
 
 from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuilder, submit
-from framework.commands.reset import reset_everything
 from framework.errors import ConfigError, RetryableError
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
 from framework.transactions.audit import Unverifiable, verify
-from framework.transactions.reset import reset_positions
+from framework.transactions.reset import reset_everything, reset_positions
 from integration import EmbeddedServers
 from sinks import (
     AppendCommitter,

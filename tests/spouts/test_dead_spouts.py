@@ -16,8 +16,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
 from framework.core.driver import RoundDriver
-from framework.core.homes import HomeSettings, start_home
-from framework.core.segment_task import CorePlan
+from framework.core.home_client import HomeSettings
+from framework.core.home_process import start_home
+from framework.core.plan import CorePlan
 from framework.execution.plan import plan_execution
 from integration import RedisServer
 from integration.server import wait_until

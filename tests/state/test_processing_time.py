@@ -23,9 +23,9 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.core.acker_task import AckerTask
 from framework.core.checkpoints import CheckpointRecord, Layout
 from framework.core.rescaling import Namespaces, namespace_of, rescaled
-from framework.core.segment_task import AckerTask
 from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
 from framework.transactions import MemoryStore
