@@ -618,18 +618,18 @@ class WatchedDriver(Driver):
 
         self.journal.emitted = emitting  # type: ignore[method-assign]
 
-    def _stepped_down(self, error: RatchetError) -> bool:
+    def _stand_by(self, error: Exception | None) -> None:
         owner = self._owner
-        owner.world.note(f"{owner.name} steps down: {error}")
+        if error is not None:
+            owner.world.note(f"{owner.name} steps down: {error}")
         if isinstance(error, StaleWriterError) and (error.epoch or 0) <= owner.epoch:
             raise Violation(f"C14: {owner.name} stepped down without having met an epoch above its own: {error}")
-        return super()._stepped_down(error)
+        super()._stand_by(error)
 
-    def _elected(self) -> Steps[Leadership | None]:
-        leadership = yield from super()._elected()
+    def _lead(self, leadership: Leadership) -> Steps[bool]:
         settings = replace(self._context.settings, accept_changed_topology=self._owner.accepts_change)
         self._context = replace(self._context, settings=settings)
-        return leadership
+        return (yield from super()._lead(leadership))
 
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
         term = super()._begin_term(leadership, recovery)
