@@ -37,8 +37,8 @@ from framework import (
     submit,
 )
 from framework.acking import Acker
-from framework.acking.roots import EdgeIds, root_of
-from framework.acking.spark import SparkRounds
+from framework.acking.ledger import EdgeIds, root_of
+from framework.core.spark import SparkRounds
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 from sinks import Count as CountRows
@@ -262,7 +262,7 @@ def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
         time.sleep(5)
         mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
         busy = [each for each in mine if not each.cmdline() or "kafka.Kafka" not in each.cmdline()]
-        homes = [each for each in psutil.process_iter() if "framework.acking.homes" in " ".join(_command(each))]
+        homes = [each for each in psutil.process_iter() if "framework.core.home_process" in " ".join(_command(each))]
         processes = {each.pid: each for each in [*busy, *homes]}.values()
         before = sum(map(_cpu_s, processes))
         time.sleep(seconds)

@@ -15,7 +15,7 @@ from benchmarks import workload
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.topology import OnStream
 from spouts import AvroCodec, BadRecord, BytesCodec, Codec, JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.codecs import Values
+from spouts.codecs.codec import Values
 
 SCHEMA: dict[str, Any] = {
     "type": "record",

@@ -139,9 +139,9 @@ def _command(servers: EmbeddedServers, folder: Path, spark: bool) -> list[str]:
         "topology.max.spout.pending": 2,
         "spark.master": "local[2]",
     }
-    module = "framework.run" if spark else "benchmarks.local_run"
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    return [sys.executable, "-m", module, "benchmarks.soak:topology", *options]
+    executor = "spark" if spark else "local"
+    return [sys.executable, "-m", "framework.run", "benchmarks.soak:topology", "--executor", executor, *options]
 
 
 def _feed(bootstrap_servers: str, sent: Counter[str], stop: threading.Event, folder: Path) -> None:

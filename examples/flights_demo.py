@@ -11,7 +11,7 @@ from rich.table import Table
 from examples import flights_data
 from examples.flights import TOPIC, topology
 from framework import Config, submit
-from framework.run import stop_on_signal, supervise
+from framework.commands.supervision import stop_on_signal, supervise
 from integration import EmbeddedServers, ServerError
 
 FOLDER = Path(".ratchet/demo")

@@ -34,9 +34,9 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.coordination import store_of
+from framework.core.reader import TopologyState
 from framework.observe import configure_logging
-from framework.submission import store_of
-from framework.topology_state import TopologyState
 from integration import EmbeddedServers
 from spouts import JsonCodec, KafkaSpout
 

@@ -1,10 +1,10 @@
 """Ratchet: exactly-once Kafka pipelines in Python, executed by Spark."""
 
 from framework.config import Config
-from framework.core_run import CoreRun, CoreTopologyFailed
+from framework.core.reader import TopologyState
+from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
-from framework.poison import Poison, find_poison
-from framework.submission import Run, RunStatus, TopologyFailed, submit
+from framework.submission import submit
 from framework.topology import (
     ArrowBolt,
     BaseBasicBolt,
@@ -43,6 +43,9 @@ from framework.topology import (
     TransactionAttempt,
     Tuple,
 )
+from framework.transactions.poison import Poison, find_poison
+from framework.transactions.run import Run, TopologyFailed
+from framework.transactions.status import RunStatus
 
 __all__ = [
     "ArrowBolt",
@@ -83,6 +86,7 @@ __all__ = [
     "TopologyBuilder",
     "TopologyContext",
     "TopologyFailed",
+    "TopologyState",
     "TransactionAttempt",
     "TransactionalSpout",
     "TransactionalSpoutCoordinator",

@@ -16,7 +16,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from docker.errors import APIError, DockerException, NotFound
 
@@ -162,8 +162,7 @@ class _Reaper:
 
     def _end(self) -> None:
         if os.getpid() == self.pid:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            cast(IO[bytes], self._process.stdin).close()
             self._process.wait(60)
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import docker
 from docker.errors import DockerException
@@ -107,8 +107,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     """With this process, and not with one that was forked from it."""
     if os.getpid() != owner:
         return
-    assert process.stdin is not None
-    process.stdin.close()
+    cast(IO[bytes], process.stdin).close()
     try:
         process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -21,14 +21,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from docker.errors import DockerException, ImageNotFound
 
 from integration.engine import engine
 from integration.errors import ServerError
-from integration.hosts import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, find_jars
-from integration.jars import KAFKA_VERSION, LOCK_FILE, Progress, kafka_jars
+from integration.jars import (
+    KAFKA_LOGGING_JARS,
+    KAFKA_VERSION,
+    LOCK_FILE,
+    ZOOKEEPER_JARS,
+    Progress,
+    find_jars,
+    kafka_jars,
+)
 from integration.locks import locked
 from integration.packages import find_program
 
@@ -192,13 +199,13 @@ def _run(command: Sequence[str], log: Path) -> None:
 def _import(root: Path, name: str, client: Any) -> None:
     repository, _, tag = name.rpartition(":")
     tar = subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE)
-    assert tar.stdout is not None
+    layers = cast(IO[bytes], tar.stdout)
     try:
-        client.api.import_image_from_stream(tar.stdout, repository=repository, tag=tag)
+        client.api.import_image_from_stream(layers, repository=repository, tag=tag)
     except DockerException as error:
         raise ServerError(f"{name} cannot be imported: {str(error).splitlines()[0][:300]}") from error
     finally:
-        tar.stdout.close()
+        layers.close()
         tar.wait()
     if tar.returncode:
         raise ServerError(f"{name} cannot be imported: tar ended with {tar.returncode}")

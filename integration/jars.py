@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from integration.errors import ServerError
@@ -25,6 +25,19 @@ KAFKA_VERSION = "4.3.0"
 KAFKA_MODULE = ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
 LOCK_FILE = Path(__file__).with_name("kafka-jars.sha256")
 FETCH_TIMEOUT_S = 900
+
+#: Of the jars inside PySpark, those that Kafka's log and ZooKeeper need.
+KAFKA_LOGGING_JARS = ("slf4j-api-2*", "log4j-slf4j2-impl-2*", "log4j-api-2*", "log4j-core-2*")
+ZOOKEEPER_JARS = (
+    "zookeeper-*",
+    "netty-*",
+    "slf4j-api-*",
+    "log4j-*",
+    "metrics-core-*",
+    "snappy-java-*",
+    "commons-*",
+    "jackson-*",
+)
 
 Progress = Callable[[str], None]
 
@@ -156,3 +169,8 @@ def _one_at_a_time(target: Path) -> Iterator[None]:
 def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def find_jars(patterns: Sequence[str]) -> list[Path]:
+    """Those of PySpark's jars that match."""
+    return [jar for pattern in patterns for jar in sorted(spark_jars().glob(f"{pattern}.jar"))]

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from integration.choice import find_host
 from integration.errors import ServerError
-from integration.hosts import STOP_TIMEOUT_S, Launch, Running, find_host
+from integration.hosts import STOP_TIMEOUT_S, Launch, Running
 
 START_TIMEOUT_S = 60.0
 _START_TRIES = 3

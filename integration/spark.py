@@ -16,7 +16,7 @@ from integration.server import QUICK, Server, free_port, start_together, stop_al
 _ANSWER_TIMEOUT_S = 5.0
 _REGISTER_TIMEOUT_S = 60.0
 #: Spark's own, or Ratchet's in its place.
-_DAEMON = re.compile(r"-m (pyspark\.daemon|framework\.execution\.spark_daemon)\b")
+_DAEMON = re.compile(r"-m (pyspark\.daemon|framework\.execution\.spark\.daemon)\b")
 
 
 class _SparkProcess(Server):

@@ -6,24 +6,28 @@ The backends of databases are loaded when they are asked for: each needs the ext
 from typing import TYPE_CHECKING, Any
 
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
-from sinks.append import AppendCommitter
-from sinks.backend import MapBackend, Row
+from sinks.backends.backend import MapBackend, Row
+from sinks.backends.memory import MemoryBackend
+from sinks.backends.sqlite import SqliteBackend
 from sinks.committer import StateCommitter
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
-from sinks.kafka import KafkaSink
-from sinks.memory import MemoryBackend
-from sinks.parquet import ParquetTable
+from sinks.kafka.sink import KafkaSink
 from sinks.reading import Together, common_txid, read_together
-from sinks.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
+from sinks.tables.append import AppendCommitter
+from sinks.tables.parquet import ParquetTable
 from sinks.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
-    from sinks.delta import DeltaLakeTable
-    from sinks.postgres import PostgresBackend
-    from sinks.redis import RedisBackend
+    from sinks.backends.postgres import PostgresBackend
+    from sinks.backends.redis import RedisBackend
+    from sinks.tables.delta import DeltaLakeTable
 
-_LAZY = {"DeltaLakeTable": "sinks.delta", "PostgresBackend": "sinks.postgres", "RedisBackend": "sinks.redis"}
+_LAZY = {
+    "DeltaLakeTable": "sinks.tables.delta",
+    "PostgresBackend": "sinks.backends.postgres",
+    "RedisBackend": "sinks.backends.redis",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from framework.errors import RatchetError
-from sinks.files import TARGET_BYTES, FileTable, TableShape, described
-from sinks.parquet import GRACE_S, ParquetTable
+from sinks.tables.parquet import GRACE_S, ParquetTable
+from sinks.tables.table import TARGET_BYTES, FileTable, TableShape, described
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:
     """The table in a folder, of whichever kind it is."""
     held = TableShape.read(path)
     if held is not None and held.kind == "DeltaLakeTable":
-        from sinks.delta import DeltaLakeTable  # an extra
+        from sinks.tables.delta import DeltaLakeTable  # an extra
 
         return DeltaLakeTable(path, target_bytes=target_bytes)
     return ParquetTable(path, target_bytes=target_bytes)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.clients.kafka import KafkaSettings
 from framework.errors import TopologyError
-from framework.kafka_clients import KafkaSettings
 from framework.topology import (
     DEAD_LETTER_FIELDS,
     ArrowBolt,
@@ -26,8 +26,8 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from sinks.kafka_markers import Marker, marker_of
-from sinks.kafka_writer import KafkaRecord, check_markers, renew_markers, writers
+from sinks.kafka.markers import Marker, marker_of
+from sinks.kafka.writer import KafkaRecord, check_markers, renew_markers, writers
 from sinks.states import MapState
 
 _KEY = ("topic_id", "partition", "offset")

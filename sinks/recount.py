@@ -31,8 +31,8 @@ from framework.topology import (
 )
 from framework.topology.canonical import RowForm, python_values
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
-from sinks.backend import Key, Value
-from sinks.sqlite import SqliteBackend
+from sinks.backends.backend import Key, Value
+from sinks.backends.sqlite import SqliteBackend
 from sinks.states import Expected, OpaqueMapState
 
 #: Floats that are added in any order differ by less than this share of the sum of their magnitudes, up to millions of them.

@@ -39,9 +39,9 @@ from framework.topology import (
 )
 from framework.topology.canonical import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
-from sinks.backend import Key, MapBackend, Row, Value
-from sinks.memory import MemoryBackend
-from sinks.sqlite import SqliteBackend
+from sinks.backends.backend import Key, MapBackend, Row, Value
+from sinks.backends.memory import MemoryBackend
+from sinks.backends.sqlite import SqliteBackend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
@@ -512,7 +512,7 @@ class TransactionalMapState(MapState):
 class OpaqueMapState(MapState):
     """Starts again from the previous value when a transaction is replayed: right even when the replay differs.
 
-    >>> from sinks.memory import MemoryBackend
+    >>> from sinks.backends.memory import MemoryBackend
     >>> state = OpaqueMapState(MemoryBackend())
     >>> for attempt, amount in ((TransactionAttempt(1, 1), 5), (TransactionAttempt(2, 1), 7), (TransactionAttempt(2, 2), 1)):
     ...     state.begin_commit(attempt)

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from spouts.avro_codec import AvroCodec
-from spouts.bad_records import BadRecord
-from spouts.codecs import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
-from spouts.json_codec import JsonCodec
-from spouts.kafka import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
-from spouts.kafka_core import KafkaSpout
+from spouts.codecs.avro import AvroCodec
+from spouts.codecs.bad_records import BadRecord
+from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
+from spouts.codecs.json import JsonCodec
+from spouts.codecs.registry import RegistryAvroCodec
+from spouts.kafka.core import KafkaSpout
+from spouts.kafka.transactional import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from spouts.memory import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.retries import RetryPolicy
-from spouts.schema_registry import RegistryAvroCodec
 
 if TYPE_CHECKING:
     from spouts.redis_streams import RedisStreamSpout

@@ -25,10 +25,10 @@ LIST: dict[str, dict[str, list[str]]] = {
             "spouts/test_security.py::test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts"
         ],
         "timeouts beyond the server's limits": [
-            "transactions/test_zookeeper_security.py::test_a_session_timeout_beyond_the_servers_limits_is_logged"
+            "coordination/test_security.py::test_a_session_timeout_beyond_the_servers_limits_is_logged"
         ],
         "halves of credentials, missing files": [
-            "transactions/test_zookeeper_security.py::test_incomplete_security_settings_and_missing_files_are_refused_before_connecting"
+            "coordination/test_security.py::test_incomplete_security_settings_and_missing_files_are_refused_before_connecting"
         ],
     },
     "topology": {
@@ -75,9 +75,11 @@ LIST: dict[str, dict[str, list[str]]] = {
             "pipeline/test_recovery.py::test_corrupt_state_stops_the_start_and_is_named"
         ],
         "gap in txids": ["pipeline/test_recovery.py::test_a_missing_plan_of_the_last_transaction_is_named"],
-        "over 1 MB": ["transactions/test_state.py::test_a_document_too_large_for_a_znode_is_refused_before_it_is_sent"],
+        "over 1 MB": [
+            "coordination/test_transactional_state.py::test_a_document_too_large_for_a_znode_is_refused_before_it_is_sent"
+        ],
         "ACL denied": [
-            "transactions/test_stores.py::test_zookeeper_acl_that_denies_is_named_and_credentials_protect_every_znode"
+            "coordination/test_stores.py::test_zookeeper_acl_that_denies_is_named_and_credentials_protect_every_znode"
         ],
         "another Kafka cluster's state": [
             "pipeline/test_kafka_sources.py::test_another_cluster_is_refused_or_read_from_its_beginning"
@@ -128,7 +130,7 @@ def test_a_setting_with_an_impossible_number_is_refused_by_its_key(key: str, val
 @pytest.mark.integration
 def test_when_every_record_is_bad_the_first_is_named(topics: Topics, name: str, tmp_path: Path) -> None:
     from framework import Fields
-    from framework.submission import TopologyFailed
+    from framework.transactions.run import TopologyFailed
 
     topics.send(topics.create(name), [b"{"] * 500)
     runs = KafkaRuns(topics, tmp_path, name, codec=JsonCodec(Fields(value=str)))

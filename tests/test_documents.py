@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from framework import BaseRichSpout, Config, Fields, OutputFieldsDeclarer, Topology, TopologyBuilder, TransactionAttempt
+from framework.clients.kafka import KafkaSettings
 from framework.config import flatten
-from framework.kafka_clients import KafkaSettings
 from framework.state.settings import RedisSettings, settings_of
 from framework.topology import CoreTopology
 from sinks import OpaqueMapState, SqliteBackend

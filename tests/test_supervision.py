@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from framework.commands.supervision import supervise
 from framework.observe.progress import ProgressLines
-from framework.run import supervise
-from framework.submission import RunStatus
+from framework.transactions.status import RunStatus
 from tests.kit.words_runs import EXACT, Setup
 
 STATUS = RunStatus(

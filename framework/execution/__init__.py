@@ -1,9 +1,10 @@
 """From a topology to tasks: phases, levels, the data plane, and the executors that run them."""
 
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import ExecutionPlan, Phase, plan_execution
 from framework.execution.ports import BatchExecutor, PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.execution.records import AttemptHeader
 
 __all__ = [
     "AttemptHeader",

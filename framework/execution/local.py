@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
-from framework.execution.records import AttemptHeader, FailureKind, Record, TaskFailure, TaskReport
+from framework.execution.records import AttemptHeader, Record, TaskReport
 from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
 
 if TYPE_CHECKING:
-    from framework.execution.spark_frames import SqlFrames
+    from framework.execution.spark.frames import SqlFrames
 
 
 class LocalExecutor:
@@ -31,7 +32,7 @@ class LocalExecutor:
     def start(self) -> None:
         """DataFrame bolts need Spark SQL, in this process too; for anything else there is nothing to make ready."""
         if self._topology.plan.frame_outputs:
-            from framework.execution.spark_frames import SqlFrames  # Spark is loaded only by runs that use it
+            from framework.execution.spark.frames import SqlFrames  # Spark is loaded only by runs that use it
 
             self._sql = SqlFrames.in_this_process(self._topology)
             self._frames = self._sql.of_rows

@@ -21,11 +21,12 @@ Rows for a level further down ride along through the levels between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import cloudpickle
+import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, DataFrameBolt, Input
@@ -60,6 +61,21 @@ class Edge:
     @property
     def label(self) -> str:
         return f"{self.input_name}->{self.target}"
+
+    def check_task(self, task: int) -> None:
+        """Raises ``TopologyError`` for a task that the bolt does not have."""
+        if not 0 <= task < self.target_tasks:
+            raise TopologyError(
+                f"{self.source!r} sent rows to task {task} of {self.target!r}, which has tasks 0 to {self.target_tasks - 1}"
+            )
+
+    def cut(self, batch: pa.RecordBatch, turn: int, task: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows for each of the bolt's tasks: by the grouping, or all of them for ``task``, which the sender has named.
+        ``turn``: another one for each batch, for groupings that go round. Raises ``TopologyError`` as ``check_task``."""
+        parts = [(task, batch)] if task is not None else self.grouping.split(batch, self.target_tasks, turn)
+        for target, part in parts:
+            self.check_task(target)
+            yield target, part
 
 
 @dataclass(frozen=True, slots=True)

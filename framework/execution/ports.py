@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.records import AttemptHeader, FailureKind, Seed, TaskFailure, TaskReport
+from framework.execution.records import AttemptHeader, Seed, TaskReport
 from framework.topology.spouts import ReadCounts, TransactionalSpout
 
 #: The one partition in the plans of a general ``TransactionalSpout``: ``{"txid": .., "metadata": the user's own}``.

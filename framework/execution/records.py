@@ -9,31 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple, Union
 
 import pyarrow as pa
 
-from framework.errors import (
-    BadRecordError,
-    ConfigError,
-    CorruptStateError,
-    DataLossError,
-    FailedException,
-    InvariantViolation,
-    RetryableError,
-    StaleWriterError,
-)
+from framework.execution.failures import TaskFailure
 from framework.execution.plan import Phase
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.fencing import CommitFence
 from framework.topology.spouts import ReadCounts
-
-#: What user code may end with. ``sys.exit()`` ends what called it, and no process of Ratchet's.
-USER_ERRORS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +40,6 @@ class AttemptHeader:
 
     def __str__(self) -> str:
         return f"{self.txid}:{self.attempt_id}"
-
-
-class FailureKind(Enum):
-    """What the driver does about a failure."""
-
-    FAILED = "failed"  # FailedException: replay, without limit
-    RETRYABLE = "retryable"  # something outside: replay, without limit
-    ERROR = "error"  # any other exception: replay up to topology.max.attempts
-    DATA_LOSS = (
-        "data loss"  # the source lost what was planned: plan afresh where the protocol allows it (C7), else stop
-    )
-    STALE = "stale"  # refused by a fence: step down for a higher epoch, else replay up to topology.max.attempts
-    FATAL = "fatal"  # replaying cannot help: stop the topology
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFailure:
-    """Why an attempt failed, where."""
-
-    kind: FailureKind
-    component_id: str
-    task: int
-    message: str
-    trace: str = ""
-    epoch: int | None = None
-    error: str = ""  # the class of the error
-
-    @classmethod
-    def of(cls, error: BaseException, component_id: str, task: int) -> TaskFailure:
-        kind = FailureKind.ERROR
-        if isinstance(error, FailedException):
-            kind = FailureKind.FAILED
-        elif isinstance(error, RetryableError):
-            kind = FailureKind.RETRYABLE
-        elif isinstance(error, StaleWriterError):
-            kind = FailureKind.STALE
-        elif isinstance(error, DataLossError):
-            kind = FailureKind.DATA_LOSS
-        elif isinstance(error, (BadRecordError, CorruptStateError, ConfigError, InvariantViolation)):
-            kind = FailureKind.FATAL
-        trace = "" if kind is not FailureKind.ERROR else "".join(traceback.format_exception(error))
-        message = str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}"
-        return cls(kind, component_id, task, message, trace, getattr(error, "epoch", None), type(error).__name__)
-
-    def __str__(self) -> str:
-        return f"{self.component_id}[{self.task}]: {self.message}"
 
 
 class Seed(NamedTuple):

@@ -15,20 +15,18 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
+from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts
 from framework.execution.records import (
-    USER_ERRORS,
     AttemptHeader,
     CommitterState,
     Control,
-    FailureKind,
     FrameOutput,
     FrameRows,
     Piece,
     Record,
     Seed,
-    TaskFailure,
     TaskReport,
     decode_batch,
     encode_batch,
@@ -97,13 +95,7 @@ class _Outbox:
 
     def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch, task: int | None) -> None:
         level = self._level
-        if task is not None:
-            split: Iterable[tuple[int, pa.RecordBatch]] = [(task, batch)]
-        else:
-            split = edge.grouping.split(batch, edge.target_tasks, source_task + self._sequence)
-        for target_task, rows in split:
-            if not 0 <= target_task < edge.target_tasks:
-                raise TopologyError(no_such_task(edge, target_task))
+        for target_task, rows in edge.cut(batch, source_task + self._sequence, task):
             piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, level.packed(rows))
             self._sequence += 1
             self.put(piece)
@@ -251,8 +243,8 @@ class _Runner:
                 combiner.add(batch)
 
     def _send(self, edge: Edge, batch: pa.RecordBatch, task: int | None) -> None:
-        if task is not None and not 0 <= task < edge.target_tasks:
-            raise TopologyError(no_such_task(edge, task))
+        if task is not None:
+            edge.check_task(task)
         if edge.fused and edge.phase is self.task.phase:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
@@ -413,22 +405,23 @@ def run_level(
     plan = topology.plan
     first_of_commit = phase is Phase.COMMIT and level == 0
     for record in records:  # always to the end: an undrained task costs its worker
-        if isinstance(record, Control):
-            controls.append(record)
-            header = record.header
-        elif isinstance(record, Seed):
-            seed = record
-            header = record.header
-        elif isinstance(record, FrameOutput):
-            outputs.append(record)
-        elif isinstance(record, FrameRows):
-            raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
-        elif isinstance(record, CommitterState):
-            (states if first_of_commit else passing).append(record)
-        else:
-            edge = plan.edges[record.edge]
-            here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
-            (pieces if here else passing).append(record)
+        match record:
+            case Control():
+                controls.append(record)
+                header = record.header
+            case Seed():
+                seed = record
+                header = record.header
+            case FrameOutput():
+                outputs.append(record)
+            case FrameRows():
+                raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
+            case CommitterState():
+                (states if first_of_commit else passing).append(record)
+            case Piece():
+                edge = plan.edges[record.edge]
+                here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
+                (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
     task = _LevelTask(topology, phase, level, partition, width, header, encode, cancelled)
@@ -468,10 +461,6 @@ def run_level(
     else:
         task.outbox.rows.clear()
     yield from task.controls(failure)
-
-
-def no_such_task(edge: Edge, task: int) -> str:
-    return f"{edge.source!r} sent rows to task {task} of {edge.target!r}, which has tasks 0 to {edge.target_tasks - 1}"
 
 
 def arrival(piece: Piece) -> tuple[int, int, int]:

@@ -1,6 +1,5 @@
-"""``python -m framework.state``."""
+"""``python -m framework.state``: the command of the state, which has the package's name."""
 
-from framework.state_command import main
+import runpy
 
-if __name__ == "__main__":
-    main()
+runpy.run_module("framework.commands.state", run_name="__main__")

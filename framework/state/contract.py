@@ -74,7 +74,7 @@ class StateProviderContract:
         self.begin(request)
         self.namespace = f"contract/{uuid.uuid4().hex}/1/0"
         self.made = self.provider()
-        self.made.check(self.conf())
+        self.made.check_before_start(self.conf())
 
     def state(self, task: int = 0) -> KeyValueState[Any, Any]:
         found = self.made.new_state(f"{self.namespace[:-1]}{task}", self.conf(), None)

@@ -114,7 +114,7 @@ class LayeredState(KeyValueState[Any, Any]):
     def prepare_commit(self, txid: int) -> None:
         if self._prepared_txid not in (None, txid):
             raise InvariantViolation(
-                f"checkpoint {txid} is prepared while {self._prepared_txid} is neither committed nor not"
+                f"cannot prepare checkpoint {txid}: checkpoint {self._prepared_txid} is still undecided"
             )
         prepared = {**self._prepared, **self._changes}
         self._store.prepare(txid, prepared)

@@ -67,7 +67,7 @@ class LmdbKeyValueStateProvider(StateProvider):
             store = _open[folder][0]
         return LayeredState(store, settings.keys(), settings.values())
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         settings = settings_of(conf, LmdbSettings)
         settings.keys(), settings.values()
         try:

@@ -23,16 +23,16 @@ class InMemoryKeyValueStateProvider(StateProvider):
     durable = False
 
     def __init__(self) -> None:
-        self._stores: dict[str, MemoryStore] = {}
+        self._stores: dict[str, MemoryBytes] = {}
 
     def new_state(
         self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None
     ) -> KeyValueState[Any, Any]:
         settings = settings_of(conf, SerializerSettings)
-        store = self._stores.setdefault(namespace, MemoryStore())
+        store = self._stores.setdefault(namespace, MemoryBytes())
         return LayeredState(store, settings.keys(), settings.values())
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         settings_of(conf, SerializerSettings).values()
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
@@ -49,7 +49,7 @@ class InMemoryKeyValueStateProvider(StateProvider):
         self._stores.clear()
 
 
-class MemoryStore:
+class MemoryBytes:
     """A ``CommittedStore``."""
 
     def __init__(self) -> None:

@@ -93,7 +93,7 @@ class RedisKeyValueStateProvider(StateProvider):
             RedisStore(self._client(settings), namespace), settings.keys(), settings.values(), cached_max=CACHED_MAX
         )
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         settings = settings_of(conf, RedisSettings)
         settings.keys(), settings.values()
         pool = settings.jedisPoolConfig

@@ -98,7 +98,7 @@ class Spout(ABC):
         """Called once, on the driver, by the builder. The default declares ``output_fields()`` on the default stream."""
         declarer.declare(self.output_fields())
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit`` before anything starts. Raises ``ConfigError`` for a configuration that this spout cannot
         run with."""
 

@@ -135,7 +135,7 @@ class StateProvider(ABC):
         """The state of a namespace as last committed. ``namespace``: ``topology/component/layout/task``, of letters, digits and
         ``._-``; nobody else writes to it. ``context``: None where no task asks."""
 
-    def check(self, conf: Mapping[str, Any]) -> None:
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit`` before anything starts: raise ``ConfigError`` for what would fail at once."""
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Any, Any] | None:

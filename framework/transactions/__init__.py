@@ -1,11 +1,18 @@
-"""The exactly-once protocol on the driver: coordinator, durable state, leadership, and the loop that joins them."""
+"""The exactly-once protocol on the driver: coordinator, documents, terms, commits, and the loop that joins them."""
 
+from framework.coordination import (
+    CoordinationStore,
+    Delete,
+    Leadership,
+    MemoryStore,
+    Put,
+    RotatingTransactionalState,
+    TransactionalState,
+    ZooKeeperStore,
+)
 from framework.transactions.coordinator import Coordinator, SpoutKind
 from framework.transactions.documents import committed_txid, read_history
 from framework.transactions.driver import Driver
-from framework.transactions.state import RotatingTransactionalState, TransactionalState
-from framework.transactions.store import CoordinationStore, Delete, Leadership, MemoryStore, Put
-from framework.transactions.zookeeper import ZooKeeperStore
 
 __all__ = [
     "CoordinationStore",

@@ -25,12 +25,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from framework.coordination.steps import Step, Steps, perform
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor, PhaseResult
-from framework.execution.records import AttemptHeader, TaskFailure
+from framework.execution.records import AttemptHeader
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
 from framework.transactions.coordinator import plan_digest
-from framework.transactions.steps import Step, Steps, perform
 
 #: Tombstones are removed once in so many transactions: it may cost a scan.
 PURGE_EVERY = 1_000

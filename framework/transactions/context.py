@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from framework.coordination.steps import Threads
+from framework.coordination.store import CoordinationStore
 from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
 from framework.transactions.commit import PURGE_EVERY
-from framework.transactions.steps import Threads
-from framework.transactions.store import CoordinationStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from enum import Enum
 from typing import Any, Union
 
 from framework.errors import InvariantViolation
-from framework.execution.records import FailureKind, TaskFailure
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 
 Plan = Mapping[str, Mapping[str, Any]]
@@ -335,18 +335,19 @@ class Coordinator:
         if self._stopped:
             return []
         commands: list[Command] = []
-        if isinstance(event, Planned):
-            commands += self._planned(event, now_ms)
-        elif isinstance(event, Processed):
-            commands += self._processed(event, now_ms)
-        elif isinstance(event, Committed):
-            commands += self._committed(event, now_ms)
-        elif isinstance(event, RolledBack):
-            commands += self._rolled_back(event, now_ms)
-        elif isinstance(event, Tick):
-            commands += self._timed_out(now_ms)
-        elif isinstance(event, StopRequested):
-            commands += self._stop_requested()
+        match event:
+            case Planned():
+                commands += self._planned(event, now_ms)
+            case Processed():
+                commands += self._processed(event, now_ms)
+            case Committed():
+                commands += self._committed(event, now_ms)
+            case RolledBack():
+                commands += self._rolled_back(event, now_ms)
+            case Tick():
+                commands += self._timed_out(now_ms)
+            case StopRequested():
+                commands += self._stop_requested()
         if not self._stopped and not self._stopping:
             commands += self._advance(now_ms)
         return commands

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from framework.coordination.store import CoordinationStore, Leadership
+from framework.coordination.transactional_state import RotatingTransactionalState, TransactionalState
 from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
-from framework.transactions.state import RotatingTransactionalState, TransactionalState
-from framework.transactions.store import CoordinationStore, Leadership
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"

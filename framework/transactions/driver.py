@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import structlog
 
-from framework.errors import LeadershipLostError, RatchetError, RetryableError, StaleWriterError
+from framework.coordination.election import Candidate
+from framework.coordination.steps import Steps, Threads, perform
+from framework.coordination.store import CoordinationStore, Leadership
+from framework.errors import RatchetError, RetryableError
+from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor
-from framework.execution.records import TaskFailure
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
 from framework.transactions.coordinator import Plan
 from framework.transactions.recovery import Recovery, recovering
-from framework.transactions.steps import Steps, Threads, perform
-from framework.transactions.store import CoordinationStore, Leadership
 from framework.transactions.term import Term
 
 _log = structlog.get_logger()
-
-#: How often a standby driver looks whether another one leads.
-_POLL_S = 0.1
-#: How long it waits before it stands again; twice as long each time that nothing was committed in between.
-_PAUSE_S = 0.2
-_PAUSE_MAX_S = 2.0
 
 
 class Driver:
@@ -50,7 +42,6 @@ class Driver:
         self._store = store
         self._settings = settings
         self._stop_requested = threads.event()
-        self._stood_by = False
         self._changed = threading.Condition()
         self._status = DriverStatus()
         self._term: Term | None = None
@@ -111,16 +102,17 @@ class Driver:
 
     def running(self) -> Steps[None]:
         """The steps of ``run``."""
-        pause_s, committed = _PAUSE_S, 0
+        candidate = Candidate(
+            self._store,
+            self._topology.id,
+            self._stop_requested,
+            lead=self._lead,
+            stand_by=self._stand_by,
+            progress=lambda: self._status.committed_txid,
+            standby=self._settings.standby,
+        )
         try:
-            while not self._stop_requested.is_set() and self.failure is None:
-                try:
-                    yield from self._leading()
-                except (StaleWriterError, LeadershipLostError, RetryableError) as error:
-                    repeating = self._stepped_down(error)
-                    got_on, committed = self._status.committed_txid > committed, self._status.committed_txid
-                    pause_s = min(2 * pause_s, _PAUSE_MAX_S) if repeating and not got_on else _PAUSE_S
-                    yield partial(self._stop_requested.wait, pause_s)
+            yield from candidate.running()
         except Exception as error:  # noqa: BLE001 - kept for whoever waits on the run
             self.error = error
             if not isinstance(error, RatchetError):
@@ -131,25 +123,21 @@ class Driver:
             else:
                 self._update(phase="stopped", in_flight={})
 
-    def _stepped_down(self, error: RatchetError) -> bool:
-        """Say so. Returns whether the same will be tried again."""
-        _log.warning("driver.stepped_down", topology=self._topology.id, reason=str(error))
-        repeating = str(error) if isinstance(error, RetryableError) else None
-        self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
-        return repeating is not None
+    def _stand_by(self, error: Exception | None) -> None:
+        self._update(phase="standby")
+        if error is not None:  # what is repeatable is tried again
+            repeating = str(error) if isinstance(error, RetryableError) else None
+            self._update(last_error=str(error), repeating=repeating, in_flight={})
 
-    def _leading(self) -> Steps[None]:
-        """One leadership, from its election to its end."""
-        leadership = yield from self._elected()
-        if leadership is None:
-            return
+    def _lead(self, leadership: Leadership) -> Steps[bool]:
+        """One term. Whether the topology has failed."""
         try:
             recovery = yield from recovering(self._context, leadership)
             self.failure = yield from self._begin_term(leadership, recovery).running()
         finally:
             self._end_term()
-            leadership.resign()
             self.journal.forget_open()
+        return self.failure is not None
 
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
         term = self._term = Term(self._context, leadership, recovery)
@@ -162,34 +150,6 @@ class Driver:
         term, self._term = self._term, None
         if term is not None:
             term.close()
-
-    def _elected(self) -> Steps[Leadership | None]:
-        """Stand for election until it is won; None when a stop was requested."""
-        identity = f"{socket.gethostname()}:{os.getpid()}"
-        leadership: Leadership | None = None
-        announced = False
-        if self._settings.standby and not self._stood_by:
-            yield from self._awaiting_leader()
-        while leadership is None:
-            if self._stop_requested.is_set():
-                return None
-            leadership = yield partial(self._store.lead, self._topology.id, identity, timeout_s=0.5)
-            if leadership is None and not announced:
-                announced = True
-                self._update(phase="standby")
-                _log.info(
-                    "driver.standby", topology=self._topology.id, reason="another driver leads, or its session lasts"
-                )
-        return leadership
-
-    def _awaiting_leader(self) -> Steps[None]:
-        """A standby driver lets another one lead first."""
-        self._update(phase="standby")
-        _log.info("driver.standby", topology=self._topology.id, reason="waits for another driver to lead")
-        while not (yield partial(self._store.is_led, self._topology.id)):
-            if (yield partial(self._stop_requested.wait, _POLL_S)):
-                return
-        self._stood_by = True
 
     def _update(self, **changes: Any) -> None:
         with self._changed:

@@ -11,12 +11,12 @@ from typing import Any
 
 import structlog
 
+from framework.coordination.steps import Steps, Threads
 from framework.errors import DataLossError, RatchetError, RetryableError
-from framework.execution.records import USER_ERRORS, FailureKind, TaskFailure
+from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.sources import CoordinatorPlanner
-from framework.transactions.steps import Steps, Threads
 
 _log = structlog.get_logger()
 

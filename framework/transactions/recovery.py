@@ -9,6 +9,8 @@ from typing import Any
 
 import structlog
 
+from framework.coordination.steps import Steps
+from framework.coordination.store import Leadership
 from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation, RetryableError
 from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
@@ -20,8 +22,6 @@ from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Recovered
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.sources import CoordinatorPlanner, ImmutableSource, planner_of
-from framework.transactions.steps import Steps
-from framework.transactions.store import Leadership
 
 _log = structlog.get_logger()
 

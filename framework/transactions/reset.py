@@ -5,25 +5,20 @@ Both need the topology's leadership, so no driver may be running. Both are safe 
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from framework.errors import ConfigError, RetryableError
+from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
+from framework.coordination.steps import Steps, perform
+from framework.coordination.store import CoordinationStore
+from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.execution import LocalExecutor, plan_execution
 from framework.execution.records import AttemptHeader
-from framework.topology.builder import Topology
-from framework.topology.graph import Graph
+from framework.topology import Standing, Topology
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Persist
-from framework.transactions.documents import TopologyDocuments
-from framework.transactions.steps import Steps, perform
-from framework.transactions.store import CoordinationStore, Leadership
-
-#: How long a command waits for the leadership: longer than the session of a leader that has just died lasts.
-#: ``transactional.zookeeper.election.timeout.secs`` sets it.
-ELECTION_TIMEOUT_S = 15.0
+from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
+from framework.transactions.recovery import committers_elsewhere
 
 
 def resetting_positions(
@@ -56,7 +51,7 @@ def resetting_positions(
 def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
     """Forget where the source was read; see ``resetting_positions``. Returns the txid that will be next. Raises
     ``ConfigError`` when a driver still leads after ``timeout_s``."""
-    with leadership_of(topology, store, timeout_s) as leadership:
+    with leadership_of(topology.id, store, timeout_s) as leadership:
         executor = LocalExecutor(plan_execution(topology), {})
         documents = TopologyDocuments(store, leadership, topology)
         incarnation = documents.incarnation()
@@ -65,17 +60,35 @@ def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: flo
         return perform(resetting_positions(documents, commit, topology.id, leadership.epoch, cannot_undo))
 
 
-@contextmanager
-def leadership_of(
-    topology: Graph, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S
-) -> Iterator[Leadership]:
-    """The topology's leadership, for as long as it takes. Raises ``ConfigError`` when a driver still leads after
-    ``timeout_s``."""
-    identity = f"reset on {socket.gethostname()}:{os.getpid()}"
-    leadership = store.lead(topology.id, identity, timeout_s=timeout_s)
-    if leadership is None:
-        raise ConfigError(f"a driver runs topology {topology.id!r}: stop it first, and its standby drivers too")
+def describe(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
+    """What there is: the next txid, the positions, the sinks."""
     try:
-        yield leadership
-    finally:
-        leadership.resign()
+        with leadership_of(topology.id, store, timeout_s) as leadership:
+            recovered, _ = TopologyDocuments(store, leadership, topology).recover()
+    except CorruptStateError as error:
+        return [f"topology {topology.id!r}: its state cannot be read: {error}"]
+    last = recovered.plans.get(recovered.currtx - 1, {})
+    return [
+        f"topology {topology.id!r}: transaction {recovered.currtx} is next",
+        *(f"  {partition}: {dict(meta)}" for partition, meta in sorted(last.items())),
+        *(f"  sink: {state.location}" for state in topology.states),
+    ]
+
+
+def reset_everything(
+    topology: Topology,
+    store: CoordinationStore,
+    timeout_s: float = ELECTION_TIMEOUT_S,
+    conf: Mapping[str, Any] | None = None,
+) -> str:
+    """Empty every state, let the other committers begin anew, then forget all documents but the epoch: what comes is another
+    incarnation. Raises ``ConfigError`` when a driver still leads after ``timeout_s``, or for a state that cannot be emptied.
+    A crash in between leaves sinks that no longer fit ZooKeeper, and no driver starts on them: run it again."""
+    with leadership_of(topology.id, store, timeout_s) as leadership:
+        standing = Standing(new_incarnation(), leadership.epoch, 1)
+        for state in topology.states:
+            state.clear(topology.id)
+        for bolt, context in committers_elsewhere(topology, conf or {}):
+            bolt.renew_written(conf or {}, context, standing)
+        forget_everything(store, leadership, topology.id, standing.incarnation)
+    return f"everything forgotten, {len(topology.states)} sinks emptied; the next run starts with transaction 1"

@@ -18,9 +18,12 @@ from typing import Any, Union
 
 import structlog
 
+from framework.coordination.steps import Steps
+from framework.coordination.store import Leadership
 from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.ports import PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.execution.records import AttemptHeader
 from framework.observe.journal import AttemptRecord
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext
@@ -49,8 +52,6 @@ from framework.transactions.coordinator import (
 from framework.transactions.planning import PlanningThread
 from framework.transactions.recovery import Recovery
 from framework.transactions.sources import kind_of
-from framework.transactions.steps import Steps
-from framework.transactions.store import Leadership
 
 _log = structlog.get_logger()
 
@@ -189,28 +190,32 @@ class Term:
     # --- commands ------------------------------------------------------------------------------------------------
 
     def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Persist):
-            self._persist(command)
-        elif isinstance(command, AskPlan):
-            self._planning.ask(command)
-        elif isinstance(command, Process):
-            header = self._begin(command.txid, command.attempt_id, command.plan)
-            self._spawn("process", header, self._processing(header, command.plan))
-        elif isinstance(command, RollBack):
-            header = self._begin(command.txid, command.attempt_id, command.plan)
-            self._journal.rolling_back(command.txid, command.attempt_id)
-            self._spawn("rollback", header, self._on_states(header, RolledBack, self._commit.rolling_back(header)))
-        elif isinstance(command, Commit):
-            self._journal.committing(command.txid, command.attempt_id)
-            header = self._headers[(command.txid, command.attempt_id)]
-            steps = self._commit.committing(header, replay=command.replay)
-            self._spawn("commit", header, self._on_states(header, Committed, steps))
-        elif isinstance(command, Cancel):
-            self._cancel(command)
-        elif isinstance(command, Release):
-            self._end(command.txid, command.attempt_id, self._executor.release)
-        elif isinstance(command, Stop) and command.failure is not None:
-            self._topology_failed(command.failure)
+        match command:
+            case Persist():
+                self._persist(command)
+            case AskPlan():
+                self._planning.ask(command)
+            case Process(txid, attempt_id, plan):
+                header = self._begin(txid, attempt_id, plan)
+                self._spawn("process", header, self._processing(header, plan))
+            case RollBack(txid, attempt_id, plan):
+                header = self._begin(txid, attempt_id, plan)
+                self._journal.rolling_back(txid, attempt_id)
+                self._spawn("rollback", header, self._on_states(header, RolledBack, self._commit.rolling_back(header)))
+            case Commit(txid=txid, attempt_id=attempt_id, replay=replay):
+                self._journal.committing(txid, attempt_id)
+                header = self._headers[(txid, attempt_id)]
+                self._spawn(
+                    "commit",
+                    header,
+                    self._on_states(header, Committed, self._commit.committing(header, replay=replay)),
+                )
+            case Cancel():
+                self._cancel(command)
+            case Release(txid, attempt_id):
+                self._end(txid, attempt_id, self._executor.release)
+            case Stop(TaskFailure() as failure):
+                self._topology_failed(failure)
 
     def _persist(self, command: Persist) -> None:
         if command.currtx is None:

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from framework.acking import home
-from framework.acking.living import Outflow
-from framework.acking.roots import LedgerPart
+from framework.acking.ledger import LedgerPart
+from framework.core.acker_task import AckerTask
+from framework.core.component_task import Outflow
 from framework.errors import TopologyError
 from tests.kit.tree_world import simulate
 from tests.kit.trouble import TROUBLES
@@ -36,8 +36,8 @@ def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int
 @pytest.mark.behaviour("4.3")
 def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The oracle sees a mistake: here only acks reach the ackers, as a tree without its newest edges."""
-    monkeypatch.setattr("framework.acking.roots.Ledger.emitted", lambda self, roots, edges: None)
-    monkeypatch.setattr("framework.acking.roots.Ledger.acked", lambda self, roots, edge: None)
+    monkeypatch.setattr("framework.acking.ledger.Ledger.emitted", lambda self, roots, edges: None)
+    monkeypatch.setattr("framework.acking.ledger.Ledger.acked", lambda self, roots, edge: None)
     assert any(simulate(each, troubles=()).wrong for each in range(seed, seed + 10))
 
 
@@ -45,9 +45,9 @@ def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.Mo
 def test_an_acker_that_completes_trees_too_early_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """And here an acker takes any number for 0 once it has heard twice of a tree."""
     heard: Counter[int] = Counter()
-    apply = home.AckerTask._apply
+    apply = AckerTask._apply
 
-    def believing(self: home.AckerTask, part: LedgerPart) -> object:
+    def believing(self: AckerTask, part: LedgerPart) -> object:
         for root in part.roots.tolist():
             heard[root] += 1
             tree = self._acker._pending.get(root)
@@ -56,7 +56,7 @@ def test_an_acker_that_completes_trees_too_early_is_caught(monkeypatch: pytest.M
                 part.values[part.roots == root] = tree.value
         return apply(self, part)
 
-    monkeypatch.setattr(home.AckerTask, "_apply", believing)
+    monkeypatch.setattr(AckerTask, "_apply", believing)
     assert any(simulate(each, troubles=("lost output",)).wrong for each in range(seed, seed + 100))
 
 

@@ -13,7 +13,7 @@ from pyspark import SparkContext, TaskContext
 from framework import Fields, TransactionalTopologyBuilder
 from framework.errors import InvariantViolation
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark import SparkExecutor, _CollapsedFunction, _LevelFunction
+from framework.execution.spark.batches import SparkExecutor, _CollapsedFunction, _LevelFunction
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
@@ -91,7 +91,7 @@ def test_a_lost_result_fails_the_attempt_and_is_not_computed_again(executor: Spa
 
 
 def test_released_and_cancelled_results_leave_no_block(executor: SparkExecutor) -> None:
-    context = executor._context
+    context = executor._spark.context
     assert context is not None
     for attempt in range(1, 4):
         header = AttemptHeader("t", 1, attempt, 1, "digest")
@@ -131,8 +131,8 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.rule("C10")
 def test_spark_is_told_to_repeat_nothing(executor: SparkExecutor) -> None:
-    assert executor._context is not None
-    told = executor._context.getConf()
+    assert executor._spark.active is not None
+    told = executor._spark.context.getConf()
     names = ("spark.task.maxFailures", "spark.stage.maxConsecutiveAttempts", "spark.speculation")
     assert [told.get(name) for name in names] == ["1", "1", "false"]
 
@@ -147,9 +147,9 @@ def test_a_phase_that_breaks_leaves_no_block(spark: str) -> None:
     builder.set_bolt("breaks", Breaks(), 3).shuffle_grouping("spout")
     made = SparkExecutor(plan_execution(builder.build()), {}, {}, collapse_records_max=0)
     made.start()
-    before = made._context._jsc.getPersistentRDDs().size()  # type: ignore[union-attr]
+    before = made._spark.context._jsc.getPersistentRDDs().size()
     assert made.process(ProcessingJob(HEADER, RANGES, 15)).failure is not None
-    assert made._context._jsc.getPersistentRDDs().size() == before  # type: ignore[union-attr]
+    assert made._spark.context._jsc.getPersistentRDDs().size() == before
     made.close()
 
 

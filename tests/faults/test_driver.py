@@ -23,7 +23,7 @@ def die_at_each(job: Job, faults: Faults, boundaries: range) -> set[str]:
     died: set[str] = set()
     with Feed(job.topics.bootstrap_servers, job.name):
         for number in boundaries:
-            run = job.process("tests.kit.failing_run", **{"app.die.at": number})
+            run = job.process(module="tests.kit.failing_run", **{"app.die.at": number})
             run.start()
             assert run.finish() == 9, run.tail()
             died.add(run.log.read_text().rpartition("dies at ")[2].strip())
@@ -115,7 +115,7 @@ def test_a_process_that_dies_after_two_of_four_commit_tasks_ends_exact(
     make_job: Callable[..., Job], faults: Faults, tmp_path: Path
 ) -> None:
     job = make_job(**{"app.parallelism": 4, "app.die.folder": str(tmp_path)})
-    run = job.process("tests.kit.failing_run", **{"app.die.in.commit.task": 2})
+    run = job.process(module="tests.kit.failing_run", **{"app.die.in.commit.task": 2})
     with Feed(job.topics.bootstrap_servers, job.name):
         run.start()
         assert run.finish() == 9, run.tail()
@@ -131,7 +131,7 @@ def test_a_process_that_dies_after_two_of_four_commit_tasks_ends_exact(
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(make_job: Callable[..., Job], faults: Faults) -> None:
     """Forward and back, every 50 ms, for as long as the driver lives."""
     job = make_job()
-    run = job.process("tests.kit.jumping_run")
+    run = job.process(module="tests.kit.jumping_run")
     with Feed(job.topics.bootstrap_servers, job.name):
         run.start()
         wait_for(lambda: job.committed() >= 20)

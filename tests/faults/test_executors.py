@@ -57,7 +57,7 @@ def on_cluster(
 
 
 def started(job: Job) -> RunProcess:
-    run = job.process("framework.run")
+    run = job.process(executor="spark")
     run.start()
     assert run.wait_for(lambda: job.committed() >= 3, 120), run.tail()
     return run

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.submission import TopologyFailed
 from framework.transactions import MemoryStore
+from framework.transactions.run import TopologyFailed
 from integration import PostgresServer, TcpProxy, ZooKeeperServer
 from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout

@@ -16,12 +16,12 @@ from framework import (
     Fields,
     Tuple,
 )
-from framework.acking.driver import RoundDriver
-from framework.acking.home import CorePlan
-from framework.acking.local import LocalRounds
-from framework.core_run import ticks_of
+from framework.core.driver import RoundDriver
+from framework.core.local import LocalRounds
+from framework.core.plan import CorePlan
+from framework.core.run import ticks_of
+from framework.core.stateful_run import stateful_components
 from framework.execution.plan import plan_execution
-from framework.stateful_run import stateful_components
 
 
 @dataclass
@@ -169,5 +169,5 @@ class Stepped:
         for _ in range(times):
             self.clock.now += seconds
             assert self.driver.step()
-            self.driver._patience_s = 0.0  # no test waits for a spout
+            self.driver._spout_wait_s = 0.0  # no test waits for a spout
         return self

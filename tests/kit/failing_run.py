@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import framework.run
-from benchmarks.local_run import local
-from framework.transactions import zookeeper
+import framework
+import framework.commands.run
+from framework.coordination import zookeeper
 from sinks import StateCommitter
-from sinks.backend import MapBackend
+from sinks.backends.backend import MapBackend
 
 EXIT = 9
 
@@ -91,10 +91,10 @@ def submit(topology: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         fail_at(int(app["app.die.at"]))
     if "app.die.in.commit.task" in app:
         fail_in_commit_task(int(app["app.die.in.commit.task"]), Path(app["app.die.folder"]))
-    return local(topology, config, *arguments, **options)
+    return framework.submit(topology, config, *arguments, **options)
 
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    framework.run.submit = submit
-    framework.run.app()
+    framework.commands.run.submit = submit
+    framework.commands.run.app()

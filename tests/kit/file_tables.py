@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from framework.topology import CommitFence, Header, OpenCommit, TransactionAttempt
-from sinks.files import FileTable
-from sinks.folders import HeaderChain, overwrite, write_once
+from sinks.tables.folders import HeaderChain, overwrite, write_once
+from sinks.tables.table import FileTable
 
 
 def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:

@@ -31,8 +31,8 @@ class FlightsRun(RunProcess):
             "topology.max.spout.pending": 2,
             "spark.master": "local[2]",
         }
-        module = "framework.run" if spark else "benchmarks.local_run"
-        super().__init__(folder / "run.log", "examples.flights:topology", settings, module=module)
+        executor = "spark" if spark else "local"
+        super().__init__(folder / "run.log", "examples.flights:topology", settings, executor=executor)
 
     def start(self, *options: str) -> None:
         super().start("--until-caught-up", *options)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from framework import CoreRun
-from framework.acking.home import CorePlan
-from framework.acking.homes import Address, Courier, HomeSettings
-from framework.acking.rounds import Record, Round
-from framework.acking.spark import SparkRounds
+from framework.core.home_client import Address, HomeClient, HomeSettings
+from framework.core.plan import CorePlan
+from framework.core.rounds import Round, RoundRecord
+from framework.core.spark import SparkRounds
 
 
 def homes_of(run: CoreRun) -> list[int]:
@@ -30,14 +30,14 @@ class InAHome:
     home: Address
     rounds_max: int = 1
 
-    def run(self, round_: Round) -> Sequence[Record]:
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
         placed = {(level, task): 0 for level, width in enumerate(self.plan.widths) for task in range(width)}
-        courier = Courier([self.home], self.settings.credentials, placed, self.settings.answer_s)
+        courier = HomeClient([self.home], self.settings.credentials, placed, self.settings.answer_s)
         return courier.walk(round_, self.plan.widths)
 
     def start(self) -> None: ...
 
-    def hurry(self) -> None: ...
+    def wake(self) -> None: ...
 
     def close(self) -> None: ...
 

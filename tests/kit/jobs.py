@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.topology import Topology
 from framework.transactions import ZooKeeperStore, committed_txid
-from framework.verify import verify
+from framework.transactions.audit import verify
 from tests.kit.processes import RunProcess
 from tests.kit.stores import PARTITIONS, expected, found, topology
 from tests.kit.topics import Topics
@@ -56,10 +56,12 @@ class Job:
         self.topology: Topology = topology(self.settings)
         self.runs: list[RunProcess] = []
 
-    def process(self, module: str = "benchmarks.local_run", **settings: Any) -> RunProcess:
-        """Another driver of it, not started. Without Spark, unless ``module`` is ``framework.run``."""
+    def process(self, *, module: str = "framework.run", executor: str = "local", **settings: Any) -> RunProcess:
+        """Another driver of it, not started."""
         log = self.folder / f"run-{len(self.runs)}.log"
-        made = RunProcess(log, "tests.kit.stores:topology", {**self.settings, **settings}, module=module)
+        made = RunProcess(
+            log, "tests.kit.stores:topology", {**self.settings, **settings}, module=module, executor=executor
+        )
         self.runs.append(made)
         return made
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-import framework.run
-from benchmarks.local_run import local
+import framework.commands.run
 
 _real = time.time
 _start = time.monotonic()
@@ -23,5 +22,4 @@ def jumping() -> float:
 
 if __name__ == "__main__":
     time.time = jumping
-    framework.run.submit = local
-    framework.run.app()
+    framework.commands.run.app()

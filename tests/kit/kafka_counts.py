@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from framework import BaseStatefulBolt, Config, CoreTopology, Fields, TopologyBuilder, Tuple
+from framework.coordination import store_of
+from framework.core.reader import TopologyState
 from framework.state import BaseWindowedBolt, TimeWindow, Window
-from framework.submission import store_of
-from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from spouts import KafkaSpout, TextCodec
 from tests.kit.journaled import note

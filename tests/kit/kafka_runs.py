@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from framework import Run, Topology, TransactionalTopologyBuilder, submit
-from framework.kafka_clients import KafkaSettings
+from framework.clients.kafka import KafkaSettings
 from framework.transactions import CoordinationStore, MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka_tail import KafkaTail
+from spouts.kafka.tail import KafkaTail
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
 

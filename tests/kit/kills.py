@@ -184,7 +184,7 @@ def _killed(chance: random.Random, processes: Sequence[int]) -> bool:
 
 def _kill_a_home(chance: random.Random, executors: Callable[[], list[int]]) -> None:
     executors()  # which have homes
-    _killed(chance, [each.pid for each in psutil.process_iter() if "framework.acking.homes" in _command(each)])
+    _killed(chance, [each.pid for each in psutil.process_iter() if "framework.core.home_process" in _command(each)])
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -19,10 +19,17 @@ class RunProcess:
     program with the same arguments."""
 
     def __init__(
-        self, log: Path, topology: str, settings: Mapping[str, object], *, module: str = "framework.run"
+        self,
+        log: Path,
+        topology: str,
+        settings: Mapping[str, object],
+        *,
+        module: str = "framework.run",
+        executor: str = "spark",
     ) -> None:
         self.log = log
         self._module = module
+        self._executor = executor
         self._topology = topology
         self._settings = settings
         self.process: subprocess.Popen[bytes] | None = None
@@ -32,7 +39,7 @@ class RunProcess:
         with open(self.log, "ab") as log:
             self._from = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self._module, self._topology, *settings, *options],
+                [sys.executable, "-m", self._module, self._topology, "--executor", self._executor, *settings, *options],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -22,11 +22,11 @@ from framework import (
     Tuple,
 )
 from framework.config import Config
+from framework.core.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.core.rescaling import Namespaces, layout_of, namespace_of, rescaled
+from framework.core.stateful_run import read_record, stateful_components
 from framework.state import LmdbKeyValueStateProvider
-from framework.state.checkpoints import CheckpointRecord, Checkpoints, Layout
-from framework.state.rescaling import Namespaces, layout_of, namespace_of, rescaled
 from framework.state.settings import provider_of
-from framework.stateful_run import read_record, stateful_components
 from framework.transactions import CoordinationStore
 from integration import RedisServer
 from tests.kit.core_parts import Stepped

@@ -38,13 +38,13 @@ from framework import (
     TopologyBuilder,
     Tuple,
 )
+from framework.core.checkpoints import CheckpointRecord, Checkpoints
+from framework.core.rescaling import Namespaces, namespace_of, rescaled
+from framework.core.stateful_run import stateful_components
 from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
-from framework.state.checkpoints import CheckpointRecord, Checkpoints
 from framework.state.layers import Changes, LayeredState
-from framework.state.memory import MemoryStore
-from framework.state.rescaling import Namespaces, namespace_of, rescaled
-from framework.stateful_run import stateful_components
+from framework.state.memory import MemoryBytes
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.state_parts import Count, Impatient, Source
@@ -88,7 +88,7 @@ class StateWorld(Chances):
     words of all lives of each. ``recorded``: of each
     life of each partition, from where to where the record knew it. ``group``: what the spouts tell others of their positions."""
 
-    stores: dict[str, MemoryStore] = field(default_factory=dict)
+    stores: dict[str, MemoryBytes] = field(default_factory=dict)
     logs: dict[str, list[NamedLog]] = field(default_factory=dict)
     lives: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
     recorded: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)
@@ -186,7 +186,7 @@ _worlds: dict[str, StateWorld] = {}
 class FailingStore:
     """A ``CommittedStore`` of a world."""
 
-    def __init__(self, world: StateWorld, store: MemoryStore) -> None:
+    def __init__(self, world: StateWorld, store: MemoryBytes) -> None:
         self._world, self._store = world, store
 
     def txid(self) -> int:
@@ -350,7 +350,7 @@ def chained(
 class WorldProvider(StateProvider):
     def new_state(self, namespace: str, conf: Mapping[str, Any], context: Any) -> State:
         world = _worlds[conf["world"]]
-        store = world.stores.setdefault(namespace, MemoryStore())
+        store = world.stores.setdefault(namespace, MemoryBytes())
         return LayeredState(FailingStore(world, store), MsgpackSerializer(), MsgpackSerializer())
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:

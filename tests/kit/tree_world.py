@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
-from framework.acking.home import AckerTask
-from framework.acking.living_bolt import received
+from framework.core.acker_task import AckerTask
+from framework.core.bolt_task import received
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from framework.acking.roots import LedgerPart
-from framework.acking.rounds import Addressed, Record, Round, stepping
+from framework.acking.ledger import LedgerPart
+from framework.core.checkpoints import CheckpointAction
+from framework.core.rounds import Addressed, Round, RoundRecord, stepping
 from framework.errors import RetryableError
 from framework.execution.records import Piece
-from framework.state.checkpoints import CheckpointAction
 from tests.kit.core_parts import Stepped
 
 TROUBLES = (
@@ -59,7 +59,7 @@ class Walk:
         self._steps = stepping(round_, rounds.widths, rounds.run_task)
         self.at: tuple[int, int] | None = next(self._steps)
         self.done: set[tuple[int, int]] = set()
-        self._records: Sequence[Record] = ()
+        self._records: Sequence[RoundRecord] = ()
         self._error: RetryableError | None = None
 
     def go_on(self) -> None:
@@ -73,7 +73,7 @@ class Walk:
         except RetryableError as error:
             self.at, self._error = None, error
 
-    def result(self) -> Sequence[Record]:
+    def result(self) -> Sequence[RoundRecord]:
         if self._error is not None:
             raise self._error
         return self._records
@@ -88,7 +88,7 @@ class TroubledRounds:
         self._home = stepped.rounds._home
         self._home._overtake_s = 0.0  # whether a round may wait is decided here
         self.widths = stepped.plan.widths
-        self._late: dict[tuple[int, int], list[Record]] = defaultdict(list)
+        self._late: dict[tuple[int, int], list[RoundRecord]] = defaultdict(list)
         self._walks: list[Walk] = []
         self._settling = False
 
@@ -111,7 +111,7 @@ class TroubledRounds:
                 first.go_on()
         ended = self._walks.pop(0)
         whole = driver.end(ended.round, ended.result)
-        driver._patience_s = 0.0
+        driver._spout_wait_s = 0.0
         self._settling = bool(self._walks) and (self._settling or not whole)
 
     def wander(self) -> bool:
@@ -121,7 +121,9 @@ class TroubledRounds:
             self.world.chance.choice(walks).go_on()
         return bool(walks)
 
-    def run_task(self, round_: Round, level: int, partition: int, records: Sequence[Record]) -> Sequence[Addressed]:
+    def run_task(
+        self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
+    ) -> Sequence[Addressed]:
         world, chance = self.world, self.world.chance
         if world.strikes("round breaks off", 0.006):
             raise RetryableError("broke off")
@@ -130,7 +132,7 @@ class TroubledRounds:
             # What carries rows ends with its round, and no round is under way when a recovery begins.
             late = [each for each in late if not isinstance(each, Piece)]
         arriving = [*records, *late]
-        now: list[Record] = []
+        now: list[RoundRecord] = []
         for record in arriving:
             if isinstance(record, LedgerPart):
                 record = self._damaged(record)

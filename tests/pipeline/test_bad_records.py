@@ -17,6 +17,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
+from framework.clients.kafka import KafkaSettings
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -25,12 +26,13 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
-from framework.kafka_clients import KafkaSettings
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers, RegistryServer
-from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter, kafka_markers, kafka_writer
-from sinks.kafka_markers import Marker
-from sinks.kafka_writer import KafkaRecord, MarkedWriter, writers
+from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
+from sinks.kafka import markers as kafka_markers
+from sinks.kafka import writer as kafka_writer
+from sinks.kafka.markers import Marker
+from sinks.kafka.writer import KafkaRecord, MarkedWriter, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.kit.avro import encoded, framed
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
@@ -558,7 +560,7 @@ def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
         "topology.max.attempts": 2,
     }
     log = tmp_path / "run.log"
-    run = RunProcess(log, "tests.kit.poisoned:topology", settings, module="benchmarks.local_run")
+    run = RunProcess(log, "tests.kit.poisoned:topology", settings, executor="local")
     try:
         topics.send(name, [b"x77"])
         run.start()

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import structlog
 
-from framework import Fields, Topology, TopologyFailed, TransactionalTopologyBuilder, reset, submit
+from framework import Fields, Topology, TopologyFailed, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
-from framework.transactions import Put, ZooKeeperStore, read_history
+from framework.execution.records import AttemptHeader
+from framework.transactions import Put, ZooKeeperStore, read_history, reset
 from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout

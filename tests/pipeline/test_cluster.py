@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from framework.errors import ConfigError
-from framework.execution import shipping
+from framework.execution.spark import shipping
 from integration import EmbeddedServers, PostgresServer, SparkCluster
 from tests.kit.topics import Topics
 
@@ -131,7 +131,12 @@ def test_the_archive_holds_ratchet_and_the_users_packages_whole_and_nothing_inst
         names = set(zipfile.ZipFile(shipping.make_archive(tmp_path / "out")).namelist())
     finally:
         sys.modules.pop("words")
-    assert {"framework/run.py", "framework/topology/bolts.py", "spouts/kafka_reader.py", "sinks/sql.py"} <= names
+    assert {
+        "framework/run.py",
+        "framework/topology/bolts.py",
+        "spouts/kafka/reader.py",
+        "sinks/backends/sql.py",
+    } <= names
     assert {"words/__init__.py", "words/tools.py", "words/mark.txt"} <= names
     assert not [each for each in names if each.startswith(("pyarrow", "pyspark", "json", "pytest"))]
     assert not [each for each in names if each.endswith(".pyc")]
@@ -153,7 +158,7 @@ def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
 def test_a_master_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
     """In a process of its own: one that failed leaves Spark in a bad state."""
     code = textwrap.dedent("""
-        from framework.execution.spark_session import start_context
+        from framework.execution.spark.session import start_context
         from framework.errors import ConfigError
         try:
             start_context("x", {"spark.master": "spork://127.0.0.1:1"})

@@ -15,17 +15,18 @@ from unittest.mock import Mock
 import pytest
 from confluent_kafka import Producer
 
-from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, reset, submit
+from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
+from framework.clients.kafka import KafkaSettings
+from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, InvariantViolation, RetryableError, TopologyError
-from framework.kafka_clients import KafkaSettings
-from framework.reset import reset_everything
-from framework.submission import TopologyFailed
 from framework.topology import TopologyContext
-from framework.transactions import MemoryStore
-from framework.transactions.store import Delete, Put
-from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter, kafka_markers
-from sinks.kafka_markers import Marker, read_markers
-from sinks.kafka_writer import MarkedWriter, writers
+from framework.transactions import MemoryStore, reset
+from framework.transactions.reset import reset_everything
+from framework.transactions.run import TopologyFailed
+from sinks import Count, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks.kafka import markers as kafka_markers
+from sinks.kafka.markers import Marker, read_markers
+from sinks.kafka.writer import MarkedWriter, writers
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics

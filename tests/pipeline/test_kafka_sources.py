@@ -15,11 +15,11 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from framework import TopologyContext, TopologyFailed, TransactionAttempt
+from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
-from framework.kafka_clients import KafkaSettings
 from integration import EmbeddedServers, KafkaBroker
 from integration.server import free_port
-from spouts.kafka_group import GroupOffsets
+from spouts.kafka.group import GroupOffsets
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
@@ -61,7 +61,7 @@ def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
 def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginning(
     runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
     topics, name = runs.topics, runs.name
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     with runs.start(pattern=f"{name}-.*", start="latest") as run:
@@ -80,7 +80,7 @@ def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginn
 def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
     runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
     with runs.start(pattern=f"{runs.name}-.*", start="latest") as run:
         wait_for(lambda: run.status().phase == "running", "the run")
         run.wait_until_caught_up(TIMEOUT_S)  # nothing is soon read
@@ -259,7 +259,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
     def found(planner: Any, plan: Any) -> None:
         raise DataLossError("another topic was read")
 
-    monkeypatch.setattr("spouts.kafka_planner.KafkaPlanner.confirm", found)
+    monkeypatch.setattr("spouts.kafka.planner.KafkaPlanner.confirm", found)
     runs.topics.send(runs.topics.create(runs.name), [b"x"] * 10)
     with runs.start() as run, pytest.raises(DataLossError, match="another topic was read"):
         run.wait_until_caught_up(TIMEOUT_S)
@@ -270,8 +270,8 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
 def test_a_topic_that_is_deleted_unread_is_lost_data_and_one_that_was_read_is_none(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
-    monkeypatch.setattr("spouts.kafka_planner.BELIEVED_AFTER_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.5)
     planner = KafkaRuns(topics, tmp_path, name).spout(pattern=f"{name}-.*").planner({}, TopologyContext("t", "s", 0, 1))
     for topic in (f"{name}-a", f"{name}-b"):
         topics.send(topics.create(topic), [b"x"] * 5)
@@ -407,7 +407,7 @@ def test_a_compacted_topic_under_a_transactional_state_is_refused_by_name(
 def test_a_compacted_topic_that_appears_under_a_transactional_state_is_refused_before_it_is_read(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     runs = KafkaRuns(topics, tmp_path, name, opaque=False, pattern=f"{name}-.*")
     with runs.start() as run:

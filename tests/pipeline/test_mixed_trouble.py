@@ -243,8 +243,8 @@ def test_mixed_trouble_ends_exact(
         "topology.max.spout.pending": 3,
         "spark.master": "local[2]",
     }
-    module = "framework.run" if in_all else "benchmarks.local_run"
-    run = RunProcess(tmp_path / "run.log", "tests.kit.mixed_trouble:topology", settings, module=module)
+    executor = "spark" if in_all else "local"
+    run = RunProcess(tmp_path / "run.log", "tests.kit.mixed_trouble:topology", settings, executor=executor)
     script = Script(seed, own_servers, run, name)
     try:
         run.start()

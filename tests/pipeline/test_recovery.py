@@ -13,12 +13,13 @@ import pytest
 from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, DataLossError, TopologyError
 from framework.execution import collapsed
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader, FailureKind, Piece, TaskFailure
-from framework.submission import TopologyFailed
+from framework.execution.records import AttemptHeader, Piece
 from framework.topology import OpenCommit
 from framework.transactions import Delete, MemoryStore
+from framework.transactions.run import TopologyFailed
 from sinks import Count, OpaqueMapState, StateCommitter
 from tests.kit.words_runs import EXACT, Setup
 

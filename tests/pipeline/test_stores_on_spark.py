@@ -11,7 +11,7 @@ import pytest
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
-from framework.verify import verify
+from framework.transactions.audit import verify
 from integration import PostgresServer, RedisServer
 from sinks import (
     AppendCommitter,

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
-from integration.hosts import ChildProcess
 from integration.jars import kafka_jars
 from integration.java import find_java
+from integration.processes import ChildProcess
 from integration.server import free_port, port_taken
 from integration.servers import is_ours
 

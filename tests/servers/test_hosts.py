@@ -25,8 +25,9 @@ from integration import (
     ServerError,
     ZooKeeperServer,
 )
+from integration.choice import find_host
 from integration.external import VARIABLES, ExternalPostgres, ExternalServers
-from integration.hosts import VARIABLE, find_host
+from integration.hosts import VARIABLE
 from integration.server import Server, port_taken
 from tests.kit.folders import open_folder
 
@@ -155,7 +156,7 @@ def test_the_suite_runs_on_external_servers_and_says_what_it_skips(servers: Embe
         VARIABLES["zookeeper"]: servers.zookeeper,
     }
     environment.pop(VARIABLE, None)
-    tests = ["tests/transactions/test_stores.py::TestZooKeeperStore", "tests/servers/test_hosts.py"]
+    tests = ["tests/coordination/test_stores.py::TestZooKeeperStore", "tests/servers/test_hosts.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--servers=external", *tests]
     command += ["-k", "lost_session or paused", f"--basetemp={tmp_path / 'inner'}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)

@@ -1,6 +1,6 @@
 """Simulated processes: drivers, which are the real ``Driver`` and ``Term``, and commit tasks, one step at a time.
 
-A *process* performs a generator of steps, as ``framework.transactions.steps.perform`` does in a run. Each step is an event
+A *process* performs a generator of steps, as ``framework.coordination.steps.perform`` does in a run. Each step is an event
 of the schedule: it may succeed, fail before or after it did its work, come late, come twice, or meet a crash. Threads of a
 driver die with it; commit tasks do not: they run elsewhere, and may write long after whoever started them is gone.
 
@@ -21,6 +21,8 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from framework import TransactionalTopologyBuilder
+from framework.coordination.steps import Step, Steps, Threads, perform
+from framework.coordination.store import Change, Leadership
 from framework.errors import (
     ConfigError,
     CorruptStateError,
@@ -28,9 +30,10 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader, FailureKind, TaskFailure
+from framework.execution.records import AttemptHeader
 from framework.topology import Topology, TopologyContext, TransactionAttempt
 from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase
@@ -49,12 +52,10 @@ from framework.transactions.coordinator import (
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
-from framework.transactions.steps import Step, Steps, Threads, perform
-from framework.transactions.store import Change, Leadership
 from framework.transactions.term import Term
 from sinks import MapState, Sum, states
-from sinks.kafka_markers import marker_of
-from sinks.kafka_writer import KafkaRecord
+from sinks.kafka.markers import marker_of
+from sinks.kafka.writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.kafka import LETTERS, TopicSink
@@ -617,18 +618,18 @@ class WatchedDriver(Driver):
 
         self.journal.emitted = emitting  # type: ignore[method-assign]
 
-    def _stepped_down(self, error: RatchetError) -> bool:
+    def _stand_by(self, error: Exception | None) -> None:
         owner = self._owner
-        owner.world.note(f"{owner.name} steps down: {error}")
+        if error is not None:
+            owner.world.note(f"{owner.name} steps down: {error}")
         if isinstance(error, StaleWriterError) and (error.epoch or 0) <= owner.epoch:
             raise Violation(f"C14: {owner.name} stepped down without having met an epoch above its own: {error}")
-        return super()._stepped_down(error)
+        super()._stand_by(error)
 
-    def _elected(self) -> Steps[Leadership | None]:
-        leadership = yield from super()._elected()
+    def _lead(self, leadership: Leadership) -> Steps[bool]:
         settings = replace(self._context.settings, accept_changed_topology=self._owner.accepts_change)
         self._context = replace(self._context, settings=settings)
-        return leadership
+        return (yield from super()._lead(leadership))
 
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
         term = super()._begin_term(leadership, recovery)

@@ -14,12 +14,12 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from framework import BaseTransactionalBolt, Committer
+from framework.clients.kafka import KafkaSettings
 from framework.errors import RetryableError
-from framework.kafka_clients import KafkaSettings
 from framework.topology import DEAD_LETTER_FIELDS, Standing, TopologyContext, TransactionAttempt
 from sinks import DeadLetterTopic, dead_letters
-from sinks.kafka_markers import Marker, writer_of
-from sinks.kafka_writer import KafkaRecord, MarkedWriter
+from sinks.kafka.markers import Marker, writer_of
+from sinks.kafka.writer import KafkaRecord, MarkedWriter
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

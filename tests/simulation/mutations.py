@@ -12,20 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from framework.coordination import transactional_state as state
+from framework.coordination.fenced import FencedLeadership
+from framework.coordination.transactional_state import RotatingTransactionalState
 from framework.errors import CorruptStateError, StaleWriterError
-from framework.execution.records import FailureKind
+from framework.execution.failures import FailureKind
 from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
-from framework.transactions import state, term
+from framework.transactions import term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase, plan_digest
 from framework.transactions.documents import TopologyDocuments, forget_everything
-from framework.transactions.fenced import FencedLeadership
-from framework.transactions.state import RotatingTransactionalState
 from sinks import MemoryBackend, Row, values
-from sinks.backend import MapBackend
-from sinks.kafka_markers import Marker
-from sinks.kafka_writer import MarkedWriter
+from sinks.backends.backend import MapBackend
+from sinks.kafka.markers import Marker
+from sinks.kafka.writer import MarkedWriter
 from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
 from spouts import memory
 from tests.simulation import drivers

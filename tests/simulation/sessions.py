@@ -16,10 +16,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
+from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
-from framework.kafka_clients import KafkaSettings
-from spouts import kafka_session
-from spouts.kafka_session import KafkaSession, Range
+from spouts.kafka import session as kafka_session
+from spouts.kafka.session import KafkaSession, Range
 
 PARTITIONS = 2
 BATCHES = 12

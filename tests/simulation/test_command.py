@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-m", "tests.simulation"]
 #: Only acks reach the ackers.
 BROKEN = """
 import sys
-from framework.acking.roots import Ledger
+from framework.acking.ledger import Ledger
 from tests.simulation.__main__ import main
 Ledger.emitted = Ledger.acked = lambda self, *arguments: None
 sys.exit(main())

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from framework.kafka_clients import KafkaSettings
-from spouts import kafka_session
-from spouts.kafka_session import KafkaSession, Range
+from framework.clients.kafka import KafkaSettings
+from spouts.kafka import session as kafka_session
+from spouts.kafka.session import KafkaSession, Range
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, instead_of_kafka, run_sessions
 
 SCHEDULES = 1_500

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from framework import Fields, OutputFieldsDeclarer
+from framework.coordination.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
+from framework.coordination.transactional_state import decode_document, encode_document
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
 from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.coordinator import plan_digest
-from framework.transactions.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
-from framework.transactions.state import decode_document, encode_document
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
-from sinks.kafka_markers import Marker
+from sinks.kafka.markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.memory import _MemoryPlanner, _MemorySpout
 from tests.simulation.kafka import LETTERS, SimKafka, SimLetters

@@ -38,7 +38,7 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.contract_parts import finish, open_attempt
+from sinks.contract.parts import finish, open_attempt
 from sinks.recount import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 from tests.kit.targets import Often

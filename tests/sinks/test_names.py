@@ -27,7 +27,7 @@ from sinks import (
     StateCommitter,
     Sum,
 )
-from sinks.contract_parts import finish, open_attempt
+from sinks.contract.parts import finish, open_attempt
 from spouts import OpaqueMemoryTransactionalSpout
 
 pytestmark = pytest.mark.rule("C33")

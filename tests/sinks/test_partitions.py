@@ -18,8 +18,8 @@ import pytest
 from framework import Fields
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, TopologyError
 from sinks import DeltaLakeTable, ParquetTable
-from sinks.files import FileTable
-from sinks.folders import overwrite, read_document
+from sinks.tables.folders import overwrite, read_document
+from sinks.tables.table import FileTable
 from tests.kit.file_tables import append, old_partitioned_table
 from tests.kit.processes import ROOT
 

@@ -27,7 +27,7 @@ from framework.errors import (
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
-from sinks import postgres as postgres_module
+from sinks.backends import postgres as postgres_module
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE = Fields(word=str), Fields(n=int)

@@ -24,8 +24,8 @@ from sinks import (
     common_txid,
     read_together,
 )
-from sinks.contract_parts import KEY, VALUE, transact
-from sinks.memory import MemoryBackend
+from sinks.backends.memory import MemoryBackend
+from sinks.contract.parts import KEY, VALUE, transact
 from spouts import OpaqueMemoryTransactionalSpout
 
 FIELDS = Fields(word=str, n=int)

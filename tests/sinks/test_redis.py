@@ -17,9 +17,9 @@ import redis
 
 from framework import Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
 from framework.errors import CommitOutcomeUnknown, ConfigError, CorruptStateError, RetryableError, TopologyError
-from framework.submission import TopologyFailed
 from framework.topology import OpenCommit, Stamp
 from framework.transactions import MemoryStore
+from framework.transactions.run import TopologyFailed
 from integration import RedisServer
 from sinks import Count, OpaqueMapState, RedisBackend, Row, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout

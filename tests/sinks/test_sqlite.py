@@ -11,7 +11,7 @@ import pytest
 from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, TopologyError
 from sinks import Count, Max, OpaqueMapState, SqliteBackend, Sum
-from sinks import sqlite as sqlite_module
+from sinks.backends import sqlite as sqlite_module
 
 KEY, VALUE = Fields(word=str), Fields(n=int)
 

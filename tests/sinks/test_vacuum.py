@@ -11,7 +11,7 @@ import pytest
 
 from framework import Fields
 from sinks import DeltaLakeTable, ParquetTable
-from sinks.files import FileTable
+from sinks.tables.table import FileTable
 from tests.kit.file_tables import append, granted, opened
 
 pytestmark = pytest.mark.behaviour("3.5")

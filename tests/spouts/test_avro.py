@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from framework.errors import ConfigError, RetryableError, TopologyError
 from integration import RegistryServer
 from spouts import AvroCodec, RegistryAvroCodec, UndecodableValueError
-from spouts.avro_bulk import BulkAvro
+from spouts.codecs.avro_bulk import BulkAvro
 from tests.kit.avro import encoded, framed
 
 pytestmark = pytest.mark.behaviour("2.9")

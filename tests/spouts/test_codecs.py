@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from framework import Fields
 from framework.errors import TopologyError
 from spouts import BadRecord, BytesCodec, Codec, JsonCodec, TextCodec, UndecodableValueError
-from spouts.codecs import Values
+from spouts.codecs.codec import Values
 
 CODEC = JsonCodec(Fields(word=str, amount=int, share=float, ok=bool))
 GOOD = b'{"word":"a","amount":1,"share":0.5,"ok":true}'

@@ -15,9 +15,10 @@ import redis
 from confluent_kafka import Consumer, TopicPartition
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
-from framework.acking.driver import RoundDriver
-from framework.acking.home import CorePlan
-from framework.acking.homes import HomeSettings, start_home
+from framework.core.driver import RoundDriver
+from framework.core.home_client import HomeSettings
+from framework.core.home_process import start_home
+from framework.core.plan import CorePlan
 from framework.execution.plan import plan_execution
 from integration import RedisServer
 from integration.server import wait_until
@@ -62,7 +63,7 @@ class Lives:
         until = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < until, self._driver.status()
-            self._driver._patience_s = 0.0
+            self._driver._spout_wait_s = 0.0
             assert self._driver.step()
 
     def came(self) -> list[int]:

@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import Uuid
 
 from framework import Fields, TopologyContext, TransactionAttempt
+from framework.clients.kafka import KafkaSettings
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
-from framework.kafka_clients import KafkaSettings
 from integration.server import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka_metadata import KafkaMetadata
+from spouts.kafka.metadata import KafkaMetadata
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
 
@@ -169,7 +169,7 @@ class TestPlanning:
         topics.send(name, [b"x"])
         planner = spout(topics, name).planner({}, CONTEXT)
         assert planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 9}}) is None  # perhaps it is coming back
-        monkeypatch.setattr("spouts.kafka_planner.BELIEVED_AFTER_S", 0.0)
+        monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.0)
         with pytest.raises(DataLossError, match=rf"{name}/0 ends at offset 1, and offsets up to 9"):
             plan(spout(topics, name), {f"{name}/0": {"first_offset": 0, "next_offset": 9}})
 

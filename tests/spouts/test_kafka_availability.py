@@ -14,7 +14,7 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
 from integration import KafkaCluster
-from spouts import kafka_session
+from spouts.kafka import session as kafka_session
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
@@ -93,7 +93,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
     assert offsets(first) == {f"{name}/0": (0, 10), f"{name}/1": (0, 10)}
     second = cluster_of_two.brokers[1]
     assert second.pid is not None
-    monkeypatch.setattr("spouts.kafka_metadata.METADATA_AGE_MAX_S", 3600.0)
+    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 3600.0)
     waited_for: list[int] = []
     asked_twice: list[int] = []
     real = planner._metadata._wait
@@ -124,7 +124,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
 def test_a_silent_leader_fails_the_read_and_says_where(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka_session.SILENCE_MAX_S", 1.0)
+    monkeypatch.setattr("spouts.kafka.session.SILENCE_MAX_S", 1.0)
     second = cluster_of_two.brokers[1]
     assert second.pid is not None
     reader = KafkaRuns(split, tmp_path, name).spout().reader({}, TopologyContext(name, "spout", 0, 1))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-import spouts.kafka_tail
+import spouts.kafka.tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
-from spouts.kafka_assignment import Assignment
-from spouts.kafka_partitions import Position
-from spouts.kafka_tail import task_of
+from spouts.kafka.assignment import Assignment
+from spouts.kafka.partitions import Position
+from spouts.kafka.tail import task_of
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 from tests.kit.kafka_runs import tail_of
 from tests.kit.state_parts import checkpointed, counting, journal, lmdb
@@ -378,7 +378,7 @@ def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_
 
 
 def test_partitions_that_are_added_are_read(topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.1)
+    monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 0.1)
     topics.create(name)
     topics.send(name, [b"first"])
     run = stepped(
@@ -523,7 +523,7 @@ def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
     assert journal(name).steps.count(("count", 0, "pre_rollback")) >= 2
     if start == "latest":
         return
-    monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.2)
+    monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 0.2)
     with submit(counting(name, spout), conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
         topics.add_partitions(name, 4)

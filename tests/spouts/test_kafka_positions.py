@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-import spouts.kafka_tail
+import spouts.kafka.tail
 from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
-from framework.stateful_run import forget_state, read_record
+from framework.core.stateful_run import forget_state, read_record
 from framework.transactions import MemoryStore
 from spouts import KafkaSpout, TextCodec
 from tests.kit.core_parts import Rich, ack, seen
@@ -141,7 +141,7 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
     running: bool,
     skip: bool,
 ) -> None:
-    monkeypatch.setattr(spouts.kafka_tail, "LOOK_UP_EVERY_S", 0.3)
+    monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 0.3)
     topics.send(topics.create(name), [b"first"] * 50)
     kafka = spout(topics, name, on_data_loss="skip" if skip else "fail")
     topology = counting(name, words=kafka) if stateful else plain(name, kafka)

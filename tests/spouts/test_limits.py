@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import ReadCounts
-from spouts.bad_records import WINDOW_RECORDS, BadRecordShare
-from spouts.kafka_limits import (
+from spouts.codecs.bad_records import WINDOW_RECORDS, BadRecordShare
+from spouts.kafka.limits import (
     FIRST_BATCH_RECORDS,
     FIRST_SIZED_BATCH_RECORDS,
     GROWTH_MAX,

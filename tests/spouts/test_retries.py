@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError
 from spouts import RetryPolicy
-from spouts.acked_offsets import AckedOffsets
+from spouts.kafka.acked_offsets import AckedOffsets
 from spouts.retries import Retries
 
 

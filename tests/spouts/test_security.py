@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from framework import Config, TransactionalTopologyBuilder, submit
+from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, RetryableError
-from framework.kafka_clients import KafkaSettings
 from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
 from integration import KafkaBroker, SecureListener

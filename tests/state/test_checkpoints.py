@@ -21,13 +21,13 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.core.checkpoints import CheckpointRecord
+from framework.core.reader import TopologyState
+from framework.core.rescaling import Entry
+from framework.core.stateful_run import _RecordLog, forget_state, read_record, restore_state
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
-from framework.state.checkpoints import CheckpointRecord
 from framework.state.lmdb import LmdbStore
-from framework.state.rescaling import Entry
-from framework.stateful_run import _RecordLog, forget_state, read_record, restore_state
-from framework.topology_state import TopologyState
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
 
@@ -236,7 +236,7 @@ def test_a_component_that_always_fails_ends_the_topology_and_is_named(key: str) 
 
 @pytest.mark.behaviour("5.5")
 def test_states_in_memory_that_are_lost_begin_anew_with_the_input(key: str) -> None:
-    from framework.acking.local import LocalRounds
+    from framework.core.local import LocalRounds
 
     words = [WORDS * 20]
     topology = counting(key, Log(key, words))

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
+from framework.commands.state import SNAPSHOT_FORMAT
+from framework.coordination import store_of
+from framework.core.reader import TopologyState
 from framework.state import MsgpackSerializer
-from framework.state_command import SNAPSHOT_FORMAT
-from framework.submission import store_of
-from framework.topology_state import TopologyState
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT
@@ -262,7 +262,9 @@ def test_a_file_that_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_pat
     saved.write_text("\n".join(whole[:-2]))
     assert "breaks off after 4 keys" in command("restore", str(saved), settings=settings, key=key, status=1)[1]
     saved.write_text("{}\n")
-    assert "is no snapshot of this release" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
+    assert (
+        "is not a snapshot of this release" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
+    )
     saved.write_text(whole[0].replace(key, "other", 1) + "\n")
     assert "is of topology 'other'" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
     assert held(key, settings) == Counter(WORDS)  # nothing of that has changed anything

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from framework import Config, Fields, TopologyBuilder, submit
-from framework.acking.spark import SparkRounds
-from framework.submission import store_of
-from framework.topology_state import TopologyState
+from framework.coordination import store_of
+from framework.core.reader import TopologyState
+from framework.core.spark import SparkRounds
 from integration import EmbeddedServers
 from tests.kit.homes import homes_of
 from tests.kit.kafka_counts import run as run_and_kill

@@ -23,11 +23,11 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking.home import AckerTask
+from framework.core.acker_task import AckerTask
+from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.rescaling import Namespaces, namespace_of, rescaled
 from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
-from framework.state.checkpoints import CheckpointRecord, Layout
-from framework.state.rescaling import Namespaces, namespace_of, rescaled
 from framework.transactions import MemoryStore
 from integration.server import wait_until
 from tests.kit.state_parts import Holding, SteppedState, checkpointed, committed, journal, lmdb
@@ -230,9 +230,9 @@ def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_p
     stepped = world.start()
     world.comes("a", 6)
     driver = stepped.driver
-    driver._patience_s = 5.0
+    driver._spout_wait_s = 5.0
     round_ = driver.begin()
-    assert round_.patience_s == pytest.approx(4.0)
+    assert round_.spout_wait_s == pytest.approx(4.0)
     journal(world.key).results["now"] = 10.0
     assert driver.end(round_, lambda: driver._executor.run(round_))
     world.stepped = stepped.settle()
@@ -330,8 +330,8 @@ def test_a_window_that_moves_to_a_task_which_is_ahead_fires_there(tmp_path: Path
 
 
 def _gathering(stepped: SteppedState) -> list[Any]:
-    tasks = [each for each in stepped.rounds._home._tasks.values() if hasattr(each, "_living")]
-    return [each._living["gather"] for each in tasks if "gather" in each._living]
+    tasks = [each for each in stepped.rounds._home._tasks.values() if hasattr(each, "_component_tasks")]
+    return [each._component_tasks["gather"] for each in tasks if "gather" in each._component_tasks]
 
 
 # --- what fails after a window has fired ------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_a_class_that_is_no_provider_is_named(name: str) -> None:
 def test_redis_that_is_not_there_is_named() -> None:
     conf = {CONFIG: {"jedisPoolConfig": {"port": 1, "timeout": 50}}}
     with pytest.raises(ConfigError, match="Redis at localhost:1 does not answer"):
-        RedisKeyValueStateProvider().check(conf)
+        RedisKeyValueStateProvider().check_before_start(conf)
 
 
 @pytest.mark.integration
@@ -143,9 +143,9 @@ def test_redis_that_may_evict_state_is_refused_and_what_it_may_lose_is_named(tmp
                 with pytest.raises(
                     ConfigError, match=r"evicts keys \(allkeys-lru\) beyond 104857600 bytes; .* noeviction"
                 ):
-                    provider.check(conf)
+                    provider.check_before_start(conf)
             else:
-                provider.check(conf)
+                provider.check_before_start(conf)
                 assert [log["event"] for log in logs] == ["state.may_lose_writes"]
         provider.close()
         server.stop()
@@ -160,7 +160,7 @@ def test_files_of_lmdb_are_their_users_alone(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path / "state")}}
     (tmp_path / "state/t/b/1/0").mkdir(parents=True)  # of a release that left it open
-    provider.check(conf)
+    provider.check_before_start(conf)
     provider.new_state("t/b/1/0", conf, None)
     files = sorted((tmp_path / "state/t/b/1/0").iterdir())
     assert [each.name for each in files] == ["data.mdb", "lock.mdb"]

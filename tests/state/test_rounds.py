@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
-from framework.acking import living
-from framework.acking.outcome import TROUBLES_MAX
+from framework.core import component_task as living
+from framework.core.outcome import TROUBLES_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
 from framework.transactions import MemoryStore

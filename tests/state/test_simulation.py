@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from framework.acking.budget import Budget
-from framework.acking.driver import RoundDriver
-from framework.acking.home import SegmentTask
-from framework.acking.living import Living
-from framework.acking.living_bolt import Inbox, LivingBolt
-from framework.acking.living_spout import LivingSpout
-from framework.acking.stateful import LivingStatefulBolt
+from framework.core import rescaling
+from framework.core.bolt_task import BoltTask, Inbox
+from framework.core.budget import Budget
+from framework.core.checkpoints import CheckpointMarker, Checkpoints
+from framework.core.component_task import ComponentTask
+from framework.core.driver import RoundDriver
+from framework.core.segment_task import SegmentTask
+from framework.core.spout_task import SpoutTask
+from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.errors import CorruptStateError, InvariantViolation
-from framework.state import rescaling
-from framework.state.checkpoints import Checkpoints, Marker
 from framework.state.windowing import MICROS, micros
 from framework.state.windows import _NEVER, Window, _ByClock
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, NamedSpout, simulate
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_does_not_wait_for_the_trees_is_caught(monkeypatch: py
 
 
 def test_acks_that_do_not_wait_for_the_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(LivingStatefulBolt, "ack", LivingBolt.ack)
+    monkeypatch.setattr(StatefulBoltTask, "ack", BoltTask.ack)
     assert _wrong(seed, False, ("task dies", "round breaks off", "driver dies"))
 
 
@@ -218,7 +218,7 @@ def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: py
     """What a task has made before a recovery goes on to the next bolt of the chain after it."""
     recover = SegmentTask.recover
 
-    def keeping(self: SegmentTask, marker: Marker, before: SegmentTask | None) -> None:
+    def keeping(self: SegmentTask, marker: CheckpointMarker, before: SegmentTask | None) -> None:
         recover(self, marker, before)
         if before is not None:
             for component_id, made in before.outcome.of.items():
@@ -232,34 +232,34 @@ def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: py
 def test_a_recovery_that_leaves_the_end_of_the_chain_as_it_is_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    recover = LivingStatefulBolt.recover
+    recover = StatefulBoltTask.recover
 
-    def forgetful(self: LivingStatefulBolt, marker: Marker, before: Living | None) -> None:
-        kept = before._state if isinstance(before, LivingStatefulBolt) else None
+    def forgetful(self: StatefulBoltTask, marker: CheckpointMarker, before: ComponentTask | None) -> None:
+        kept = before._state if isinstance(before, StatefulBoltTask) else None
         recover(self, marker, before)
         if self.component.id == "again" and kept is not None and self._state is not None:
             self._state._changes.update(kept._changes)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(LivingStatefulBolt, "end_for", lambda self, marker: None)
-    monkeypatch.setattr(LivingStatefulBolt, "recover", forgetful)
+    monkeypatch.setattr(StatefulBoltTask, "end_for", lambda self, marker: None)
+    monkeypatch.setattr(StatefulBoltTask, "recover", forgetful)
     assert _wrong(seed, True, ("value does not fit", "failed tuple"))
 
 
 @pytest.mark.rule("C38")
 def test_tuples_that_time_out_while_they_wait_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(LivingBolt, "kept", lambda self: ())
+    monkeypatch.setattr(BoltTask, "kept", lambda self: ())
     assert _wrong(seed, True, ("slow bolt",))
 
 
 @pytest.mark.rule("C38")
 def test_tuples_that_are_dropped_when_there_is_no_time_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    work = LivingBolt.work
+    work = BoltTask.work
 
-    def dropping(self: LivingBolt, budget: Budget) -> None:
+    def dropping(self: BoltTask, budget: Budget) -> None:
         work(self, budget)
         self._inbox = Inbox()
 
-    monkeypatch.setattr(LivingBolt, "work", dropping)
+    monkeypatch.setattr(BoltTask, "work", dropping)
     assert _wrong(seed, True, ("slow bolt",))
 
 
@@ -269,10 +269,10 @@ def test_a_spout_that_does_not_emit_again_what_was_under_way_is_caught(
 ) -> None:
     """At-least-once: the spout hears nothing of a recovery, so whoever does not emit for it forgets."""
 
-    def lost(self: LivingSpout) -> None:
+    def lost(self: SpoutTask) -> None:
         self._pending, self._stayed = self._new_pending(), False
 
-    monkeypatch.setattr(LivingSpout, "_emit_again", lost)
+    monkeypatch.setattr(SpoutTask, "_emit_again", lost)
     assert _wrong(seed, False, ("task dies", "store fails before"))
 
 
@@ -306,13 +306,13 @@ def test_time_that_goes_back_after_a_restart_is_caught(monkeypatch: pytest.Monke
 
 @pytest.mark.rule("C34")
 def test_ticks_that_nobody_tracks_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(LivingStatefulBolt, "tick_roots", lambda self: ())
+    monkeypatch.setattr(StatefulBoltTask, "tick_roots", lambda self: ())
     assert _wrong(seed, True, ("failed tuple", "task dies"), windows=True)
 
 
 @pytest.mark.rule("C34")
 def test_ticks_in_the_round_that_prepares_a_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Where the driver does not see that their trees are open."""
-    monkeypatch.setattr(LivingStatefulBolt, "tick", lambda self, *, settles: LivingBolt.tick(self, settles=settles))
+    monkeypatch.setattr(StatefulBoltTask, "tick", lambda self, *, settles: BoltTask.tick(self, settles=settles))
     monkeypatch.setattr(RoundDriver, "_left_open", lambda self: None)
     assert _wrong(seed, True, ("failed tuple",), windows=True)

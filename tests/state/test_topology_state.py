@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from framework import Config, submit
+from framework.core.reader import TopologyState
+from framework.core.stateful_run import read_record
 from framework.errors import CorruptStateError
 from framework.state import redis as state_in_redis
-from framework.stateful_run import read_record
-from framework.topology_state import TopologyState
 from framework.transactions import MemoryStore
 from integration import RedisServer
 from tests.kit.state_parts import Log, counting, lmdb, redis_pool

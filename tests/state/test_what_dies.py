@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
-from framework.acking.home import SegmentTask
-from framework.acking.rounds import Round
+from framework.core.checkpoints import CheckpointRecord
+from framework.core.rounds import Round
+from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError
-from framework.state.checkpoints import CheckpointRecord
 from framework.state.layers import LayeredState
 from tests.kit.state_parts import Count, Holding, Log, Source, SteppedState, committed, counting, journal, steps_of
 

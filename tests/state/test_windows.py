@@ -25,6 +25,10 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.reader import TopologyState
+from framework.core.rescaling import Namespaces, rescaled
+from framework.core.stateful_run import stateful_components
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.state import (
     LATE_STREAM,
@@ -35,13 +39,9 @@ from framework.state import (
     TimeWindow,
     Window,
 )
-from framework.state.checkpoints import CheckpointRecord, Layout
 from framework.state.expiry import ExpiringState
-from framework.state.rescaling import Namespaces, rescaled
 from framework.state.windowing import MICROS, time_of
-from framework.stateful_run import stateful_components
 from framework.topology import FieldsGrouping
-from framework.topology_state import TopologyState
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, SteppedState, checkpointed, committed, journal, lmdb
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework.coordination.store import Change
 from framework.transactions import Delete, MemoryStore, Put
 from framework.transactions.coordinator import Persist
 from framework.transactions.documents import TopologyDocuments
-from framework.transactions.store import Change
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 

@@ -8,9 +8,9 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import RetryableError
-from framework.submission import Run
 from framework.topology import Header
 from framework.transactions import MemoryStore
+from framework.transactions.run import Run
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.stores import wait_for

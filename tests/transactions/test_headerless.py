@@ -18,6 +18,8 @@ from framework import (
     TransactionalTopologyBuilder,
     submit,
 )
+from framework.coordination.store import Change, Delete, Leadership
+from framework.coordination.transactional_state import TransactionalState
 from framework.errors import ConfigError, CorruptStateError
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.topology.spouts import PartitionPlanner
@@ -25,8 +27,6 @@ from framework.transactions import MemoryStore
 from framework.transactions.coordinator import Persist, plan_digest
 from framework.transactions.documents import INCARNATION, OPEN, TopologyDocuments
 from framework.transactions.reset import reset_positions
-from framework.transactions.state import TransactionalState
-from framework.transactions.store import Change, Delete, Leadership
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.stores import wait_for

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from queue import Queue
 from typing import Any
 
-from framework.execution.records import TaskFailure
+from framework.coordination.steps import Threads
+from framework.execution.failures import TaskFailure
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.planning import PlanningThread
-from framework.transactions.steps import Threads
 
 TIMEOUT_S = 30
 

@@ -1,0 +1,73 @@
+"""``python -m framework.reset MODULE:TOPOLOGY``: goes back, on purpose and by name.
+
+Without ``--yes`` it shows what there is and what would go. It needs the topology's leadership, so a running driver keeps
+it from doing anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from framework.commands.exits import exit_codes
+from framework.commands.loading import load_transactional
+from framework.config import Config
+from framework.coordination import store_of
+from framework.errors import ConfigError
+from framework.observe import configure_logging
+from framework.transactions.reset import describe, reset_everything, reset_positions
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    topology: Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="Whose state.")],
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")] = None,
+    positions: Annotated[
+        bool,
+        typer.Option(
+            "--positions",
+            help="Forget where the source was read. Transaction ids go on rising and the sinks stay as they are, so records "
+            "that are read again count again.",
+        ),
+    ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="Forget all, and empty the sinks: the next run starts with transaction 1."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only show.")] = False,
+) -> None:
+    """Forget a topology's positions, or all of its state and its sinks' rows."""
+    configure_logging(level="warning")
+    with exit_codes():
+        if positions == everything:
+            raise ConfigError("say what to forget: --positions, or --everything")
+        settings = Config.load(config, overrides or ())
+        built = load_transactional(topology, settings)
+        if settings.zookeeper_hosts() is None:
+            raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
+        timeout_s = settings.zookeeper_election_timeout_secs
+        store = store_of(settings)
+        try:
+            for line in describe(built, store, timeout_s):
+                typer.echo(line)
+            if not yes:
+                typer.echo(
+                    f"nothing was changed; add --yes to forget {'everything' if everything else 'the positions'}"
+                )
+                return
+            if everything:
+                typer.echo(reset_everything(built, store, timeout_s, settings.for_components()))
+                return
+            txid = reset_positions(built, store, timeout_s)
+            typer.echo(
+                f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
+            )
+        finally:
+            store.close()
+            for state in built.states:
+                state.close()

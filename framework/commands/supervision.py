@@ -1,0 +1,64 @@
+"""A run as its terminal sees it: progress, signals, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from framework.core.run import CoreRun
+from framework.observe import ProgressLines
+from framework.transactions.run import Run
+
+_POLL_S = 0.2
+
+
+def supervise(run: Run | CoreRun, *, until_caught_up: bool, json_lines: bool = False) -> bool:
+    """Show progress until the run ends, is stopped by a signal, or has caught up: True, unless a signal ended it. Raises
+    what the topology failed with."""
+    progress = ProgressLines(json_lines=json_lines)
+    caught_up = threading.Event()
+    problem: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            run.wait_until_caught_up() if isinstance(run, Run) else run.wait_until_idle()
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
+            problem.append(error)
+        caught_up.set()
+
+    if until_caught_up:
+        threading.Thread(target=wait, name="ratchet-caught-up", daemon=True).start()
+    with stop_on_signal() as stopped:
+        try:
+            while not stopped.is_set() and not caught_up.is_set() and not run.join(_POLL_S):
+                progress.show(run.status())
+        finally:
+            run.stop()
+            progress.show(run.status(), force=True)
+            progress.done()
+    if problem and not stopped.is_set():
+        raise problem[0]
+    run.join(0)
+    return not stopped.is_set()
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets. A second signal ends the process at once: nothing is lost by that either."""
+    stopped = threading.Event()
+
+    def on_signal(number: int, frame: Any) -> None:
+        if stopped.is_set():
+            os._exit(128 + number)
+        stopped.set()
+
+    before = {name: signal.signal(name, on_signal) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopped
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

@@ -1,0 +1,1 @@
+"""Core topologies: tuples with ackers, rounds, tasks that live, checkpoints of their state."""

@@ -1,0 +1,81 @@
+"""A task of the acker: the trees that it was given, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from framework.acking.acker import Acker
+from framework.acking.ledger import LedgerPart, Roots, spout_task_of
+from framework.core.budget import Budget
+from framework.core.component_task import TIMEOUT_TICKS
+from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
+
+
+class AckerTask:
+    """An acker, alive: it tells of trees in the round in which it decides about them.
+
+    Invariant: what a task says of a round is taken once, and nothing that it has said before it is taken after it. A tree that
+    misses something for that times out; one that heard something twice could have passed for complete. Nor is anything taken of
+    rounds before its ``first_round``: of those nobody tracks a tree any more."""
+
+    def __init__(self, number: int, first_round: int) -> None:
+        self._number = number
+        self._before = first_round - 1
+        self._heard: dict[tuple[int, int], int] = {}  # task -> the last round that it has spoken of
+        self._completed: list[int] = []
+        self._failed: list[int] = []
+        self._expired: list[int] = []
+        self._acker: Acker[int, int] = Acker(
+            on_complete=lambda root, task: self._completed.append(root),
+            on_fail=lambda root, task: self._failed.append(root),
+            buckets=TIMEOUT_TICKS + 1,
+            on_expire=lambda root, task: self._expired.append(root),
+        )
+
+    def begin(self, round_: Round) -> None:
+        """Nothing to do before the round."""
+
+    def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
+        passing: list[Addressed] = []
+        reset: set[int] = set()
+        for record in records:
+            if isinstance(record, LedgerPart):
+                if record.round > self._heard.get(record.task, self._before):
+                    self._heard[record.task] = record.round
+                    reset.update(self._apply(record))
+            else:
+                passing.append((0, record))
+        for _ in range(round_.ticks):
+            self._acker.tick()
+        decisions = Decisions(
+            round_.number,
+            self._number,
+            Roots.of(self._completed),
+            Roots.of(self._failed),
+            Roots.of(reset),
+            Roots.of(self._expired),
+            self._acker.pending,
+        )
+        for each in (self._completed, self._failed, self._expired):
+            each.clear()
+        return [*passing, (0, decisions)]
+
+    def throw_away(self) -> None:
+        """What has been decided is told in the next round: the spouts have not heard of it."""
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _apply(self, part: LedgerPart) -> Iterable[int]:
+        """Take in what a task says; returns the trees that are given the whole timeout again."""
+        values = dict(zip(part.roots.tolist(), part.values.tolist(), strict=True))
+        for root in part.failed.tolist():  # before anything that could complete the tree
+            self._acker.fail(root)
+            values.pop(root, None)
+        for root in part.born.tolist():
+            self._acker.init(root, spout_task_of(root), values.pop(root, 0))
+        for root, value in values.items():
+            self._acker.ack(root, value)
+        for root in part.reset.tolist():
+            self._acker.reset_timeout(root)
+        return part.reset.tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,255 @@
+"""A bolt task that lives, rich or basic."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.core.budget import Budget
+from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask
+from framework.core.outcome import Surroundings
+from framework.errors import FailedException, TopologyError
+from framework.execution.failures import USER_ERRORS
+from framework.execution.plan import Edge, TaskComponent
+from framework.execution.tasks import PlannedTopology
+from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
+from framework.topology.core import Anchors
+from framework.topology.tuples import SYSTEM_COMPONENT, TICK_STREAM, rows_of
+
+_NO_FIELDS = Fields()
+
+
+def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[AnchoredTuple]:
+    """The tuples of rows that came over an edge."""
+    ids = batch.column(EDGE).to_pylist()
+    trees = batch.column(ROOTS).to_pylist()
+    values = rows_of(batch.select(list(fields.names))) if len(fields) else iter([()] * batch.num_rows)
+    for row, edge_id, roots in zip(values, ids, trees, strict=True):
+        yield AnchoredTuple(fields, row, edge.source, edge.stream, edge_id, roots)
+
+
+class Inbox:
+    """The tuples that a bolt task has been given and has not executed, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._first: deque[AnchoredTuple] = deque()
+        self._batches: deque[tuple[Edge, Fields, pa.RecordBatch]] = deque()
+        self._later = 0
+
+    def put(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        self._batches.append((edge, fields, batch))
+        self._later += batch.num_rows
+
+    def take(self) -> AnchoredTuple:
+        """The one that has waited longest."""
+        while not self._first:  # rows become tuples batch by batch: they take less room
+            edge, fields, batch = self._batches.popleft()
+            self._first.extend(tuples_of(batch, fields, edge))
+            self._later -= batch.num_rows
+        return self._first.popleft()
+
+    def roots(self) -> Iterator[int]:
+        """Of the trees that they are part of."""
+        for tup in self._first:
+            yield from tup.roots
+        for _, _, batch in self._batches:
+            yield from batch.column(ROOTS).flatten().to_pylist()
+
+    def __len__(self) -> int:
+        return len(self._first) + self._later
+
+
+class BoltCollector:
+    """The ``RichOutputCollector`` of a bolt task."""
+
+    def __init__(self, bolt: BoltTask) -> None:
+        self._bolt = bolt
+        self._out = bolt.out
+
+    def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self._roots(anchors), stream, None)
+
+    def emit_direct(
+        self, task: int, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM
+    ) -> None:
+        self._out.emit(values, self._roots(anchors), stream, task)
+
+    def ack(self, tup: Tuple) -> None:
+        self._bolt.ack(tup)
+
+    def fail(self, tup: Tuple) -> None:
+        found = received(tup)
+        if self._bolt.settle(found):
+            self._bolt.counts.failed += 1
+            self._bolt.outcome.ledger.failed(found.roots)
+
+    def reset_timeout(self, tup: Tuple) -> None:
+        self._bolt.outcome.ledger.reset(received(tup).roots)
+
+    def report_error(self, error: BaseException) -> None:
+        self._bolt.report(error)
+
+    def _roots(self, anchors: Anchors) -> Sequence[int]:
+        return _roots(anchors) or self._bolt.roots_of_nothing()
+
+
+class BasicCollector:
+    """The collector of a basic bolt: what is emitted is anchored to the tuple that is being executed."""
+
+    def __init__(self, bolt: BoltTask) -> None:
+        self._bolt = bolt
+        self._out = bolt.out
+        self.roots: Sequence[int] = ()
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self.roots, stream, None)
+
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self.roots, stream, task)
+
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        for values in rows_of(batch):
+            self._out.emit(values, self.roots, stream, None)
+
+    def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        for values in rows_of(batch):
+            self._out.emit(values, self.roots, stream, task)
+
+    def report_error(self, error: BaseException) -> None:
+        self._bolt.report(error)
+
+
+def _roots(anchors: Anchors) -> Sequence[int]:
+    """The roots of all anchors, each once."""
+    if anchors is None:
+        return ()
+    if isinstance(anchors, AnchoredTuple):
+        return anchors.roots
+    if isinstance(anchors, Tuple):
+        return received(anchors).roots
+    return tuple(dict.fromkeys(root for each in anchors for root in received(each).roots))
+
+
+def received(tup: Tuple) -> AnchoredTuple:
+    """A tuple that a bolt has been given. Raises ``TopologyError`` for another."""
+    if not isinstance(tup, AnchoredTuple):
+        raise TopologyError(f"give a tuple that this bolt has received, not {tup!r}")
+    return tup
+
+
+class BoltTask(ComponentTask):
+    """A bolt task. ``tick_s``: how often it is given a tick; None: never."""
+
+    def __init__(
+        self,
+        topology: PlannedTopology,
+        component: TaskComponent,
+        task: int,
+        surroundings: Surroundings,
+        *,
+        tick_s: float | None = None,
+    ) -> None:
+        super().__init__(topology, component, task, surroundings)
+        self._tick_s = tick_s
+        self._ticked_at = surroundings.clock()
+        self._rich = BoltCollector(self)
+        self._basic = BasicCollector(self)
+        self._inbox = Inbox()
+
+    def begin(self, made: Any) -> None:
+        if isinstance(made, BaseRichBolt):
+            made.prepare(self.topology.conf, self.context, self._rich)
+        else:
+            made.prepare(self.topology.conf, self.context, self._basic, None)
+
+    def end(self, made: Any) -> None:
+        made.cleanup()
+
+    def ack(self, tup: Tuple) -> None:
+        """Called by the collector."""
+        found = received(tup)
+        if self.settle(found):
+            self.acked(found)
+
+    def settle(self, tup: AnchoredTuple) -> bool:
+        """Note that the bolt has acked or failed it. False when it had before."""
+        if tup.settled:
+            return False
+        tup.settled = True
+        return True
+
+    def acked(self, tup: AnchoredTuple) -> None:
+        """Tell the ackers."""
+        self.counts.acked += 1
+        self.outcome.ledger.acked(tup.roots, tup.edge)
+
+    def receive(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
+        """Tuples to execute, when it is their turn."""
+        self._inbox.put(edge, fields, batch)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._inbox)
+
+    def kept(self) -> Iterable[int]:
+        return self._inbox.roots()
+
+    def work(self, budget: Budget) -> None:
+        """Execute what waits. An error ends the instance and fails the tuple; the next one finds a new instance. While that cannot
+        start, everything waits."""
+        while self._inbox:
+            bolt = self.instance()
+            if bolt is None or not budget.goes_on():
+                return
+            self._execute(bolt, self._inbox.take())
+
+    def tick(self, *, settles: bool) -> None:
+        due_in_s = self._tick_due_in()
+        if due_in_s is None or due_in_s > 0 or self._inbox:
+            return
+        bolt = self.instance()
+        if bolt is not None:
+            self._ticked_at = self._surroundings.clock()
+            tick = AnchoredTuple(_NO_FIELDS, (), SYSTEM_COMPONENT, TICK_STREAM, 0, self.tick_roots())
+            self._execute(bolt, tick)
+            self.ack(tick)  # unless it has failed; its edge of 0 is in no ledger
+
+    def look(self) -> None:
+        self.tick_in_s = self._tick_due_in()
+
+    def tick_roots(self) -> Sequence[int]:
+        """Of the trees that a tick is part of."""
+        return ()
+
+    def roots_of_nothing(self) -> Sequence[int]:
+        """Of the trees that a row without anchors is part of."""
+        return ()
+
+    def _tick_due_in(self) -> float | None:
+        """Seconds until the bolt wants a tick."""
+        return self._ticked_at + self._tick_s - self._surroundings.clock() if self._tick_s is not None else None
+
+    def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
+        self.counts.executed += 1
+        try:
+            if isinstance(bolt, BaseBasicBolt):
+                self._execute_basic(bolt, tup)
+            else:
+                bolt.execute(tup)
+        except USER_ERRORS as error:
+            self._rich.fail(tup)
+            self.died(error)
+
+    def _execute_basic(self, bolt: BaseBasicBolt, tup: AnchoredTuple) -> None:
+        self._basic.roots = tup.roots
+        try:
+            bolt.execute(tup, self._basic)
+        except FailedException:
+            self._rich.fail(tup)
+        else:
+            self._rich.ack(tup)
+        finally:
+            self._basic.roots = ()

@@ -1,0 +1,431 @@
+"""The protocol of checkpoints: what the next round has to do for the states, and what follows from what came of it.
+
+A pure state machine: no thread, clock or I/O, but for ``save``, the port through which its record becomes durable. It does what
+Storm's checkpoint spout does, and lives where the rounds are made: a round passes through all components, level by level, so
+that what it carries reaches each task after everything that was emitted before it, on all of the task's inputs.
+
+Phases, as in ``org.apache.storm.spout.CheckPointState``::
+
+    COMMITTED ── prepare(n+1) ──> PREPARING ── all tasks have ──> COMMITTING ── all tasks have ──> COMMITTED
+        ^                             │ any failure                   │ any failure
+        └───── recover, roll back ────┘                               └─── recover, commit again ───> COMMITTED
+
+Invariants:
+
+1. An id is used for one checkpoint, ever: it is saved before the first task prepares it.
+2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and before any commits.
+3. Nothing is processed between a failure and the recovery that follows it.
+4. Exactly-once: no spout gives anything before a checkpoint holds where it begins (C35). When a checkpoint is prepared, every
+   tree that was emitted is complete, and none is emitted before the round has passed: the states hold exactly the input up to
+   the positions. After any failure, states and spouts go back to the last checkpoint together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from framework.errors import CorruptStateError, InvariantViolation
+
+FORMAT = 1
+_LAYOUTS = ("layouts", "assigned", "pending_layouts")
+_NOTHING_PENDING: dict[str, Any] = {
+    "pending": None,
+    "prepared": False,
+    "pending_positions": None,
+    "pending_layouts": {},
+}
+Positions = Mapping[str, Sequence[Any]]
+
+
+class CheckpointAction(Enum):
+    """What a checkpoint asks of a task."""
+
+    RECOVER = "recover"  # begin anew, from what is committed
+    PREPARE = "prepare"
+    COMMIT = "commit"
+
+
+class Layout(NamedTuple):
+    """Which namespaces a component's state is in: those of layout ``number``, one for each of so many ``tasks``. ``ttl_s``: for
+    how long values live there, 0 for ever. ``grouping``: what brings tuples to the tasks. None: of a record of before, which did
+    not say."""
+
+    number: int
+    tasks: int
+    ttl_s: float | None = None
+    grouping: str | None = None
+
+    def ttl_of(self, bolt: Any) -> float:
+        """How long its values live, if it is this bolt's; 0 for ever."""
+        found: float | None = bolt.state_ttl_s if self.ttl_s is None else self.ttl_s
+        return found or 0.0
+
+    def fits(self, other: Layout) -> bool:
+        """Whether tasks of the other layout can go on in the namespaces of this one: not where values live longer now, since some
+        that have expired may still be there."""
+        ttl_s = other.ttl_s or 0.0
+        return self.tasks == other.tasks and (self.ttl_s is None or self.ttl_s == ttl_s or 0 < ttl_s < self.ttl_s)
+
+    def brought_as(self, other: Layout) -> bool:
+        """Whether tuples are brought to the tasks of the other layout as they were to those of this one; of one task there is no
+        question."""
+        return min(self.tasks, other.tasks) == 1 or self.grouping in (None, other.grouping)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMarker:
+    """What a round carries to every task. ``txid``: the checkpoint concerned; to recover: the one to have. ``prepared``: it may be
+    prepared only, and is to be committed then. ``upto``: no id beyond it is known here. ``layouts``: component -> number of its
+    layout. ``known``: components whose state is part of the checkpoint; others begin empty. ``positions``: where spouts go back
+    to. ``exact``: they do; otherwise only those do that begin. ``forgotten``: spouts that begin anew, where they have no position.
+    ``durable``: what is committed survives its process."""
+
+    action: CheckpointAction
+    txid: int
+    prepared: bool = False
+    upto: int = 0
+    layouts: Mapping[str, int] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+    positions: Positions | None = None
+    exact: bool = False
+    forgotten: frozenset[str] = frozenset()
+    durable: bool = False
+
+
+class CheckpointReport(NamedTuple):
+    """What a task says after a round with a marker: which checkpoint it has (None when its state does not know), and, a spout that
+    can go back, its position."""
+
+    component_id: str
+    task: int
+    txid: int | None = None
+    position: Any = None
+
+
+def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
+    """A state is not where the record says."""
+    return CorruptStateError(
+        f"the state of {component_id}[{task}] holds checkpoint {txid}, and the record of this topology says {expected}: its store "
+        "was emptied, restored or replaced; restore it, or give the topology another id"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
+    that cannot go back. ``pending``: the next one, when it has been begun, by the components of ``pending_layouts``;
+    ``prepared``: by all tasks, at ``pending_positions``. ``layouts``: of the components that were part of ``txid``;
+    ``assigned``: of all components of the topology. ``last``: the highest id ever used. ``base``: positions that the run
+    began at, for states that do not survive. ``forgotten``: spouts whose positions were forgotten by explicit wish, and that
+    have none yet."""
+
+    txid: int = 0
+    positions: Positions | None = None
+    pending: int | None = None
+    prepared: bool = False
+    pending_positions: Positions | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    assigned: Mapping[str, Layout] = field(default_factory=dict)
+    last: int = 0
+    base: Positions | None = None
+    pending_layouts: Mapping[str, Layout] = field(default_factory=dict)
+    forgotten: Sequence[str] = ()
+
+    def document(self) -> dict[str, Any]:
+        """JSON-able."""
+        layouts = {name: {key: list(each) for key, each in getattr(self, name).items()} for name in _LAYOUTS}
+        return {"format": FORMAT, **asdict(self), **layouts}
+
+    @classmethod
+    def of(cls, document: Any, where: str) -> CheckpointRecord:
+        """Raises ``CorruptStateError`` that begins with ``where``."""
+        try:
+            if document["format"] != FORMAT:
+                found = document["format"]
+                raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
+            # Records of before named no layouts of what is pending: those were the assigned ones.
+            known = {"pending_layouts": document["assigned"], "forgotten": [], **document}
+            fields = {name: known[name] for name in cls.__dataclass_fields__}
+            for name in _LAYOUTS:
+                fields[name] = {key: Layout(*each) for key, each in fields[name].items()}
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
+
+    def committed(self) -> CheckpointRecord:
+        """The record once what is pending is committed."""
+        if self.pending is None:
+            raise InvariantViolation("there is no checkpoint to commit")
+        positions = self.pending_positions
+        return replace(
+            self,
+            txid=self.pending,
+            positions=positions,
+            layouts=self.pending_layouts,
+            forgotten=[each for each in self.forgotten if each not in positions] if positions is not None else [],
+            **_NOTHING_PENDING,
+        )
+
+    def abandoned(self) -> CheckpointRecord:
+        """The record once what is pending, and not prepared, is forgotten."""
+        return replace(self, **_NOTHING_PENDING)
+
+    @property
+    def phase(self) -> str:
+        return "COMMITTED" if self.pending is None else "COMMITTING" if self.prepared else "PREPARING"
+
+
+class CheckpointStep(NamedTuple):
+    """What the next round has to be like. ``drain``: spouts give nothing. ``alone``: no other round may be under way."""
+
+    marker: CheckpointMarker | None = None
+    drain: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``: of the state."""
+
+    txid: int
+    phase: str
+    guarantee: str
+    recoveries: int
+    last_failure: str | None
+
+
+class Checkpoints:
+    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``layouts``: component -> what its layout is
+    to be like. ``exact``: all spouts can go back. ``durable``: the states survive their processes. ``save``: makes a record
+    durable, or raises. ``attempts_max``: so often in a row may components fail without a checkpoint in between."""
+
+    def __init__(
+        self,
+        record: CheckpointRecord,
+        stateful: Mapping[str, int],
+        spouts: Mapping[str, int],
+        *,
+        exact: bool,
+        durable: bool,
+        interval_s: float,
+        attempts_max: int,
+        save: Callable[[CheckpointRecord], None],
+        layouts: Mapping[str, Layout] = MappingProxyType({}),
+    ) -> None:
+        self._stateful = stateful
+        self._spouts = spouts if exact else {}
+        self._exact = exact
+        self._durable = durable
+        self._interval_s = interval_s
+        self._attempts_max = attempts_max
+        self._save = save
+        self._layouts: dict[str, Layout] = {}
+        for each, tasks in stateful.items():
+            known = record.assigned.get(each)
+            wanted = layouts.get(each, Layout(0, tasks, 0.0))._replace(number=record.last + 1)
+            # Otherwise a number that no namespace of this component has had, should the component have been there once.
+            self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
+        self.record = replace(record, assigned=dict(self._layouts))
+        self._recovering = True
+        self._dirty = False
+        self._wanted = False
+        self._taken_at: float | None = None
+        self._failures = 0
+        self._recoveries = 0
+        self._last_failure: str | None = None
+
+    # --- for whoever makes the rounds ------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last checkpoint has everything."""
+        return not self._recovering and not self._dirty and not self._first and self.record.pending is None
+
+    @property
+    def exact(self) -> bool:
+        return self._exact
+
+    @property
+    def recovering(self) -> bool:
+        return self._recovering
+
+    @property
+    def failed_for_good(self) -> str | None:
+        """Why the topology cannot go on, when components have failed too often."""
+        return self._last_failure if self._failures >= self._attempts_max else None
+
+    @property
+    def failures(self) -> int:
+        """How often in a row components have failed."""
+        return self._failures
+
+    def want(self) -> None:
+        """Take a checkpoint as soon as there is something new."""
+        self._wanted = True
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until there is something to do; None when there is nothing unless something happens."""
+        if self._recovering or self.record.pending is not None or self._first:
+            return 0.0
+        if not self._dirty:
+            return None
+        return 0.0 if self._wanted or self._taken_at is None else max(self._taken_at + self._interval_s - now, 0.0)
+
+    def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> CheckpointStep:
+        """What the next round has to be. ``quiet``: every tree is complete, and no round is under way. ``waiting``: some tuple has
+        come to a bolt and is not executed. Raises what ``save`` raises."""
+        if self._recovering:
+            return CheckpointStep(self._recovery(), drain=True, alone=True)
+        if self.record.pending is not None:
+            if not self.record.prepared:
+                raise InvariantViolation(f"checkpoint {self.record.pending} is neither prepared nor given up")
+            return CheckpointStep(self._marker(CheckpointAction.COMMIT, self.record.pending), alone=True)
+        if self.due_in(now) != 0.0:
+            return CheckpointStep()
+        if waiting or (self._exact and not quiet):
+            return CheckpointStep(drain=True, alone=True)
+        txid = self.record.last + 1
+        begun = replace(self.record.abandoned(), pending=txid, pending_layouts=dict(self._layouts), last=txid)
+        self._put(begun)
+        self._taken_at = now
+        self._wanted = False
+        return CheckpointStep(self._marker(CheckpointAction.PREPARE, txid), drain=True, alone=True)
+
+    def worked(self) -> None:
+        """A round did something."""
+        self._dirty = True
+
+    def lost(self, why: str) -> None:
+        """A round was lost: nobody knows what it did."""
+        self._recover(why)
+
+    def failed(self, why: str, *, recovers: bool = False) -> None:
+        """A component died, or a tree failed where that may not be. ``recovers``: in the round of a recovery, which is repeated
+        then."""
+        if recovers or not self._recovering:
+            self._failures += 1
+        self._recover(why)
+
+    def heard(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
+        """What came of a round with a marker. Raises what ``save`` raises, and ``CorruptStateError`` for a state that is not
+        where the record says."""
+        found = {(each.component_id, each.task): each for each in standings}
+        missing = [
+            f"{component_id}[{task}]"
+            for component_id, tasks in {**self._stateful, **self._spouts}.items()
+            for task in range(tasks)
+            if (component_id, task) not in found
+        ]
+        if marker.action is CheckpointAction.RECOVER:
+            if not missing:
+                self._recovered(marker, standings)
+        elif missing:
+            self._recover(f"checkpoint {marker.txid}: {', '.join(missing[:3])} did not {marker.action.value} it")
+        elif (moved := self._moved(marker, standings)) is not None:
+            self._recover(moved)
+        elif marker.action is CheckpointAction.PREPARE:
+            told = {each: [found[(each, task)].position for task in range(n)] for each, n in self._spouts.items()}
+            # A spout that the topology has not now keeps its position: the states hold what it gave.
+            positions = {**(self.record.positions or {}), **told} if self._exact else None
+            self._put(replace(self.record, prepared=True, pending_positions=positions))
+            self._dirty = False
+        else:
+            self._failures = 0
+            self._put(self._committed())
+
+    def status(self) -> CheckpointStatus:
+        return CheckpointStatus(
+            self.record.txid,
+            "recovering" if self._recovering else self.record.phase,
+            "exactly-once" if self._exact else "at-least-once",
+            self._recoveries,
+            self._last_failure,
+        )
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _first(self) -> bool:
+        """Exactly-once begins with a checkpoint: of where the input of every spout begins."""
+        known = self.record.positions or {}
+        return self._exact and self.record.pending is None and any(each not in known for each in self._spouts)
+
+    def _recover(self, why: str) -> None:
+        self._last_failure = why
+        if not self._recovering:
+            self._recovering = True
+            self._recoveries += 1
+
+    def _recovery(self) -> CheckpointMarker:
+        """To the checkpoint that every task has prepared, or else to the last one that is committed."""
+        aim = self._committed() if self.record.prepared else self.record
+        return CheckpointMarker(
+            CheckpointAction.RECOVER,
+            aim.txid,
+            self.record.prepared,
+            self.record.last,
+            {each: layout.number for each, layout in self._layouts.items()},
+            frozenset(aim.layouts),
+            aim.positions,
+            self._exact,
+            frozenset(self.record.forgotten),
+        )
+
+    def _moved(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> str | None:
+        """Says so when a state is not where this run has left it: its store went back, or was replaced (C27). The recovery that
+        follows looks at all of them."""
+        for each in standings:
+            expected = self.record.txid if each.component_id in self.record.layouts else 0
+            if marker.action is CheckpointAction.COMMIT:
+                expected = marker.txid
+            if each.component_id in self._stateful and each.txid not in (None, expected):
+                return f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and not {expected}"
+        return None
+
+    def _recovered(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
+        for each in standings:
+            expected = marker.txid if each.component_id in marker.known else 0
+            if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
+                continue
+            if self._durable:
+                self._save(self.record)  # a driver that no longer leads hears of that here
+                raise other_store(each.component_id, each.task, each.txid, expected)
+            if self._exact:
+                self._begin_anew()
+                return
+        aim = self._committed() if marker.prepared else self.record.abandoned()
+        if aim != self.record:
+            self._put(aim)
+        self._recovering = False
+        self._dirty = False
+
+    def _begin_anew(self) -> None:
+        """States that do not survive are gone with a process: all begin empty, and the spouts where the run began."""
+        self._layouts = {each: layout._replace(number=layout.number + 1) for each, layout in self._layouts.items()}
+        base = self.record.base if self.record.base is not None else self.record.pending_positions
+        self._put(
+            CheckpointRecord(
+                positions=base,
+                assigned=dict(self._layouts),
+                last=self.record.last,
+                base=base,
+                forgotten=self.record.forgotten,
+            )
+        )
+        self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"
+
+    def _committed(self) -> CheckpointRecord:
+        """The record once what is pending is committed."""
+        record = self.record.committed()
+        return record if record.base is not None or self._durable else replace(record, base=record.positions)
+
+    def _marker(self, action: CheckpointAction, txid: int) -> CheckpointMarker:
+        return CheckpointMarker(action, txid, exact=self._exact, durable=self._durable)
+
+    def _put(self, record: CheckpointRecord) -> None:
+        self._save(record)
+        self.record = record

@@ -1,0 +1,228 @@
+"""Spout and bolt tasks that live: user objects that stay as they are from round to round, and what they do to the ledger.
+
+Rows of a core topology carry two columns beside their own: the id of the edge that they travel on, and the roots of the trees
+that they are part of. A row that is sent to several tasks is several edges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from framework.acking.ledger import EdgeIds, Ids
+from framework.core.budget import Budget
+from framework.core.checkpoints import CheckpointMarker, CheckpointReport
+from framework.core.outcome import Outcome, Rows, Surroundings
+from framework.core.rounds import ComponentError, Counts, ErrorKind
+from framework.errors import (
+    RetryableError,
+)
+from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
+from framework.execution.failures import USER_ERRORS, FailureKind, kind_of
+from framework.execution.plan import Edge, TaskComponent
+from framework.execution.tasks import PlannedTopology
+from framework.topology import Fields, Tuple
+
+EDGE, ROOTS = "__edge", "__roots"
+#: Shares of the timeout by which time goes on: a tuple fails between one timeout and one and a half after it was emitted.
+TIMEOUT_TICKS = 2
+
+
+class AnchoredTuple(Tuple):
+    """A tuple of a core topology: it knows the edge that it came on, and the roots of the trees that it is part of."""
+
+    __slots__ = ("edge", "roots", "settled")
+
+    def __init__(
+        self,
+        fields: Fields,
+        values: tuple[Any, ...],
+        source_component: str,
+        source_stream: str,
+        edge: int,
+        roots: Sequence[int],
+    ) -> None:
+        super().__init__(None, fields, values, source_component, source_stream)
+        self.edge = edge
+        self.roots = roots
+        self.settled = False
+
+
+class Outflow:
+    """What a component emits in one task: rows are gathered per stream, cut by the groupings, and each copy of a row becomes an
+    edge of the trees that it is part of."""
+
+    def __init__(
+        self, component: TaskComponent, task: int, edges: Iterable[Edge], ids: EdgeIds, surroundings: Surroundings
+    ) -> None:
+        self._streams = Streams(component.id, component.streams, component.direct_streams)
+        self._component_id = component.id
+        self._ids = ids
+        self._edges: dict[str, list[Edge]] = defaultdict(list)
+        for edge in edges:
+            self._edges[edge.stream].append(edge)
+        self._turn = task
+        self._surroundings = surroundings
+
+    def emit(self, values: Sequence[Any], roots: Sequence[int], stream: str, task: int | None) -> None:
+        made = self._surroundings.outcome.of[self._component_id]
+        rows = made.rows.get((stream, task))
+        if rows is None:
+            rows = made.rows[(stream, task)] = Rows()
+        rows.values.append(tuple(self._streams.checked(values, stream, task)))
+        rows.roots.append(roots)
+        made.counts.emitted += 1
+        if len(rows.values) >= BUFFERED_ROWS_MAX:
+            self._flush(stream, task)
+
+    def flush(self) -> None:
+        """Bring all rows of all streams on their way. Those of a stream that cannot be fail their trees; the others leave all the
+        same. Raises the first error."""
+        failed: BaseException | None = None
+        for stream, task in list(self._surroundings.outcome.of[self._component_id].rows):
+            try:
+                self._flush(stream, task)
+            except USER_ERRORS as error:
+                failed = failed if failed is not None else error
+        if failed is not None:
+            raise failed
+
+    def _flush(self, stream: str, task: int | None) -> None:
+        outcome = self._surroundings.outcome
+        rows = outcome.of[self._component_id].rows.pop((stream, task), None)
+        if rows is None or not rows.values or not self._edges[stream]:
+            return
+        try:
+            self._cut(stream, task, rows)
+        except USER_ERRORS:
+            # Nobody will ever receive these rows, and whoever emitted them may have acked what they were made of.
+            outcome.ledger.failed(root for roots in rows.roots for root in roots)
+            outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
+            raise
+
+    def _cut(self, stream: str, task: int | None, rows: Rows) -> None:
+        batch = self._streams.batch(stream, rows.values)
+        batch = batch.append_column(ROOTS, pa.array(rows.roots, pa.list_(pa.uint64())))
+        for edge in self._edges[stream]:
+            for target, part in edge.cut(batch, self._turn, task):
+                self._send(edge, target, part)
+            self._turn += task is None
+
+    def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:
+        ids = self._ids.take(part.num_rows)
+        self._surroundings.outcome.ledger.emitted(*_edges_of(part.column(ROOTS), ids))
+        self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
+
+
+def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:
+    """A root and an edge for every tree that every row is part of."""
+    lengths = trees.value_lengths().to_numpy(zero_copy_only=False)
+    return trees.flatten().to_numpy(zero_copy_only=False), np.repeat(ids, lengths)
+
+
+class ComponentTask:
+    """One component in one task. Errors in user code are part of the task's outcome; they end the instance, and the next use makes
+    another."""
+
+    def __init__(
+        self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
+    ) -> None:
+        self.topology = topology
+        self.component = component
+        self.task = task
+        self.context = topology.context(component, task)
+        self.out = Outflow(component, task, topology.plan.edges_from(component.id), EdgeIds(), surroundings)
+        self._surroundings = surroundings
+        self._instance: Any = None
+        #: Until the component wants a tick, as of the last look.
+        self.tick_in_s: float | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the round that is under way, or of the next one."""
+        return self._surroundings.outcome
+
+    @property
+    def counts(self) -> Counts:
+        """Of this component, in it."""
+        return self._surroundings.outcome.of[self.component.id].counts
+
+    def work(self, budget: Budget) -> None:
+        """Do what waits, as far as the budget goes."""
+
+    def tick(self, *, settles: bool) -> None:
+        """Execute a tick, when one is due and nothing waits. ``settles``: as in ``Round``."""
+
+    @property
+    def waiting(self) -> int:
+        """Tuples that have come and are not executed yet."""
+        return 0
+
+    def kept(self) -> Iterable[int]:
+        """Roots of tuples that wait for their turn, or for a checkpoint: that is no time of theirs."""
+        return ()
+
+    def look(self) -> None:
+        """Count what is counted as of now: at the end of a round."""
+
+    def instance(self) -> Any:
+        """The user's object, made and opened when there is none. None when that fails."""
+        if self._instance is None:
+            try:
+                self._instance = self.topology.instance(self.component)
+                self.begin(self._instance)
+            except USER_ERRORS as error:
+                self._instance = None
+                self.report(
+                    error,
+                    ErrorKind.AWAY if isinstance(error, RetryableError) else ErrorKind.CANNOT_START,
+                )
+        return self._instance
+
+    def begin(self, made: Any) -> None:
+        """Open or prepare."""
+        raise NotImplementedError
+
+    def end(self, made: Any) -> None:
+        """Close or clean up."""
+        raise NotImplementedError
+
+    def end_for(self, marker: CheckpointMarker) -> None:
+        """The task is at its end: everything goes back to a checkpoint."""
+        self.close()
+
+    def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
+        """Begin as of a checkpoint. ``before``: who was here until now, at its end."""
+
+    def prepare(self, marker: CheckpointMarker) -> None:
+        """Save for a checkpoint what there is to save."""
+
+    def commit(self, marker: CheckpointMarker) -> None:
+        """Make it the state."""
+
+    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
+        """What to say of it after the round; None for nothing, and when it could not be done."""
+        return None
+
+    def close(self) -> None:
+        made, self._instance = self._instance, None
+        if made is not None:
+            try:
+                self.end(made)
+            except USER_ERRORS as error:
+                self.report(error)
+
+    def died(self, error: BaseException) -> None:
+        """What the instance held is gone with it: those trees will time out."""
+        self.counts.died += 1
+        self.report(error, ErrorKind.DIED)
+        self.close()
+
+    def report(self, error: BaseException, kind: ErrorKind = ErrorKind.REPORTED) -> None:
+        if kind is not ErrorKind.REPORTED and kind_of(error) in (FailureKind.FATAL, FailureKind.DATA_LOSS):
+            kind = ErrorKind.FATAL
+        self.outcome.hear(ComponentError.of(error, kind, self.component.id, self.task))

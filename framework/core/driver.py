@@ -1,0 +1,511 @@
+"""Drives a core topology: round after round, until it is told to stop.
+
+While there is work, the next round begins before the last one has ended: its spouts give while the bolts of the one before it
+still work. Every task does its part of the rounds in their order.
+
+Invariants:
+
+1. What was decided about a tree is told to its spout task until a round that told it has been run whole: a round that is lost takes
+   no decision with it. Spouts forget a tree when they are told, so that twice is as good as once.
+2. Nothing that a lost round did is believed: the trees concerned time out, and fail.
+3. Rounds are heard of in their order, and after a lost one none begins until all that were under way have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import structlog
+
+from framework.core.budget import Share
+from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
+from framework.core.component_task import TIMEOUT_TICKS
+from framework.core.plan import CorePlan
+from framework.core.rounds import (
+    ComponentError,
+    Counts,
+    Decisions,
+    ErrorKind,
+    Round,
+    RoundExecutor,
+    RoundRecord,
+    RoundReport,
+    TreeOutcomes,
+)
+from framework.core.status import CoreStatus
+from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
+
+_log = structlog.get_logger()
+
+#: How long the spouts may wait in a round for something to give, at most, when there has been nothing for a while.
+SPOUT_WAIT_MAX_S = 5.0
+_SPOUT_WAIT_MIN_S = 0.005
+#: How long a driver waits before it tries again after a round was lost, at most.
+LOST_PAUSE_MAX_S = 5.0
+_STUCK_PAUSE_S = 0.025
+_DOUBLINGS_MAX = 10  # more do not make a pause longer
+#: How often it looks whether every tree is complete, while nothing else happens.
+_QUIET_POLL_S = 0.02
+#: How long a driver waits before it tries a recovery again that did not come about.
+_RECOVERY_PAUSE_S = 0.5
+#: How often a driver makes sure that it leads: more often than any session can end.
+_CONFIRM_S = 1.0
+#: How long tuples that are under way have when a topology is stopped, as long as there is progress.
+DRAIN_S = 10.0
+
+
+def _pause_s(times: int) -> float:
+    """How long a driver waits when something has failed so often in a row."""
+    return float(min(_STUCK_PAUSE_S * 2 ** min(times, _DOUBLINGS_MAX), LOST_PAUSE_MAX_S))
+
+
+class _Found(NamedTuple):
+    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: which tree, tuple or component did. ``silent``:
+    a task that has said nothing, or is new and knows of no checkpoint. ``died``: components that have, with their tasks."""
+
+    busy: bool
+    failed: str | None
+    troubles: Sequence[ComponentError]
+    standings: Sequence[CheckpointReport]
+    silent: str | None
+    died: Sequence[tuple[str, int]]
+
+
+class RoundDriver:
+    """``timeout_s``: of a tuple. ``attempts_max``: so often in a row a component may fail to start, or a spout die, before the
+    topology fails. Run it in a thread of its own; everything else may be called from any."""
+
+    def __init__(
+        self,
+        plan: CorePlan,
+        executor: RoundExecutor,
+        *,
+        timeout_s: float,
+        attempts_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan
+        self._executor = executor
+        self._tick_s = timeout_s / TIMEOUT_TICKS
+        self._attempts_max = attempts_max
+        self._checkpoints: Checkpoints | None = None
+        self._confirm: Callable[[], None] | None = None
+        self._confirmed_at = 0.0
+        self._clock = clock
+        self._spouts = frozenset(plan.spout_tasks())
+        self._rooted = plan.rooted_tasks()
+        self._speakers = [
+            *((each.id, task) for each in plan.plan.components.values() for task in range(each.parallelism)),
+            *(("$acker", number) for number in range(plan.ackers)),
+        ]
+        self._orders: dict[int, TreeOutcomes] = {}
+        self._totals: dict[tuple[str, int], Counts] = {}
+        self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
+        self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
+        self._trees: dict[int, int] = {}
+        self._share = Share()
+        self._ticked_at = clock()
+        self._number = 0
+        self._lost = 0  # the last round that was
+        self._under_way: deque[Round] = deque()
+        self._spout_wait_s = 0.0
+        self._tick_at: float | None = None  # when the next bolt wants a tick
+        self._awaited = 0  # how many wait until there is nothing to do
+        self._idle: int | None = None  # the last round that ended, if it found nothing to do
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._status = CoreStatus("starting", 0, 0, {each: Counts() for each in plan.plan.components}, 0, None)
+        self.failure: ComponentError | None = None
+        self.error: BaseException | None = None
+
+    # --- from any thread ---------------------------------------------------------------------------------------
+
+    def status(self) -> CoreStatus:
+        with self._changed:
+            return self._status
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+        self._executor.wake()
+
+    def wait_until_idle(self, timeout_s: float | None) -> bool:
+        """Wait for a round, begun after this call, that found nothing to do, with nothing under way. False when the run
+        ended, or the time."""
+        with self._changed:
+            after = self._number + 1
+            self._awaited += 1
+            try:
+                self._changed.wait_for(lambda: self.over or self._idle_after(after), timeout_s)
+            finally:
+                self._awaited -= 1
+            return not self.over and self._idle_after(after)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def run(
+        self, confirm: Callable[[], None] | None = None, checkpoints: Callable[[], Checkpoints] | None = None
+    ) -> None:
+        """Round after round. Returns when it was asked to stop, has failed, or does not lead any more: it may be run again then.
+        ``confirm``: raises when it does not lead, and waits while nobody knows. ``checkpoints``: makes those of a topology with
+        state."""
+        phase = "stopped"
+        self._confirm, self._confirmed_at = confirm, self._clock()
+        try:
+            self._checkpoints = checkpoints() if checkpoints is not None else None
+            self._show(phase="running")
+            with ThreadPoolExecutor(thread_name_prefix="ratchet-round") as pool:
+                self._go_on(pool)
+            if self.failure is None:
+                self._drain()
+        except (StaleWriterError, LeadershipLostError, RetryableError) as error:
+            _log.warning("driver.stepped_down", topology=self._plan.plan.topology_id, reason=str(error))
+            phase = "stopped" if self._stopping.is_set() else "standby"
+            self._show(last_error=str(error))
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the run
+            self.error = error
+        finally:
+            self._under_way.clear()
+            failed = self.failure is not None or self.error is not None
+            self._show(phase="failed" if failed else phase)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended for good."""
+        return self._status.phase in ("stopped", "failed")
+
+    def stand_by(self, why: str | None = None) -> None:
+        """Another driver leads, or nobody can."""
+        self._show(phase="standby", last_error=why)
+
+    def stop_standing_by(self) -> None:
+        """It was stopped before it led."""
+        if not self.over:
+            self._show(phase="stopped")
+
+    def step(self, *, drain: bool = False) -> bool:
+        """One round, alone. False when it was lost."""
+        round_ = self.begin(drain=drain)
+        return self.end(round_, lambda: self._executor.run(round_))
+
+    def begin(self, *, drain: bool = False) -> Round:
+        """The next round, under way from now on."""
+        now = self._clock()
+        ticks = int((now - self._ticked_at) / self._tick_s)
+        self._ticked_at += ticks * self._tick_s
+        waiting = self._waiting()
+        if waiting:
+            ticks = min(ticks, 1)  # what waits is given its time again once per round
+        step, spout_wait_s = CheckpointStep(), self._spout_wait_s
+        if self._tick_at is not None:
+            spout_wait_s = min(spout_wait_s, max(self._tick_at - now, 0.0))
+        if self._checkpoints is not None:
+            due_in_s = self._checkpoints.due_in(now)
+            spout_wait_s = spout_wait_s if due_in_s is None else min(spout_wait_s, due_in_s)
+            step = self._checkpoints.plan(now, quiet=self._quiet(), waiting=bool(waiting))
+            if step.drain and step.marker is None and self._spout_wait_s:
+                self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
+        if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
+            self._orders.clear()  # they are of trees that nobody tracks any more; elsewhere the spouts stay, and hear them
+        orders, self._orders = self._orders, {}
+        follows = self._under_way[-1].number if self._under_way else 0
+        with self._changed:
+            self._number += 1
+        round_ = Round(
+            self._number,
+            ticks,
+            orders,
+            0.0 if step.alone else spout_wait_s,
+            drain or step.drain or bool(waiting),
+            follows,
+            self._executor.rounds_max,
+            step.marker,
+            self._share.tuples,
+            self._lost,
+            step.drain,
+        )
+        self._under_way.append(round_)
+        return round_
+
+    def end(self, round_: Round, result: Callable[[], Sequence[RoundRecord]]) -> bool:
+        """Hear what came of the round that has been under way longest. ``result``: returns it, or raises ``RetryableError`` when it
+        was lost. False when it was."""
+        if self._under_way.popleft() is not round_:
+            raise InvariantViolation(f"round {round_.number} ended out of turn")
+        try:
+            records = result()
+        except RetryableError as error:
+            _log.warning("round.lost", round=round_.number, error=str(error))
+            for task, told in round_.orders.items():
+                self._order(task, told)
+            follows_lost = round_.follows and round_.follows == self._lost
+            self._lost = round_.number
+            if self._checkpoints is not None:
+                self._checkpoints.lost(str(error))
+            self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
+            return False
+        found = self._take(round_, records)
+        busy = found.busy or bool(round_.orders)
+        settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
+        pending = self._pending()
+        if self._checkpoints is not None and self._awaited and not busy:
+            self._checkpoints.want()
+        behind = sum(each.behind for each in self._totals.values())
+        done = self._stopping.is_set() or not (round_.drain or behind)
+        with self._changed:
+            self._idle = round_.number if done and not busy and not pending and settled else None
+        if busy:
+            self._spout_wait_s = 0.0
+        else:
+            self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S, self._tick_s)
+        self._show(rounds=1)
+        return True
+
+    def _go_on(self, pool: ThreadPoolExecutor) -> None:
+        """Round after round, as many at once as the executor can run while there is work; a single one, which waits in the
+        spouts, while there is none."""
+        running: deque[tuple[Round, Future[Sequence[RoundRecord]]]] = deque()
+        losses, settling = 0, False
+        while True:
+            wanted = not self._stopping.is_set() and self.failure is None
+            at_once = self._executor.rounds_max if self._spout_wait_s == 0.0 and not self._alone() else 1
+            if wanted and not settling and len(running) < at_once:
+                self._make_sure_to_lead()
+                round_ = self.begin()
+                running.append((round_, pool.submit(self._executor.run, round_)))
+                continue
+            if not running:
+                return
+            round_, result = running.popleft()
+            if not self.end(round_, result.result):
+                settling = True
+            elif not settling:
+                losses = 0
+            if settling and not running:
+                losses, settling = losses + 1, False
+                self._stopping.wait(min(0.05 * 2**losses, LOST_PAUSE_MAX_S))
+
+    def _make_sure_to_lead(self) -> None:
+        """Now and then: well before a session can have ended that was alive the last time."""
+        if self._confirm is not None and self._clock() - self._confirmed_at >= _CONFIRM_S:
+            self._confirm()
+            self._confirmed_at = self._clock()
+
+    def _alone(self) -> bool:
+        """Whether the next round has something to do for a checkpoint."""
+        return self._checkpoints is not None and self._checkpoints.due_in(self._clock()) == 0.0
+
+    def _drain(self) -> None:
+        """Let what is under way end, as long as it gets on, and have it in a checkpoint."""
+        self._spout_wait_s = 0.0
+        if self._checkpoints is not None:
+            self._checkpoints.want()
+        until = self._clock() + DRAIN_S
+        while self._clock() < until and self.step(drain=True) and self._idle is None:
+            if self._spout_wait_s > 0.0 and not self._alone():
+                return
+
+    def _take(self, round_: Round, records: Sequence[RoundRecord]) -> _Found:
+        """Learn what a round says."""
+        busy = False
+        troubles: list[ComponentError] = []
+        standings: list[CheckpointReport] = []
+        did: list[Counts] = []
+        died: list[tuple[str, int]] = []
+        given = 0
+        ticks: list[float] = []
+        silent = dict.fromkeys(self._speakers)
+        for record in records:
+            if isinstance(record, (Decisions, RoundReport)) and record.round == round_.number:
+                spoke = [("$acker", record.acker)] if isinstance(record, Decisions) else record.counts
+                if not (isinstance(record, RoundReport) and record.unrecovered):
+                    for each in spoke:
+                        silent.pop(each, None)
+            if isinstance(record, Decisions):
+                self._trees[record.acker] = record.trees
+                busy = self._decided(record) or busy
+            elif isinstance(record, RoundReport):
+                busy = self._heard(record) or busy
+                if record.round == round_.number:
+                    did += record.counts.values()
+                    given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
+                died += [key for key, each in record.counts.items() if each.died]
+                troubles += record.troubles
+                if record.tick_in_s is not None:
+                    ticks.append(record.tick_in_s)
+                standings += record.standings if record.round == round_.number else ()
+        for trouble in troubles:
+            say = _log.warning if trouble.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
+            say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
+        if troubles:
+            self._show(last_error=str(troubles[-1]))
+        self._judge(troubles)
+        self._tick_at = self._clock() + min(ticks) if ticks else None
+        if not round_.drain:
+            self._share.heard(given, did)
+        first = next(iter(silent), None)
+        busy = busy or bool(troubles) or self._waiting() > 0
+        gone = None if first is None else f"{first[0]}[{first[1]}]"
+        failed = self._failure(records) if self._checkpoints is not None else None  # nobody else asks
+        return _Found(busy, failed, troubles, standings, gone, died)
+
+    def _failure(self, records: Sequence[RoundRecord]) -> str | None:
+        """Which tuple failed, if one did: by the bolt that failed it, or else by where its tree began."""
+        counted = [
+            key
+            for each in records
+            if isinstance(each, RoundReport)
+            for key, counts in each.counts.items()
+            if counts.failed
+        ]
+        for component_id, task in counted:
+            if (component_id, task) not in self._spouts:
+                return f"{component_id}[{task}] failed a tuple"
+        began = [
+            self._rooted[number]
+            for each in records
+            if isinstance(each, Decisions)
+            for number, _ in (each.failed + each.expired).by_spout_task()
+        ]
+        if not began and not counted:
+            return None
+        component_id, task = (began + counted)[0]
+        held = ", ".join(self.status().held)
+        return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
+
+    def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
+        """Tell the checkpoints what came of a round. Whether everything is in one."""
+        marker = round_.checkpoint
+        died = [each for each in found.troubles if each.kind is ErrorKind.DIED]
+        if found.silent is not None:
+            checkpoints.lost(f"{found.silent} is gone or began anew")
+            return False
+        action = marker.action if marker is not None else None
+        recovers = action is CheckpointAction.RECOVER
+        if found.busy and not recovers:
+            checkpoints.worked()
+        dead = [each for each in found.died if checkpoints.exact or each[0] in self._plan.stateful]
+        why = found.failed if checkpoints.exact and not recovers else None
+        prepares = action is CheckpointAction.PREPARE
+        if why is None and prepares and checkpoints.exact:
+            why = self._left_open()
+        if dead:
+            told = (str(each) for each in died if (each.component_id, each.task) in dead)
+            why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
+        if marker is not None and prepares and self._waiting():
+            checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
+        elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
+            checkpoints.heard(marker, found.standings)  # nothing is prepared, nor recovered, while something fails
+        if why is not None:
+            checkpoints.failed(why, recovers=recovers)
+            self._stopping.wait(_pause_s(checkpoints.failures))
+        elif recovers and checkpoints.recovering and self.failure is None:
+            self._stopping.wait(_RECOVERY_PAUSE_S)
+        if checkpoints.failed_for_good is not None and self.failure is None:
+            self.failure = (
+                died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, checkpoints.failed_for_good)
+            )
+            _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
+        return checkpoints.settled
+
+    def _left_open(self) -> str | None:
+        """Who holds a tuple of the round that prepares a checkpoint, which is not prepared then; nobody does as a rule."""
+        if self._waiting() or self._complete():
+            return None
+        held = ", ".join(self.status().held) or "a bolt"
+        return f"{held} holds what was emitted in pre_prepare: have it acked at once, or emit it at a tick"
+
+    def _decided(self, decisions: Decisions) -> bool:
+        for kind in TreeOutcomes._fields:
+            for task, roots in getattr(decisions, kind).by_spout_task():
+                self._order(task, TreeOutcomes(**{kind: roots}))
+        return any(getattr(decisions, kind) for kind in TreeOutcomes._fields)
+
+    def _order(self, task: int, told: TreeOutcomes) -> None:
+        """Tell a spout task something in the next round."""
+        known = self._orders.get(task, TreeOutcomes())
+        self._orders[task] = TreeOutcomes(*(old + new for old, new in zip(known, told, strict=True)))
+
+    def _heard(self, news: RoundReport) -> bool:
+        busy = False
+        for key, counts in news.counts.items():
+            total = self._totals.setdefault(key, Counts())
+            total.pending = total.behind = total.waiting = 0  # they are as of now
+            total.add(counts)
+            did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
+            if did and not counts.died:
+                self._stuck.pop(key, None)
+                self._away.pop(key, None)
+            busy = busy or did
+        return busy
+
+    def _judge(self, troubles: Sequence[ComponentError]) -> None:
+        """What no new instance would do better at ends the topology; so does a component that cannot start, or a spout that
+        dies, again and again without having done anything in between."""
+        pause_s = 0.0
+        for trouble in troubles:
+            key = trouble.component_id, trouble.task
+            failures = self._stuck.get(key, 0)
+            if trouble.kind is ErrorKind.AWAY:
+                times = self._away[key] = self._away.get(key, 0) + 1
+                pause_s = max(pause_s, _pause_s(times))
+            elif trouble.kind is ErrorKind.CANNOT_START or (trouble.kind is ErrorKind.DIED and key in self._spouts):
+                failures = self._stuck[key] = failures + 1
+                pause_s = max(pause_s, _pause_s(failures))
+            if trouble.kind is ErrorKind.FATAL or failures >= self._attempts_max:
+                self.failure = trouble
+                _log.error("topology.failed", error=str(trouble), trace=trouble.trace)
+                return
+        if pause_s:
+            self._stopping.wait(pause_s)
+
+    def _pending(self) -> int:
+        return sum(each.pending for each in self._totals.values())
+
+    def _waiting(self) -> int:
+        """Tuples that have come to bolts and are not executed, as of the last round: spouts give nothing meanwhile."""
+        return sum(each.waiting for each in self._totals.values())
+
+    def _quiet(self) -> bool:
+        """Whether every tree is complete, no tuple waits, and no round is under way: the ackers track none, and the spouts
+        have none whose completion they are not about to be told of."""
+        return not (self._under_way or self._waiting()) and self._complete()
+
+    def _complete(self) -> bool:
+        """Whether every tree is."""
+        told = sum(len(each.completed) for each in self._orders.values())
+        return not sum(self._trees.values()) and self._pending() == told
+
+    def _idle_after(self, number: int) -> bool:
+        """Whether a round with a higher number found nothing to do."""
+        return self._idle is not None and self._idle > number
+
+    def _show(
+        self,
+        *,
+        phase: str | None = None,
+        rounds: int = 0,
+        rounds_lost: int = 0,
+        last_error: str | None = None,
+    ) -> None:
+        components = {component_id: Counts() for component_id in self._plan.plan.components}
+        for (component_id, _), counts in self._totals.items():
+            components[component_id].add(counts)
+        with self._changed:
+            known = self._status
+            self._status = replace(
+                known,
+                phase=phase or known.phase,
+                rounds=known.rounds + rounds,
+                rounds_lost=known.rounds_lost + rounds_lost,
+                components=components,
+                trees=sum(self._trees.values()),
+                last_error=last_error or known.last_error,
+                checkpoint=self._checkpoints.status() if self._checkpoints is not None else None,
+            )
+            self._changed.notify_all()

@@ -1,0 +1,198 @@
+"""What carries rounds to homes, in the tasks of Spark's jobs, and what it needs to know of each."""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import cloudpickle
+
+from framework.core.channels import Channel, Credentials, Place, connect
+from framework.core.plan import CorePlan
+from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.errors import InvariantViolation, RetryableError
+
+#: How long a home may take over its part of a round, at least.
+ANSWER_MIN_S = 60.0
+#: How long a home may take to let somebody in, and to answer when it is only asked whether it is there.
+CONNECT_S = 10.0
+#: How long components may take to close.
+_CLOSE_S = 30.0
+
+
+class Address(NamedTuple):
+    """Where a home is: a path on this host, or a host and a port."""
+
+    number: int
+    place: Place
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HomeSettings:
+    """What a home is started with. ``answer_s``: how long it may take to answer; when it has not been asked for twice as long, its
+    driver is gone: it closes its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
+    otherwise homes listen on the interface from which that host is reached, and ``credentials`` have a certificate. ``plan``:
+    pickled."""
+
+    plan: bytes
+    credentials: Credentials
+    answer_s: float
+    driver_host: str | None
+
+    @classmethod
+    def of(
+        cls, plan: CorePlan, answer_s: float, driver_host: str | None, certificate: bytes | None = None
+    ) -> HomeSettings:
+        credentials = Credentials.new(certificate)
+        return cls(cloudpickle.dumps(plan), credentials, max(answer_s, ANSWER_MIN_S), driver_host)
+
+    @property
+    def lease_s(self) -> float:
+        return 2 * self.answer_s  # while one home does not answer, the others are not asked
+
+
+class HomeLostError(RetryableError):
+    """A home does not answer."""
+
+
+_channels: dict[Address, Channel] = {}
+#: Numbers of messages: the answer to one carries its number, so that what a task which was killed did not wait for is not taken
+#: for the answer to the next.
+_numbers = itertools.count()
+
+
+def _channel_to(address: Address, credentials: Credentials) -> Channel:
+    found = _channels.get(address)
+    if found is None:
+        found = _channels[address] = connect(address.place, credentials, CONNECT_S)
+    return found
+
+
+class HomeClient:
+    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its home. ``answer_s``: a home that
+    has not answered for so long is told to end itself, and counts as lost."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        credentials: Credentials,
+        placed: Mapping[tuple[int, int], int],
+        answer_s: float,
+    ) -> None:
+        self._addresses = {each.number: each for each in addresses}
+        self._credentials = credentials
+        self._placed = placed
+        self._answer_s = answer_s
+        self._asked: dict[int, int] = {}
+
+    def run_task(
+        self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
+    ) -> Sequence[Addressed]:
+        """One task of a level."""
+        number = self._placed[(level, partition)]
+        self._send(number, ("run", round_, level, [(partition, records)]))
+        return self._answer(number, self._limit_s(round_))  # type: ignore[no-any-return]
+
+    def walk(self, round_: Round, widths: Sequence[int]) -> list[RoundRecord]:
+        """All levels of a round; the homes work side by side in each."""
+        inboxes: dict[int, list[RoundRecord]] = {}
+        for level, width in enumerate(widths):
+            by_home: dict[int, list[tuple[int, Sequence[RoundRecord]]]] = {}
+            for partition in range(width):
+                by_home.setdefault(self._placed[(level, partition)], []).append((partition, inboxes.get(partition, [])))
+            for number, tasks in by_home.items():
+                self._send(number, ("run", round_, level, tasks))
+            inboxes = {}
+            if round_.spout_wait_s and not level:
+                self._hurry_after_the_first(round_, list(by_home))
+            for number in by_home:
+                for target, record in self._answer(number, self._limit_s(round_)):
+                    inboxes.setdefault(target, []).append(record)
+        return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+
+    def wake(self, number: int, homes: Iterable[int] | None = None) -> None:
+        """Have the spouts of homes wait no longer in a round; in any, when it is 0. What cannot be reached waits."""
+        for home in self._addresses if homes is None else homes:
+            try:
+                with connect(self._addresses[home].place, self._credentials, CONNECT_S) as channel:
+                    channel.send((0, "wake", number), CONNECT_S)
+                    channel.receive(CONNECT_S)  # it has been heard
+            except (OSError, EOFError):
+                continue
+
+    def _hurry_after_the_first(self, round_: Round, homes: Sequence[int]) -> None:
+        """Wait until one of the homes has answered; the others need not wait for a spout then."""
+        with selectors.DefaultSelector() as selector:
+            for home in homes:
+                channel = _channels.get(self._addresses[home])
+                if channel is not None:
+                    selector.register(channel, selectors.EVENT_READ, home)
+            ready = {key.data for key, _ in selector.select(self._answer_s)}
+        self.wake(round_.number, [home for home in homes if home not in ready])
+
+    def ask(self, number: int, *message: Any) -> Any:
+        self._send(number, message)
+        return self._answer(number, self._answer_s)
+
+    def _limit_s(self, round_: Round) -> float:
+        """How long a home may take over a round: longer when it may have to do another one first, so that of two rounds the one
+        that hangs is told."""
+        return self._answer_s * (1.5 if round_.follows else 1.0)
+
+    def _send(self, number: int, message: tuple[Any, ...]) -> None:
+        address = self._addresses[number]
+        self._asked[number] = next(_numbers)
+        try:
+            _channel_to(address, self._credentials).send((self._asked[number], *message), self._answer_s)
+        except (OSError, EOFError) as error:
+            self._lost(address, error)
+
+    def _answer(self, number: int, limit_s: float) -> Any:
+        address = self._addresses[number]
+        try:
+            channel = _channel_to(address, self._credentials)
+            answered = None
+            while answered != self._asked[number]:
+                try:
+                    answered, outcome, result = channel.receive(limit_s)
+                except TimeoutError:
+                    self._end(address)
+                    raise TimeoutError(f"it did not answer for {limit_s:g} s") from None
+        except (OSError, EOFError) as error:
+            self._lost(address, error)
+        if outcome == "lost":
+            raise RetryableError(result)
+        if outcome == "bug":
+            raise InvariantViolation(result)
+        return result
+
+    def _end(self, address: Address) -> None:
+        """A component may have hung: only its process can be ended."""
+        try:
+            with connect(address.place, self._credentials, CONNECT_S) as channel:
+                channel.send((0, "die"), CONNECT_S)
+        except (OSError, EOFError):
+            pass  # it is gone already, or does not move at all
+
+    def _lost(self, address: Address, error: BaseException) -> NoReturn:
+        found = _channels.pop(address, None)
+        if found is not None:
+            found.close()
+        reason = str(error) or type(error).__name__
+        raise HomeLostError(f"home {address.number} (pid {address.pid}) is gone: {reason}") from error
+
+
+def close_home(address: Address, credentials: Credentials) -> None:
+    """Close a home's tasks and end it; nothing when it is gone."""
+    try:
+        HomeClient([address], credentials, {}, _CLOSE_S).ask(address.number, "close")
+    except RetryableError:
+        pass
+    finally:
+        channel = _channels.pop(address, None)
+        if channel is not None:
+            channel.close()

@@ -1,0 +1,178 @@
+"""Homes in processes of their own, next to Spark's executors.
+
+Spark gives a task to whichever worker process is free, and ends workers as it likes; a spout that holds a connection and pending
+tuples needs a place that stays. So each home is a process that a Spark task has started, on the executor's host; tasks of the
+rounds carry to it what is for it, and carry away what it gives (``home_client.py``). It ends when it is told to, when its executor
+is gone, and when it has not been heard of for too long; and when a round of it takes too long, since a component may have hung.
+
+A home answers one message after the other per channel, and a task does one round after the other. Nobody is let in without the
+run's key (``channels.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any, cast
+
+from framework.core.channels import Channel, Place, Server
+from framework.core.home import Home
+from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
+from framework.errors import RetryableError
+
+_WATCH_S = 1.0
+
+
+def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> Address:
+    """The home's address if it answers; otherwise that of a new one on this host. Called in a Spark task."""
+    if known is not None:
+        try:
+            HomeClient([known], settings.credentials, {}, CONNECT_S).ask(number, "ping")
+            return known
+        except RetryableError:
+            pass
+    return start_home(settings, number)
+
+
+def start_home(settings: HomeSettings, number: int) -> Address:
+    """Start a process for a home. Raises ``RetryableError`` when it does not come up."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "framework.core.home_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # what is sent to the worker's group is not for it
+    )
+    try:
+        with cast(IO[bytes], process.stdin) as out:
+            pickle.dump((settings, number, _executor_pid()), out)
+        with cast(IO[bytes], process.stdout) as answer:
+            return pickle.load(answer)  # type: ignore[no-any-return]
+    except (OSError, EOFError) as error:
+        process.kill()
+        raise RetryableError(f"home {number} did not start: see the executor's stderr") from error
+
+
+def _executor_pid() -> int:
+    """The JVM above this worker; this process's parent where that cannot be told."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        name, fields = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
+        if name == "java":
+            return pid
+        pid = int(fields[1])
+    return os.getppid()
+
+
+class HomeServer:
+    """Serves one home. ``serve`` returns when it was told to end."""
+
+    def __init__(self, settings: HomeSettings, number: int, executor_pid: int) -> None:
+        self._home = Home(pickle.loads(settings.plan), encode=True)
+        self._settings = settings
+        self._executor_pid = executor_pid
+        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-home-")
+        place: Place = f"{self._folder.name}/home"
+        if settings.driver_host is not None:
+            place = (_own_host(settings.driver_host), 0)
+        self._server = Server(place, settings.credentials, self._answer, CONNECT_S)
+        self.address = Address(number, self._server.place, os.getpid())
+        self._working = 0
+        self._heard_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def serve(self) -> None:
+        """Answer until told to end, until the executor is gone, or until nobody has been heard for the lease."""
+        self._server.start()
+        while not self._ended.wait(_WATCH_S):
+            with self._lock:
+                silent = not self._working and time.monotonic() - self._heard_at > self._settings.lease_s
+            if silent or not _alive(self._executor_pid):
+                self._home.close()
+                break
+        self._server.close()
+        self._folder.cleanup()
+
+    def _answer(self, channel: Channel) -> None:
+        try:
+            while True:
+                number, *message = channel.receive(None)
+                with self._lock:
+                    self._working += 1
+                try:
+                    outcome = number, "ok", self._do(*message)
+                except RetryableError as error:
+                    outcome = number, "lost", str(error)
+                except BaseException:  # noqa: BLE001 - user code's errors stay inside; this is a bug, and who asks waits
+                    outcome = number, "bug", traceback.format_exc()
+                finally:
+                    with self._lock:
+                        self._working -= 1
+                        self._heard_at = time.monotonic()
+                channel.send(outcome, self._settings.answer_s)
+                if message[0] == "close":
+                    self._ended.set()
+        except (OSError, EOFError):
+            channel.close()  # the worker is gone, or was told of another home
+
+    def _do(self, what: str, *arguments: Any) -> Any:
+        if what == "run":
+            return self._home.run_tasks(*arguments)
+        if what == "wake":
+            self._home.wake(*arguments)
+        elif what == "close":
+            self._home.close()
+        elif what == "die":
+            os._exit(1)
+        return None
+
+
+def _own_host(driver_host: str) -> str:
+    """The address of this host as the driver's host sees it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((driver_host, 9))  # nothing is sent: this only chooses the interface
+        return str(probe.getsockname()[0])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def main() -> None:
+    settings, number, executor_pid = pickle.load(sys.stdin.buffer)
+    server = HomeServer(settings, number, executor_pid)
+    pickle.dump(server.address, sys.stdout.buffer)
+    sys.stdout.flush()
+    os.dup2(2, 1)  # what components print goes where the executor's errors go
+    server.serve()
+    os._exit(0)  # threads of user code must not keep it
+
+
+if __name__ == "__main__":
+    # What is pickled here must be found by its real name there.
+    from framework.core import home_process
+
+    home_process.main()

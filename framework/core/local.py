@@ -1,0 +1,32 @@
+"""Runs rounds in this process: for tests, and to see that Spark changes nothing but the speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from framework.core.home import Home
+from framework.core.plan import CorePlan
+from framework.core.rounds import Round, RoundRecord, walk
+
+
+class LocalRounds:
+    """The ``RoundExecutor`` of one process."""
+
+    def __init__(self, plan: CorePlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._home = Home(plan, encode=False, clock=clock)
+
+    rounds_max = 1
+
+    def start(self) -> None:
+        """Nothing to make ready."""
+
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
+        return walk(round_, self._plan.widths, self._home.run_task)
+
+    def wake(self) -> None:
+        self._home.wake(0)
+
+    def close(self) -> None:
+        self._home.close()

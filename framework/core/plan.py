@@ -1,0 +1,41 @@
+"""What the processes of a core topology know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.execution.plan import ExecutionPlan, TaskComponent
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """A plan with what a core topology adds to it. ``pending_max``: tuples of unknown fate per spout task. ``ackers``: 0 for
+    none. ``conf``: what components see. ``stateful``: the components whose state is kept. ``ticks``: bolts that are given a tick
+    every so many seconds."""
+
+    plan: ExecutionPlan
+    conf: Mapping[str, Any]
+    ackers: int
+    pending_max: int
+    stateful: frozenset[str] = frozenset()
+    ticks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def widths(self) -> list[int]:
+        """Tasks per level; the ackers are the last one."""
+        return [level.partitions for level in self.plan.processing] + ([self.ackers] if self.ackers else [])
+
+    def spout_tasks(self) -> list[tuple[str, int]]:
+        """Component id and task of every spout task."""
+        return self._tasks_of(each for each in self.plan.components.values() if not each.inputs)
+
+    def rooted_tasks(self) -> list[tuple[str, int]]:
+        """Of every task that trees may begin at; the place in the list is its number."""
+        stateful = (each for each in self.plan.components.values() if each.id in self.stateful)
+        return self.spout_tasks() + self._tasks_of(stateful)
+
+    @staticmethod
+    def _tasks_of(components: Iterable[TaskComponent]) -> list[tuple[str, int]]:
+        return [(each.id, task) for each in components for task in range(each.parallelism)]

@@ -1,0 +1,257 @@
+"""Moves the keys of a state to other namespaces, when the number of a component's tasks has changed, or when its values expire now
+and did not before, or the other way about.
+
+The new tasks get namespaces of their own, which nobody has used before; the record names them once they are complete. A crash
+before that leaves the old ones as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import structlog
+
+from framework.core.checkpoints import CheckpointRecord, Layout, other_store
+from framework.errors import ConfigError, InvariantViolation, TopologyError
+from framework.state.expiry import fresh, kept
+from framework.state.settings import kept_state_of
+from framework.topology import (
+    EVERY_TASK,
+    BaseStatefulBolt,
+    Component,
+    FieldsGrouping,
+    GlobalGrouping,
+    KeyValueState,
+    State,
+    StateProvider,
+)
+
+_log = structlog.get_logger()
+
+#: Entries that are kept before they are written.
+BATCH = 100_000
+
+
+class Entry(NamedTuple):
+    """A key of a task's state with its value. ``put_at``: when that was put, where values expire."""
+
+    key: Any
+    value: Any
+    put_at: float | None
+    task: int
+
+
+def namespace_of(topology_id: str, component_id: str, layout: int, task: int) -> str:
+    return f"{topology_id}/{component_id}/{layout}/{task}"
+
+
+@dataclass(frozen=True)
+class Namespaces:
+    """Those of one topology's states."""
+
+    topology_id: str
+    provider: StateProvider
+    conf: Mapping[str, Any]
+
+    def of(self, component_id: str, layout: Layout) -> list[str]:
+        """One for each task."""
+        return [namespace_of(self.topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
+
+    def states(self, component: Component, layout: Layout) -> list[KeyValueState[Any, Any]]:
+        """What the tasks of a layout have, as it is kept. Raises ``ConfigError``."""
+        timed = layout.ttl_of(component.instance) > 0
+        names = self.of(component.id, layout)
+        return [_key_value(kept_state_of(self.provider, name, timed, self.conf, None)) for name in names]
+
+    def commit(self, component_id: str, layout: Layout, record: CheckpointRecord) -> None:
+        """Commit what is prepared."""
+        for name in self.of(component_id, layout):
+            state = self.provider.new_state(name, self.conf, None)
+            try:
+                state.recover(record.pending or 0, prepared=True, upto=record.last)
+            finally:
+                state.close()
+
+    def drop(self, component_id: str, layout: Layout) -> None:
+        for name in self.of(component_id, layout):
+            self.provider.drop(name, self.conf)
+
+
+def finished(
+    namespaces: Namespaces,
+    components: Mapping[str, Component],
+    record: CheckpointRecord,
+    save: Callable[[CheckpointRecord], None],
+) -> CheckpointRecord:
+    """The record without a checkpoint that is prepared by other components or tasks than there are now: it is committed here, in
+    the namespaces that it was prepared in (C39). One that was prepared by those that there are now is theirs to commit."""
+    if not record.prepared:
+        return record
+    pending = record.pending_layouts
+    if pending.keys() == components.keys() and all(
+        pending[name].fits(layout_of(each, 0)) for name, each in components.items()
+    ):
+        return record
+    for component_id, layout in pending.items():
+        namespaces.commit(component_id, layout, record)
+    record = record.committed()
+    save(record)
+    _log.info("state.finished", topology=namespaces.topology_id, checkpoint=record.txid)
+    return record
+
+
+def rescaled(
+    namespaces: Namespaces,
+    components: Mapping[str, Component],
+    record: CheckpointRecord,
+    save: Callable[[CheckpointRecord], None],
+) -> CheckpointRecord:
+    """The record for what components are now: their tasks, and whether values expire. ``components``: those with state. Raises
+    ``TopologyError`` for keys that belong to no task, or that tuples are brought to otherwise than before, and
+    ``CorruptStateError`` for a state that is not where the record says."""
+    record = finished(namespaces, components, record, save)
+    for component_id, layout in list(record.layouts.items()):
+        component = components.get(component_id)
+        if component is None:
+            _log.warning(
+                "state.left_behind", component=component_id, reason="the topology has no such stateful bolt now"
+            )
+        elif not layout.brought_as(wanted := layout_of(component, 0)):
+            raise TopologyError(
+                f"bolt {component_id!r} takes its tuples by {wanted.grouping}, and its state was written where they came by "
+                f"{layout.grouping}: tuples of a key may go to another task than its state. Group them as before; where it is the "
+                "same by other names, save a snapshot with the topology as it was, and restore it with this one"
+            )
+        elif not layout.fits(wanted):
+            # An id that nobody else has, whoever else tries the same at the same time.
+            record = replace(record, last=record.last + 1)
+            save(record)
+            new = layout_of(component, record.last)
+            _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
+            _move(namespaces, component, record, layout, new, save)
+            record = replace(
+                record,
+                layouts={**record.layouts, component_id: new},
+                assigned={**record.assigned, component_id: new},
+            )
+            save(record)
+            namespaces.drop(component_id, layout)
+    return record
+
+
+def layout_of(component: Component, number: int) -> Layout:
+    """Of a component as it is now."""
+    bolt = _bolt_of(component)
+    groupings = sorted({each.grouping.outline() for each in component.subscriptions})
+    return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0, " and ".join(groupings))
+
+
+class Filling:
+    """Fills new namespaces of a component with keys, each in its task's."""
+
+    def __init__(self, namespaces: Namespaces, component: Component, layout: Layout) -> None:
+        self._component = component
+        self._tasks = layout.tasks
+        self._ttl_s = layout.ttl_of(component.instance)
+        self._itself: Callable[[Any], Any] | None = itemgetter(1) if self._ttl_s else None  # a value without its time
+        self._targets = namespaces.states(component, layout)
+        self._waiting = 0
+
+    def put(self, entry: Entry, tasks: int) -> None:
+        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to
+        another one than had it: nobody knows where its tuples go then."""
+        key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
+        if tasks != self._tasks:
+            bolt = self._component.instance
+            grouped: Any = bolt.grouping_key(key) if isinstance(bolt, BaseStatefulBolt) else ()
+            if grouped is None:
+                return  # of a task that is no more
+            if grouped is EVERY_TASK:
+                for each in self._targets:
+                    known = each.get(key)
+                    each.put(key, value if known is None else max(known, value, key=self._itself))
+                return
+            had = task_of_key(self._component, key, tasks)
+            now = task_of_key(self._component, key, self._tasks)
+            if had is None or now is None:
+                raise TopologyError(
+                    f"bolt {self._component.id!r} has state whose keys belong to no task, because it takes tuples otherwise than "
+                    "by fields grouping, or keeps them for a task as a whole: its number of tasks cannot change"
+                )
+            if had != task:
+                raise TopologyError(
+                    f"bolt {self._component.id!r} has key {key!r} of its state in task {task}, and by its grouping it belongs to "
+                    f"task {had}: write grouping_key() so that it gives the values that the input is grouped by; until then the "
+                    f"number of tasks must stay {tasks}"
+                )
+            task = now
+        self._targets[task].put(key, value)
+        self._waiting += 1
+        if self._waiting >= BATCH:
+            self._waiting = 0
+            for each in self._targets:
+                each.commit()
+
+    def finish(self, txid: int) -> None:
+        """All of it is the state of checkpoint ``txid``."""
+        for each in self._targets:
+            each.prepare_commit(txid)
+            each.commit(txid)
+
+    def close(self) -> None:
+        for each in self._targets:
+            each.close()
+
+
+def _move(
+    namespaces: Namespaces,
+    component: Component,
+    record: CheckpointRecord,
+    old: Layout,
+    new: Layout,
+    save: Callable[[CheckpointRecord], None],
+) -> None:
+    """Raises ``CorruptStateError`` for a state that is not where the record says: what it lacks would be lost for good."""
+    filling = Filling(namespaces, component, new)
+    sources = namespaces.states(component, old)
+    ttl_s = old.ttl_of(component.instance)
+    try:
+        for task, source in enumerate(sources):
+            source.recover(record.txid, prepared=False, upto=record.last)
+            if source.txid not in (None, record.txid):
+                save(record)  # a driver that no longer leads hears of that here
+                raise other_store(component.id, task, source.txid or 0, record.txid)
+            for key, value, put_at in fresh(source.items(), ttl_s, time.time()):
+                filling.put(Entry(key, value, put_at, task), old.tasks)
+        filling.finish(record.txid)
+    finally:
+        filling.close()
+        for each in sources:
+            each.close()
+
+
+def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
+    """Which task a key of the state belongs to: the one that its tuples go to. None when that cannot be told from the key."""
+    groupings = [each.grouping for each in component.subscriptions]
+    if all(isinstance(each, GlobalGrouping) for each in groupings):
+        return 0
+    if not all(isinstance(each, FieldsGrouping) for each in groupings):
+        return None
+    values = _bolt_of(component).grouping_key(key)
+    return FieldsGrouping.task_of(values, tasks) if values and values is not EVERY_TASK else None
+
+
+def _bolt_of(component: Component) -> BaseStatefulBolt:
+    if not isinstance(component.instance, BaseStatefulBolt):
+        raise InvariantViolation(f"{component.id} has no state, and its layout was asked for")
+    return component.instance
+
+
+def _key_value(state: State) -> KeyValueState[Any, Any]:
+    if not isinstance(state, KeyValueState):
+        raise ConfigError(f"{type(state).__name__} is no KeyValueState: the number of tasks of its bolt cannot change")
+    return state

@@ -1,0 +1,187 @@
+"""What a round is, and what comes of it.
+
+A core topology runs as a sequence of rounds. In one, the spout tasks hear what became of their trees and give what they have;
+what they give goes through the bolts, level by level; and what the tasks have to say about trees goes to the ackers, as the last
+level. What returns to the driver is small: decisions about trees, and counters.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol, Union
+
+from framework.acking.ledger import LedgerPart, Roots
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.execution.failures import FailureKind, kind_of
+from framework.execution.records import Piece
+
+#: A spout task gives no more than this in one round, so that rounds stay short.
+ROUND_TUPLES_MAX = 10_000
+
+
+class TreeOutcomes(NamedTuple):
+    """What a spout task is told at the start of a round. ``failed``: by somebody. ``expired``: not heard of in time."""
+
+    completed: Roots = Roots()
+    failed: Roots = Roots()
+    reset: Roots = Roots()
+    expired: Roots = Roots()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
+    what it is told. ``spout_wait_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
+    give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
+    every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
+    its part in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
+    ``share``: how many tuples a spout task gives, at most. ``lost``: the last round that was; 0 when none has been.
+    ``settles``: a checkpoint waits until every tree is over, or is prepared now: no new one should begin."""
+
+    number: int
+    ticks: int = 0
+    orders: Mapping[int, TreeOutcomes] = field(default_factory=dict)
+    spout_wait_s: float = 0.0
+    drain: bool = False
+    follows: int = 0
+    at_once: int = 1
+    checkpoint: CheckpointMarker | None = None
+    share: int = ROUND_TUPLES_MAX
+    lost: int = 0
+    settles: bool = False
+
+    @property
+    def prepares(self) -> bool:
+        """Whether everything that comes must be done before the round ends: a checkpoint holds nothing that waits."""
+        return self.checkpoint is not None and self.checkpoint.action is CheckpointAction.PREPARE
+
+
+class Decisions(NamedTuple):
+    """What one acker has decided in a round. ``trees``: how many it still tracks."""
+
+    round: int
+    acker: int
+    completed: Roots
+    failed: Roots
+    reset: Roots
+    expired: Roots
+    trees: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one component did in one task. ``pending``: tuples of a spout whose fate is open, now. ``latency_s``: from emission
+    until a spout was told of completion, summed over ``completed``. ``died``: instances that an error of theirs ended.
+    ``behind``: spout tasks that expect more, now. ``waiting``: tuples that have come to a bolt and are not executed yet, now."""
+
+    emitted: int = 0
+    executed: int = 0
+    acked: int = 0
+    failed: int = 0
+    completed: int = 0
+    timed_out: int = 0
+    latency_s: float = 0.0
+    died: int = 0
+    pending: int = 0
+    behind: int = 0
+    waiting: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Sum everything up."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class ErrorKind(Enum):
+    """What an error in user code did."""
+
+    AWAY = "away"  # it is started again, as often as it takes: what it needs does not answer
+    REPORTED = "reported"  # nothing: the component reported it and went on
+    DIED = "died"  # ended the instance; a new one takes its place
+    CANNOT_START = "cannot start"  # the new one could not be made, opened or prepared
+    FATAL = "fatal"  # ended the instance, and no other would do better
+
+
+class ComponentError(NamedTuple):
+    """An error in user code."""
+
+    kind: ErrorKind
+    component_id: str
+    task: int
+    message: str
+    trace: str = ""
+    failure: FailureKind = FailureKind.ERROR
+    error: str = ""  # the class of the error
+
+    @classmethod
+    def of(cls, error: BaseException, kind: ErrorKind, component_id: str, task: int) -> ComponentError:
+        name, trace = type(error).__name__, "".join(traceback.format_exception(error))
+        return cls(kind, component_id, task, f"{name}: {error}", trace, kind_of(error), name)
+
+    def __str__(self) -> str:
+        return f"{self.component_id}[{self.task}]: {self.message}"
+
+
+class RoundReport(NamedTuple):
+    """What a task tells the driver after a round, whose number it is. ``standings``: of those of its components that a checkpoint
+    concerns. ``unrecovered``: it is new, and waits for a recovery. ``tick_in_s``: until one of its components wants a tick."""
+
+    round: int
+    counts: Mapping[tuple[str, int], Counts]
+    troubles: Sequence[ComponentError] = ()
+    standings: Sequence[CheckpointReport] = ()
+    unrecovered: bool = False
+    tick_in_s: float | None = None
+
+
+RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]
+Addressed = tuple[int, RoundRecord]
+#: Runs one task of one level in the place where it lives: level, partition, what came for it; returns what goes on.
+RunTask = Callable[[Round, int, int, Sequence[RoundRecord]], Sequence[Addressed]]
+
+
+class RoundExecutor(Protocol):
+    """Runs rounds."""
+
+    @property
+    def rounds_max(self) -> int:
+        """How many rounds it can run at once, now: ``run`` is called from as many threads."""
+
+    def start(self) -> None: ...
+
+    def run(self, round_: Round) -> Sequence[RoundRecord]:
+        """Raises ``RetryableError`` when the round, or a part of it, was lost: nothing is known of what it did."""
+
+    def wake(self) -> None:
+        """Have the round that waits in the spouts, if one does, wait no longer."""
+
+    def close(self) -> None:
+        """Close every spout, clean every bolt up, and release what ``start`` made."""
+
+
+def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
+    """All levels of a round, one task after the other."""
+    steps = stepping(round_, widths, run_task)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def stepping(
+    round_: Round, widths: Sequence[int], run_task: RunTask
+) -> Generator[tuple[int, int], None, list[RoundRecord]]:
+    """The same, task by task: gives the level and the partition before each."""
+    inboxes: dict[int, list[RoundRecord]] = {}
+    for level, width in enumerate(widths):
+        outboxes: dict[int, list[RoundRecord]] = {}
+        for partition in range(width):
+            yield level, partition
+            for target, record in run_task(round_, level, partition, inboxes.get(partition, [])):
+                outboxes.setdefault(target, []).append(record)
+        inboxes = outboxes
+    return [record for partition in sorted(inboxes) for record in inboxes[partition]]

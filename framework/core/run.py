@@ -1,0 +1,180 @@
+"""``submit`` for core topologies: joins a topology and an executor into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from framework.config import Config
+from framework.coordination import CoordinationStore
+from framework.core.driver import RoundDriver
+from framework.core.local import LocalRounds
+from framework.core.plan import CorePlan
+from framework.core.rounds import ComponentError, RoundExecutor
+from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
+from framework.core.status import CoreStatus
+from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
+from framework.execution.failures import FailureKind
+from framework.execution.plan import check_pickles, plan_execution
+from framework.observe.running import RunningThread
+from framework.topology import BaseRichSpout, Bolt, CoreTopology
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+
+class CoreTopologyFailed(RatchetError):
+    """A core topology ended because one of its components could not work. The message names the component and the task, and
+    ends with the trace."""
+
+    @staticmethod
+    def of(failure: ComponentError) -> CoreTopologyFailed:
+        """As the kind of error that it is, for whoever catches by recovery."""
+        kind = CoreTopologyFailed
+        if failure.failure is FailureKind.DATA_LOSS:
+            kind = CoreTopologyLostData
+        elif failure.error == BadRecordError.__name__:
+            kind = CoreTopologyMetBadRecord
+        return kind(f"{failure}\n{failure.trace}".rstrip())
+
+
+class CoreTopologyLostData(CoreTopologyFailed, DataLossError):
+    """It ended because its source lost what was not read yet."""
+
+
+class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
+    """It ended because of a record that cannot be decoded."""
+
+
+class CoreRun(RunningThread):
+    """A core topology that runs in a thread of this process. Made by ``submit``. When it is stopped, nothing more is taken from the
+    spouts, what is under way may end for a while, and every component is closed."""
+
+    def __init__(
+        self,
+        topology: CoreTopology,
+        plan: CorePlan,
+        executor: RoundExecutor,
+        config: Config,
+        store: CoordinationStore | None = None,
+        owned: bool = False,
+    ) -> None:
+        self._topology = topology
+        self._executor = executor
+        self._driver = RoundDriver(
+            plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
+        )
+        self._terms = None
+        if store is not None:
+            self._terms = CoreTerms(topology, config, store, self._driver, self._begin_anew)
+        super().__init__(topology.id)
+        self._begin(config, executor.close, *([store.close] if owned and store is not None else []))
+
+    def _work(self) -> None:
+        (self._terms or self._driver).run()
+
+    def _collector(self) -> Collector:
+        from framework.observe.metrics import CoreRunCollector
+
+        return CoreRunCollector(self._topology.id, self.status)
+
+    def _begin_anew(self) -> None:
+        """Another driver leads: what this one's tasks know and hold is of no use any more."""
+        self._executor.close()
+        self._executor.start()
+
+    def status(self) -> CoreStatus:
+        """Where the run stands now."""
+        return self._driver.status()
+
+    def wait_until_idle(self, timeout_s: float | None = None) -> None:
+        """Wait until the spouts give nothing and every tuple that they gave has been acked or failed. Raises ``TimeoutError``, or
+        what the topology failed with."""
+        if self._driver.wait_until_idle(timeout_s):
+            return
+        self._raise_failure()
+        status = self.status()
+        if status.phase == "stopped":
+            raise TopologyError(f"topology {self._topology.id!r} was stopped while waiting for it to be idle")
+        raise TimeoutError(
+            f"waited {timeout_s:g} s for topology {self._topology.id!r} to be idle: {status.pending} tuples pending, held by "
+            f"bolts {status.held}, last error {status.last_error}"
+        )
+
+    def _request_stop(self) -> None:
+        if self._terms is not None:
+            self._terms.request_stop()
+        self._driver.request_stop()
+
+    def _raise_failure(self) -> None:
+        if self._driver.error is not None:
+            raise self._driver.error
+        if self._driver.failure is not None:
+            raise CoreTopologyFailed.of(self._driver.failure)
+
+
+def submit_core(
+    topology: CoreTopology,
+    config: Config,
+    executor: str | None,
+    store: CoordinationStore | None,
+    store_of: Callable[[Config], CoordinationStore],
+) -> CoreRun:
+    """Start a core topology. ``store``: where its driver is elected, and where the record of its checkpoints is, if it has state;
+    otherwise ``store_of`` makes one. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
+    check_pickles(topology)
+    check_stateful(topology, config)
+    conf = config.for_components()
+    for component in topology.components:
+        if isinstance(component.instance, (BaseRichSpout, Bolt)):
+            component.instance.check_before_start(conf)
+    stateful = frozenset(stateful_components(topology))
+    plan = CorePlan(
+        plan_execution(topology),
+        conf,
+        config.acker_executors,
+        config.max_tuples_pending,
+        stateful,
+        ticks_of(topology, config.tick_tuple_freq_secs),
+    )
+    runner = _executor(executor, plan, config)
+    owned = store is None
+    store = store_for(topology, config, store, store_of)
+    try:
+        runner.start()
+    except BaseException:
+        if owned and store is not None:
+            store.close()
+        raise
+    return CoreRun(topology, plan, runner, config, store, owned)
+
+
+def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:
+    """Which bolts are given ticks, and how often: as each says, or else ``every_s``. Raises ``ConfigError``."""
+    found = {}
+    for component in topology.components:
+        if isinstance(component.instance, Bolt):
+            tick_s = component.instance.tick_s if component.instance.tick_s is not None else every_s
+            if tick_s is None:
+                continue
+            if tick_s <= 0:
+                raise ConfigError(
+                    f"bolt {component.id!r}: tick_s is {tick_s!r}: give seconds above 0, or None for no ticks"
+                )
+            found[component.id] = tick_s
+    return found
+
+
+def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:
+    if executor == "local":
+        return LocalRounds(plan)
+    if executor is None or executor == "spark":
+        from framework.core.spark import SparkRounds  # Spark is loaded only by runs that use it
+
+        return SparkRounds(
+            plan,
+            config.spark,
+            collapse_tuples_max=config.collapse_records_max,
+            answer_s=4 * config.message_timeout_secs,
+        )
+    raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")

@@ -1,0 +1,213 @@
+"""A task of a core topology: the components of one segment, which share it, and their part of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from framework.acking.ledger import LedgerPart
+from framework.core.bolt_task import BoltTask
+from framework.core.budget import Budget
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker
+from framework.core.component_task import ComponentTask
+from framework.core.outcome import Outcome
+from framework.core.plan import CorePlan
+from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport, TreeOutcomes
+from framework.core.spout_task import SpoutTask
+from framework.core.stateful_bolt_task import StatefulBoltTask
+from framework.errors import InvariantViolation
+from framework.execution.failures import USER_ERRORS
+from framework.execution.plan import Edge, Phase, Segment
+from framework.execution.records import Piece, decode_batch, encode_batch
+from framework.execution.tasks import PlannedTopology, arrival
+from framework.topology import StateProvider
+
+
+class SegmentTask:
+    """The fused components of one task, alive: the ``Surroundings`` of each. Where there is state, a new one waits for a recovery
+    before its spouts give anything."""
+
+    def __init__(
+        self,
+        plan: CorePlan,
+        topology: PlannedTopology,
+        segment: Segment,
+        task: int,
+        level: int,
+        partition: int,
+        numbers: Mapping[tuple[str, int], int],
+        first_round: int,
+        encode: bool,
+        provider: StateProvider | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.clock = clock
+        self._plan = plan
+        self._level = level
+        self._partition = partition
+        self._encode = encode
+        self._task = task
+        self._sequence = 0
+        self._unrecovered = bool(plan.stateful)
+        self.outcome = Outcome(segment.components)
+        self._spouts: dict[int, SpoutTask] = {}
+        self._rooted: dict[int, SpoutTask | StatefulBoltTask] = {}
+        self._component_tasks: dict[str, ComponentTask] = {}
+        for component_id in segment.components:
+            component = plan.plan.components[component_id]
+            component_task: ComponentTask
+            tick_s = plan.ticks.get(component_id)
+            if component_id in plan.stateful and provider is not None:
+                number = numbers[(component_id, task)]
+                component_task = self._rooted[number] = StatefulBoltTask(
+                    topology, component, task, self, provider, number=number, first_round=first_round, tick_s=tick_s
+                )
+            elif component.inputs:
+                component_task = BoltTask(topology, component, task, self, tick_s=tick_s)
+            else:
+                number = numbers[(component_id, task)]
+                component_task = self._rooted[number] = self._spouts[number] = SpoutTask(
+                    topology,
+                    component,
+                    task,
+                    self,
+                    number=number,
+                    first_round=first_round,
+                    pending_max=plan.pending_max,
+                    tracked=plan.ackers > 0,
+                )
+            self._component_tasks[component_id] = component_task
+
+    def recover(self, marker: CheckpointMarker, before: SegmentTask | None) -> None:
+        """Begin as of a checkpoint, in place of who was here before: of what that one has made, nobody hears any more."""
+        if before is not None:
+            before.throw_away()
+            for component_task in before._component_tasks.values():
+                component_task.end_for(marker)
+            for trouble in before.outcome.troubles:
+                self.outcome.hear(trouble)
+        self._unrecovered = False
+        for component_id, component_task in self._component_tasks.items():
+            component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
+
+    def begin(self, round_: Round) -> None:
+        """Commit a checkpoint, and tell those that trees begin at what became of them. Nobody begins before the recovery that says
+        where from."""
+        if self._unrecovered:
+            return
+        if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
+            for component_task in self._component_tasks.values():
+                component_task.commit(round_.checkpoint)
+        for number, rooted in self._rooted.items():
+            rooted.tell(round_.orders.get(number, TreeOutcomes()), round_.ticks, round_.lost)
+
+    @property
+    def gives(self) -> bool:
+        """Whether there is a spout among the components."""
+        return bool(self._spouts)
+
+    def give(self, round_: Round) -> bool:
+        """Have the spouts give what they have. Whether they had anything. Where there is state, they give nothing before they know
+        from where on."""
+        if self._unrecovered:
+            return False
+        gave = [spout.give(round_.at_once, round_.share) for spout in self._spouts.values()]
+        return any(gave)
+
+    def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
+        """The task's part of a round. Raises only what is a bug, or the end of the process: then the outcome is thrown away."""
+        pieces: list[Piece] = []
+        for record in records:
+            if isinstance(record, Piece) and self._is_mine(record):
+                pieces.append(record)
+            else:
+                self._pass_on(record)
+        for piece in sorted(pieces, key=arrival):
+            self._receive(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
+        if not round_.drain:
+            self.give(round_)
+        for component_task in self._component_tasks.values():  # in topological order: fused rows come before the flush
+            component_task.work(budget)
+            if self._may_tick(round_):
+                component_task.tick(settles=round_.settles)
+            if round_.checkpoint is not None and round_.prepares:
+                component_task.prepare(round_.checkpoint)
+            self._flush(component_task)
+        for component_task in self._component_tasks.values():
+            standing = component_task.standing(round_.checkpoint) if round_.checkpoint is not None else None
+            if standing is not None:
+                self.outcome.standings.append(standing)
+            component_task.look()
+        while any(made.rows for made in self.outcome.of.values()):  # instances that have died since have emitted these
+            for component_task in self._component_tasks.values():
+                self._flush(component_task)
+        return self._hand_over(round_)
+
+    def _may_tick(self, round_: Round) -> bool:
+        """Not before a recovery, nor in its round: nobody hears of failures then."""
+        marker = round_.checkpoint
+        return not self._unrecovered and (marker is None or marker.action is not CheckpointAction.RECOVER)
+
+    def throw_away(self) -> None:
+        """The round is lost, and all that this task has made in it."""
+        self.outcome = Outcome(self._component_tasks)
+
+    def close(self) -> None:
+        for component_task in self._component_tasks.values():
+            component_task.close()
+
+    def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
+        if edge.fused:
+            self._receive(edge, batch)
+            return
+        payload = encode_batch(batch) if self._encode else batch
+        piece = Piece(edge.index, target, self._task, self._sequence, batch.num_rows, payload)
+        self._sequence += 1
+        self._pass_on(piece)
+
+    def _flush(self, component_task: ComponentTask) -> None:
+        try:
+            component_task.out.flush()
+        except USER_ERRORS as error:  # what was emitted does not fit what was declared
+            component_task.died(error)
+
+    def _receive(self, edge: Edge, batch: pa.RecordBatch) -> None:
+        component_task = self._component_tasks[edge.target]
+        fields = self._plan.plan.components[edge.source].streams[edge.stream]
+        if not isinstance(component_task, BoltTask):
+            raise InvariantViolation(f"{edge.target} is no bolt, and an edge leads to it")
+        component_task.receive(edge, fields, batch)
+
+    def _hand_over(self, round_: Round) -> Sequence[Addressed]:
+        outcome = self.outcome
+        for component_id, component_task in self._component_tasks.items():
+            outcome.of[component_id].counts.waiting = component_task.waiting
+            if round_.ticks:
+                outcome.ledger.reset(component_task.kept())
+        for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
+            self._pass_on(part)
+        counts = {(component_id, self._task): made.counts for component_id, made in outcome.of.items()}
+        ticks = [each.tick_in_s for each in self._component_tasks.values() if each.tick_in_s is not None]
+        tick_in_s = min(ticks, default=None)
+        self._pass_on(
+            RoundReport(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered, tick_in_s)
+        )
+        self.outcome = Outcome(self._component_tasks)
+        return outcome.exits
+
+    def _is_mine(self, piece: Piece) -> bool:
+        plan = self._plan.plan
+        return plan.segment_of[(Phase.PROCESSING, plan.edges[piece.edge].target)].level == self._level
+
+    def _pass_on(self, record: RoundRecord) -> None:
+        plan = self._plan.plan
+        if isinstance(record, Piece):
+            partition, _ = plan.next_partition(
+                Phase.PROCESSING, self._level, self._partition, record.edge, record.target_task
+            )
+        elif self._level + 1 < len(plan.processing):
+            partition = plan.onward(Phase.PROCESSING, self._level, self._partition)
+        else:
+            partition = record.acker if isinstance(record, LedgerPart) else 0
+        self.outcome.exits.append((partition, record))

@@ -1,0 +1,242 @@
+"""A stateful bolt task that lives.
+
+Its state goes back only together with those of all others: after an error it does nothing until the recovery that the driver
+begins then. Where state is at-least-once, its acks wait until the checkpoint that covers them is committed: whatever is lost with
+a process comes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
+from framework.acking.rotating_map import RotatingMap
+from framework.core.bolt_task import BoltTask, received
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.component_task import TIMEOUT_TICKS, AnchoredTuple, ComponentTask
+from framework.core.outcome import Surroundings
+from framework.core.rescaling import namespace_of
+from framework.core.rounds import TreeOutcomes
+from framework.errors import CorruptStateError, InvariantViolation, RetryableError
+from framework.execution.failures import USER_ERRORS
+from framework.execution.plan import TaskComponent
+from framework.execution.tasks import PlannedTopology
+from framework.state.settings import state_of
+from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
+
+
+class StatefulBoltTask(BoltTask):
+    """``provider``: makes the states of this process. ``number``: its own among all tasks that roots may come from.
+
+    Invariant: where state is exactly-once, a checkpoint that holds what a tick, or a hook, has done to the state is prepared only
+    when all that was anchored to the tick, or emitted by the hook, has been processed. So each of them is a tree of its own, and
+    pending like a spout's tuple."""
+
+    def __init__(
+        self,
+        topology: PlannedTopology,
+        component: TaskComponent,
+        task: int,
+        surroundings: Surroundings,
+        provider: StateProvider,
+        *,
+        number: int,
+        first_round: int,
+        tick_s: float | None = None,
+    ) -> None:
+        super().__init__(topology, component, task, surroundings, tick_s=tick_s)
+        self._number = number
+        self._next = first_round * SEQUENCES_PER_ROUND
+        self._ticks: RotatingMap[int, None] = RotatingMap(TIMEOUT_TICKS + 1, self._tick_failed)
+        self._provider = provider
+        self._state: State | None = None
+        self._marker: CheckpointMarker | None = None
+        self._exact = False
+        self._acked: list[AnchoredTuple] = []
+        self._prepared: list[AnchoredTuple] = []
+        self._done: CheckpointAction | None = None
+        self._in_hook = False
+        self._hook_roots: Sequence[int] = ()
+        self._held = 0  # tuples that were executed, and neither acked nor failed
+        self._no_tick = False
+
+    def instance(self) -> Any:
+        """The user's object; None from an error until the recovery."""
+        return self._instance
+
+    def begin(self, made: BaseStatefulBolt) -> None:
+        super().begin(made)
+        marker = self._marker
+        if marker is None:
+            raise InvariantViolation(f"{self.component.id} begins before it was told as of which checkpoint")
+        layout = marker.layouts[self.component.id]
+        namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
+        state = state_of(self._provider, namespace, made.state_ttl_s, self.topology.conf, self.context)
+        try:
+            self._place(state, marker)
+            made.init_state(state)
+        except USER_ERRORS:
+            state.close()
+            with contextlib.suppress(*USER_ERRORS):
+                super().end(made)
+            raise
+        self._state = state
+
+    def _place(self, state: State, marker: CheckpointMarker) -> None:
+        """Have a state go to a checkpoint."""
+        known = self.component.id in marker.known
+        try:
+            state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
+        except CorruptStateError:
+            if self._provider.durable:
+                raise
+            state.rollback()  # it was lost with its process; the driver decides what follows
+
+    def end(self, made: BaseStatefulBolt) -> None:
+        state, self._state = self._state, None
+        try:
+            super().end(made)
+        finally:
+            if state is not None:
+                state.close()
+
+    def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
+        """What became of the trees of its ticks, and how far time has gone on."""
+        for root in orders.completed.ids():
+            self._ticks.remove(root)
+        for root in (orders.failed + orders.expired).ids():
+            if self._ticks.contains(root):
+                self._ticks.remove(root)
+                self._tick_failed(root)
+        for root in orders.reset.ids():
+            if self._ticks.contains(root):
+                self._ticks.put(root, None)
+        for _ in range(ticks):
+            self._ticks.rotate()
+
+    def tick_roots(self) -> Sequence[int]:
+        if not self._exact:
+            return ()
+        root = root_of(self._number, self._next)
+        self._next += 1
+        self.outcome.ledger.born(root)
+        self._ticks.put(root, None)
+        return (root,)
+
+    def roots_of_nothing(self) -> Sequence[int]:
+        if self._in_hook and not self._hook_roots:
+            self._hook_roots = self.tick_roots()
+        return self._hook_roots
+
+    def look(self) -> None:
+        super().look()
+        self.counts.pending = len(self._ticks)
+
+    def ack(self, tup: Tuple) -> None:
+        if self._exact:
+            super().ack(tup)
+        elif self.settle(kept := received(tup)):
+            self._acked.append(kept)
+
+    def settle(self, tup: AnchoredTuple) -> bool:
+        first = super().settle(tup)
+        self._held -= first
+        return first
+
+    def tick(self, *, settles: bool) -> None:
+        """Where a tick is a tree, and all trees are to end or have ended, only a bolt that holds tuples is given one: it may be
+        waiting for it to let them go. Bolts whose ticks come at different times would make new trees for ever otherwise."""
+        self._no_tick = settles and self._exact and not self._held
+        if not self._no_tick:
+            super().tick(settles=settles)
+
+    def end_for(self, marker: CheckpointMarker) -> None:
+        made = self._instance
+        if isinstance(made, BaseStatefulBolt):
+            self._guarded(made.pre_rollback)
+        self.close()
+
+    def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
+        self._marker, self._exact = marker, marker.exact
+        BoltTask.instance(self)
+        self._done = CheckpointAction.RECOVER if self._instance is not None else None
+
+    def prepare(self, marker: CheckpointMarker) -> None:
+        made, state = self._instance, self._state
+        if made is not None and state is not None and self._guarded(lambda: self._prepare(made, state, marker.txid)):
+            self._prepared += self._acked
+            self._acked = []
+            self._done = CheckpointAction.PREPARE
+
+    def commit(self, marker: CheckpointMarker) -> None:
+        made, state = self._instance, self._state
+        if made is not None and state is not None and self._guarded(lambda: self._commit(made, state, marker.txid)):
+            for tup in self._prepared:
+                self.acked(tup)
+            self._prepared = []
+            self._done = CheckpointAction.COMMIT
+
+    def kept(self) -> Iterable[int]:
+        yield from super().kept()
+        for tup in (*self._acked, *self._prepared):
+            yield from tup.roots
+
+    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
+        done, self._done = self._done, None
+        state = self._state
+        if done is not marker.action or state is None:
+            return None
+        found: list[int | None] = []
+        if not self._guarded(lambda: found.append(state.txid)):
+            return None
+        return CheckpointReport(self.component.id, self.task, found[0])
+
+    def _tick_due_in(self) -> float | None:
+        """None from an error until the recovery, and while none is given."""
+        if self._instance is None or self._no_tick:
+            return None
+        try:
+            wanted = super()._tick_due_in(), self._instance.tick_in_s()
+        except USER_ERRORS as error:
+            self.died(error)
+            return None
+        return min((each for each in wanted if each is not None), default=None)
+
+    def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
+        self._held += 1
+        super()._execute(bolt, tup)
+
+    def _tick_failed(self, root: int, _: None = None) -> None:
+        """Exactly-once: the driver takes everything back for it."""
+        self.counts.failed += 1
+
+    def _guarded(self, action: Callable[[], None]) -> bool:
+        """Whether it was done; otherwise the instance is not used any more."""
+        try:
+            action()
+        except RetryableError as error:
+            self.report(error)
+            self.close()
+        except USER_ERRORS as error:
+            self.died(error)
+        else:
+            return True
+        return False
+
+    def _prepare(self, made: BaseStatefulBolt, state: State, txid: int) -> None:
+        self._call(made.pre_prepare, txid)
+        state.prepare_commit(txid)
+
+    def _commit(self, made: BaseStatefulBolt, state: State, txid: int) -> None:
+        self._call(made.pre_commit, txid)
+        state.commit(txid)
+
+    def _call(self, hook: Callable[[int], None], txid: int) -> None:
+        """What it emits without anchors is part of a tree of its own, which begins with the first row."""
+        self._in_hook = True
+        try:
+            hook(txid)
+        finally:
+            self._in_hook, self._hook_roots = False, ()

@@ -1,0 +1,70 @@
+"""What one sees of a core topology while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from framework.core.checkpoints import CheckpointStatus
+from framework.core.rounds import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStatus:
+    """A snapshot of a core topology. ``components``: what each did since the start, summed over its tasks; ``pending`` is as of
+    the last round. ``held``: tuples per bolt that it has received and neither acked nor failed. ``trees``: tracked by the ackers.
+    ``checkpoint``: of the states; None without any."""
+
+    phase: str
+    rounds: int
+    rounds_lost: int
+    components: Mapping[str, Counts]
+    trees: int
+    last_error: str | None
+    checkpoint: CheckpointStatus | None = None
+
+    @property
+    def pending(self) -> int:
+        """Spout tuples, and ticks, whose fate is open."""
+        return sum(each.pending for each in self.components.values())
+
+    def rows_done(self) -> int:
+        """Tuples of spouts that have been fully processed: what the rate of progress is taken of."""
+        return sum(each.completed for each in self.components.values())
+
+    def progress_line(self, rate: float) -> str:
+        """One line for a person. ``rate``: tuples fully processed per second, lately."""
+        counts = self.components.values()
+        parts = [
+            self.phase,
+            f"executed {sum(each.executed for each in counts):,}",
+            f"pending {self.pending:,}",
+            f"completed {self.rows_done():,}",
+            f"{rate:,.0f} tuples/s",
+        ]
+        failed = sum(each.failed for each in counts)
+        timed_out = sum(each.timed_out for each in counts)
+        if failed:
+            parts.append(f"{failed:,} failed ({timed_out:,} timed out)")
+        if self.checkpoint is not None:
+            parts.append(f"checkpoint {self.checkpoint.txid} ({self.checkpoint.guarantee})")
+            if self.checkpoint.recoveries:
+                parts.append(f"{self.checkpoint.recoveries} recoveries")
+        if self.rounds_lost:
+            parts.append(f"{self.rounds_lost} rounds lost")
+        if self.last_error:
+            parts.append(f"last error: {self.last_error}")
+        return " | ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        return {**asdict(self), "pending": self.pending, "held": self.held}
+
+    @property
+    def held(self) -> dict[str, int]:
+        return {
+            name: each.executed - each.acked - each.failed
+            for name, each in self.components.items()
+            if each.executed > each.acked + each.failed
+        }

@@ -1,0 +1,1 @@
+"""Batches and rounds as Spark jobs."""

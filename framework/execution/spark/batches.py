@@ -1,0 +1,473 @@
+"""Batches on Spark: each phase of an attempt is one job over a single chain of RDDs.
+
+A record of an RDD is ``(partition of the next level, Record)``, a handful per task. Between levels ``partitionBy`` moves
+them. The result of a processing phase is materialised once, by ``persist`` and ``localCheckpoint`` together (the first
+ends PySpark's pipelining, the second makes a lost block an error instead of a recomputation).
+
+A small batch runs collapsed: all levels in one Spark task, no shuffle, and its result travels through the driver. Its
+commit is a Spark task too, unless every component of the commit phase says that it may run on the driver.
+
+Reports come back through an accumulator, because the action that materialises a result runs in the JVM alone. Spark
+repeats nothing inside an attempt; a task that is a repetition fails itself (C10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle
+import structlog
+from pyspark import RDD, TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from framework.errors import InvariantViolation, RetryableError
+from framework.execution.collapsed import expected_reports, run_commit, run_processing
+from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
+from framework.execution.records import (
+    AttemptHeader,
+    CommitterState,
+    FrameOutput,
+    FrameRows,
+    Piece,
+    Record,
+    Seed,
+    TaskReport,
+)
+from framework.execution.spark.frames import FrameFailed, SqlFrames
+from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
+from framework.execution.tasks import PlannedTopology, run_level
+from framework.topology.spouts import PartitionedSpout
+
+__all__ = ["SparkExecutor"]
+
+_log = structlog.get_logger()
+#: A collapsed batch whose result is larger than this is run spread instead: results of that size stay on the executors.
+COLLAPSED_RESULT_BYTES_MAX = 4 << 20
+#: Jobs run before the first batch: Spark's first dozens take twice as long as the later ones.
+WARM_UP_JOBS = 12
+
+Reports = list[TaskReport]
+#: Spark adds reports from a thread of its own, while phases take theirs out.
+_reports_lock = threading.Lock()
+
+
+class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
+    """Gathers reports by concatenation. On the driver, additions come from Spark's own thread."""
+
+    def zero(self, value: Reports) -> Reports:
+        return []
+
+    def addInPlace(self, value1: Reports, value2: Reports) -> Reports:
+        with _reports_lock:
+            value1.extend(value2)
+        return value1
+
+
+# --- in Python workers ------------------------------------------------------------------------------------------
+
+_topologies: dict[str, PlannedTopology] = {}
+
+
+@dataclass(frozen=True)
+class _Payload:
+    """The plan and the configuration, pickled once; unpickled once per worker process. ``even``: which layout is meant."""
+
+    key: str
+    pickled: bytes
+    even: bool = True
+
+    def topology(self) -> PlannedTopology:
+        found = _topologies.get(self.key)
+        if found is None:
+            _topologies.clear()  # one run at a time per worker: the plan before is of no use
+            found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
+            # PySpark collects garbage, all of it, after every task: 50 ms and more with what a worker has imported by
+            # now. Frozen, those objects are not looked at.
+            gc.freeze()
+        return found.for_batch(self.even)
+
+
+def refuse_repetition() -> None:
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        raise InvariantViolation("Spark repeated a task inside an attempt (C10); the attempt fails and is replayed")
+
+
+class _LevelFunction:
+    """One level over one partition of an RDD."""
+
+    def __init__(
+        self,
+        payload: _Payload,
+        phase: Phase,
+        level: int,
+        width: int,
+        reports: Accumulator[Reports],
+        header: AttemptHeader | None = None,
+    ) -> None:
+        self.payload = payload
+        self.phase = phase
+        self.level = level
+        self.width = width
+        self.reports = reports
+        self.header = header
+
+    def __call__(self, partition: int, records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
+        refuse_repetition()
+        mine: Reports = []
+        yield from run_level(
+            self.payload.topology(),
+            self.phase,
+            self.level,
+            partition,
+            self.width,
+            (record for _, record in records),
+            mine.append,
+            encode=True,
+            header=self.header,
+        )
+        self.reports.add(mine)
+
+
+class _CollapsedFunction:
+    """A whole phase in one task; yields its reports and the records that stay."""
+
+    def __init__(self, payload: _Payload) -> None:
+        self.payload = payload
+
+    def __call__(self, jobs: Iterable[tuple[AttemptHeader | None, Sequence[Record]]]) -> Iterator[Any]:
+        refuse_repetition()
+        for header, records in jobs:
+            reports: list[TaskReport] = []
+            topology = self.payload.topology()
+            if header is not None:
+                run_commit(topology, header, records, reports.append)
+                yield reports, []
+                continue
+            result = run_processing(topology, [each for each in records if isinstance(each, Seed)], reports.append)
+            size = sum(_size(record) for record in result)
+            yield (reports, result) if size <= COLLAPSED_RESULT_BYTES_MAX else (None, size)
+
+
+class _WarmUp:
+    """Load in a worker what batches will need, and connect its readers."""
+
+    def __init__(self, payload: _Payload) -> None:
+        self.payload = payload
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[int]:
+        topology = self.payload.topology()
+        for component in topology.plan.components.values():
+            made = topology.instance(component)
+            for task in range(component.parallelism if isinstance(made, PartitionedSpout) else 0):
+                reader = made.reader(topology.conf, topology.context(component, task))
+                with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and say so
+                    reader.warm_up()
+                reader.close()
+        gc.freeze()  # with what the readers have imported
+        yield sum(1 for _ in items)
+
+
+def _size(record: Record) -> int:
+    """Bytes of what a record carries out of its process."""
+    if isinstance(record, Piece) and isinstance(record.payload, bytes):
+        return len(record.payload)
+    return len(record.pickled) if isinstance(record, CommitterState) else 0
+
+
+class _Passing:
+    """Everything but rows that Spark SQL has taken."""
+
+    def __call__(self, addressed: tuple[int, Record]) -> bool:
+        return not isinstance(addressed[1], FrameRows)
+
+
+class _PayloadsOf:
+    """A DataFrame bolt's rows of one input."""
+
+    def __init__(self, component_id: str, edge: int) -> None:
+        self.component_id = component_id
+        self.edge = edge
+
+    def __call__(self, addressed: tuple[int, Record]) -> list[bytes]:
+        record = addressed[1]
+        mine = isinstance(record, FrameRows) and (record.component_id, record.edge) == (self.component_id, self.edge)
+        return [record.payload] if mine else []  # type: ignore[union-attr]
+
+
+class _AsOutput:
+    """What Spark SQL made, addressed to the tasks that emit it."""
+
+    def __init__(self, component_id: str, offset: int, tasks: int) -> None:
+        self.component_id = component_id
+        self.offset = offset
+        self.tasks = tasks
+
+    def __call__(self, made: tuple[int, int, bytes]) -> tuple[int, Record]:
+        partition, sequence, payload = made
+        return self.offset + partition % self.tasks, FrameOutput(self.component_id, (partition, sequence), payload)
+
+
+def _materialise(rdd: RDD[tuple[int, Record]]) -> None:
+    """Compute once, keep, and make a lost block an error instead of a recomputation."""
+    rdd.persist()
+    rdd.localCheckpoint()
+    rdd.is_checkpointed = True  # PySpark does not note it, and would compute past a result that was released
+    try:
+        rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+    except BaseException:
+        rdd.unpersist(blocking=False)  # what failed or was cancelled leaves no blocks behind
+        raise
+
+
+def _pass_on(items: Iterable[Any]) -> Iterator[Any]:
+    yield from items
+
+
+def by_partition(key: int) -> int:
+    return key
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Result:
+    """Where the result of a processing phase is: on the executors, or here; and the rows that wait in it per edge."""
+
+    spread: RDD[tuple[int, Record]] | None
+    records: Sequence[Record]
+    partitions: int
+    held: Mapping[int, int] = field(default_factory=dict)
+
+
+class SparkExecutor:
+    """The ``BatchExecutor`` on Spark. One per run; it starts the context unless one of Ratchet's is active."""
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        conf: Mapping[str, Any],
+        spark_settings: Mapping[str, str],
+        *,
+        collapse_records_max: int = 20_000,
+    ) -> None:
+        self._plan = plan
+        self._spark = Spark(f"ratchet {plan.topology_id}", spark_settings)
+        self._collapse_records_max = collapse_records_max
+        pickled = cloudpickle.dumps((plan, dict(conf)))
+        self._payload = _Payload(f"{plan.topology_id}:{id(self)}:{hash(pickled)}", pickled)
+        self._topology = PlannedTopology(plan, conf)
+        self._reports: Accumulator[Reports] | None = None
+        self._results: dict[AttemptHeader, _Result] = {}
+        self._frames: SqlFrames | None = None
+        self._dead = DeadAttempts()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        context = self._spark.start()
+        self._reports = context.accumulator([], _ReportsParam())
+        if self._plan.frame_outputs:
+            self._frames = SqlFrames(self._spark, self._topology)
+        self._warm_up()
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        small = job.record_count is not None and job.record_count <= self._collapse_records_max
+        small = small and not self._plan.frame_outputs  # Spark SQL needs jobs of its own
+        return self._guarded(job.header, Phase.PROCESSING, lambda: self._process(job, small))
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        return self._guarded(header, Phase.COMMIT, lambda: self._commit(header))
+
+    def cancel(self, header: AttemptHeader) -> None:
+        self._dead.add(header)
+        context = self._spark.active
+        if context is not None:
+            for phase in Phase:
+                context.cancelJobGroup(_group(header, phase))
+        self.release(header)
+
+    def release(self, header: AttemptHeader) -> None:
+        with self._lock:
+            result = self._results.pop(header, None)
+        if result is not None and result.spread is not None:
+            result.spread.unpersist(blocking=False)
+
+    def close(self) -> None:
+        for header in list(self._results):
+            self.release(header)
+        self._spark.stop()
+
+    # --- phases ----------------------------------------------------------------------------------------------
+
+    def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
+        context = self._spark.context
+        start: list[Seed] = seeds(self._plan, job)
+        even = is_even(self._plan, job.partition_records)
+        if small:
+            function = _CollapsedFunction(replace(self._payload, even=even))
+            reports, records = context.parallelize([(None, start)], 1).mapPartitions(function).collect()[0]
+            if reports is not None:
+                return self._keep(job.header, _Result(None, records, 1), reports, even)
+        rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
+        with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
+            _materialise(spread)
+        reports = self._take_reports(job.header, Phase.PROCESSING)
+        return self._keep(job.header, _Result(spread, (), spread.getNumPartitions()), reports, even)
+
+    @contextlib.contextmanager
+    def _levels(
+        self, rdd: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, width: int, even: bool = True
+    ) -> Iterator[RDD[tuple[int, Record]]]:
+        """Every level of a phase over ``rdd``, which has ``width`` partitions; what was kept on the way is freed after."""
+        kept: list[RDD[tuple[int, Record]]] = []
+        plan, payload = self._plan.for_batch(even), replace(self._payload, even=even)
+        try:
+            for number, level in enumerate(plan.levels(phase)):
+                if number:
+                    rdd = rdd.partitionBy(level.partitions, by_partition)
+                    width = level.partitions
+                rdd = rdd.mapPartitionsWithIndex(
+                    _LevelFunction(payload, phase, number, width, self._accumulator(), header)
+                )
+                frames = plan.frames_gathered_at(phase, number)
+                if frames:
+                    _materialise(rdd)
+                    kept.append(rdd)
+                    rdd = self._through_frames(rdd, plan, phase, header, frames)
+            yield rdd
+        finally:
+            for each in kept:
+                each.unpersist(blocking=False)
+
+    def _through_frames(
+        self,
+        gathered: RDD[tuple[int, Record]],
+        plan: ExecutionPlan,
+        phase: Phase,
+        header: AttemptHeader,
+        components: Sequence[str],
+    ) -> RDD[tuple[int, Record]]:
+        """Take the DataFrame bolts' rows out, and put in what Spark SQL makes of them."""
+        if self._frames is None:
+            raise InvariantViolation("the executor is not started")
+        if any(each.failure is not None for each in self._reports_of(header, phase)):
+            return gathered.filter(_Passing())  # the tasks that would emit hear of the failure
+        parts = [gathered.filter(_Passing())]
+        for component_id in components:
+            names = {edge.input_name: edge.index for edge in plan.edges if edge.target == component_id}
+            inputs = {name: gathered.flatMap(_PayloadsOf(component_id, edge)) for name, edge in names.items()}
+            segment = plan.frame_outputs[(phase, component_id)]
+            offset = plan.levels(phase)[segment.level].partition_of(segment, 0)
+            made = self._frames.of_payloads(component_id, header, inputs)
+            parts.append(made.map(_AsOutput(component_id, offset, segment.parallelism)))
+        return self._spark.context.union(parts)
+
+    def _commit(self, header: AttemptHeader) -> PhaseResult:
+        context = self._spark.context
+        with self._lock:
+            result = self._results.get(header)
+        if result is None:
+            return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
+        reports: list[TaskReport] = []
+        if result.spread is None and self._plan.commits_on_driver:
+            run_commit(self._topology, header, result.records, reports.append, lambda: header in self._dead)
+        elif result.spread is None:
+            function = _CollapsedFunction(self._payload)
+            reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
+        else:
+            with self._levels(result.spread, Phase.COMMIT, header, result.partitions) as rdd:
+                rdd._jrdd.count()
+            reports = self._take_reports(header, Phase.COMMIT)
+        expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
+        return summarise(self._plan, Phase.COMMIT, reports, expected, result.held)
+
+    def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport], even: bool) -> PhaseResult:
+        expected = expected_reports(self._topology.for_batch(even), Phase.PROCESSING)
+        summary = summarise(self._plan, Phase.PROCESSING, reports, expected)
+        result = replace(result, held=held_rows(self._plan, reports))
+        with self._lock:
+            wanted = summary.failure is None and header not in self._dead
+            if wanted:
+                self._results[header] = result
+        if not wanted and result.spread is not None:
+            result.spread.unpersist(blocking=False)
+        return summary
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _accumulator(self) -> Accumulator[Reports]:
+        if self._reports is None:
+            raise InvariantViolation("the executor is not started")
+        return self._reports
+
+    def _reports_of(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
+        """The reports of one phase of one attempt that have come so far."""
+        gathered = self._accumulator().value
+        with _reports_lock:
+            return [each for each in gathered if each.header == header and each.phase is phase]
+
+    def _take_reports(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
+        """The reports of one phase of one attempt, for good; those of dead attempts go with them."""
+        gathered = self._accumulator().value
+        with _reports_lock:
+            mine = [each for each in gathered if each.header == header and each.phase is phase]
+            gathered[:] = [
+                each
+                for each in gathered
+                if (each.header, each.phase) != (header, phase) and each.header not in self._dead
+            ]
+        return mine
+
+    def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
+        """Run a phase in its job group and pool; whatever Spark raises is a failure of the attempt."""
+        try:
+            context = self._spark.context
+            if header in self._dead:
+                return PhaseResult(DeadAttempts.failure(header, phase))
+            context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
+            context.setLocalProperty("spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL)
+            result: PhaseResult = run()
+        except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
+            if header in self._dead:
+                return PhaseResult(DeadAttempts.failure(header, phase))
+            if isinstance(error, FrameFailed):
+                return PhaseResult(error.failure)
+            lines = python_part(error) or [type(error).__name__]
+            return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
+        return result
+
+    def _warm_up(self) -> None:
+        """Run small jobs of both shapes, so that the first batch meets compiled code and loaded workers."""
+        context = self._spark.context
+        width = max(level.partitions for level in self._plan.processing)
+        context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
+        for _ in range(WARM_UP_JOBS):
+            context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
+
+
+def _group(header: AttemptHeader, phase: Phase) -> str:
+    return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
+
+
+#: Less than what a Python worker that raised says itself; and advice that is not for users of Ratchet.
+_BESIDE_THE_POINT = ("exception was thrown from the Python worker", "consider using `rdd.checkpoint()`")
+
+
+def python_part(error: BaseException) -> list[str]:
+    """The lines of an error from Spark up to the JVM's stack: what a Python programmer can use."""
+    lines: list[str] = []
+    for line in str(error).splitlines():
+        if line.lstrip().startswith("at "):
+            break
+        said = line.split(" SQLSTATE:")[0].removesuffix("Driver stacktrace:")
+        if said.strip():
+            lines.append(said)
+    return [line for line in lines if not any(words in line for words in _BESIDE_THE_POINT)] or lines

@@ -1,0 +1,132 @@
+"""Jobs on Spark that are not batches: one task, a task for each of several items, or a chain of levels with shuffles between.
+
+What they run is handed in; nothing is kept between jobs but the workers. Spark repeats nothing: a task that is a repetition
+fails itself, and the job with it, which counts as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark import RDD
+from pyspark.errors import PySparkException
+
+from framework.errors import InvariantViolation, RetryableError
+from framework.execution.spark.batches import by_partition, python_part, refuse_repetition
+from framework.execution.spark.certificate import new_certificate
+from framework.execution.spark.session import PROCESSING_POOL, Spark, is_local
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+#: One task of a chain: level, partition, what came for it; returns what goes on, each with its partition in the next level.
+LevelTask = Callable[[int, int, Sequence[Any]], Iterable[tuple[int, Any]]]
+
+
+class SparkJobs:
+    """Runs jobs. Every method raises ``RetryableError`` when a job was lost, with what Python said, and
+    ``InvariantViolation`` when a task found a bug."""
+
+    def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
+        self._spark = Spark(app_name, settings)
+
+    def start(self) -> None:
+        """Raises ``ConfigError`` when Spark does not start."""
+        self._spark.start()
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can run side by side."""
+        return max(int(self._spark.context.defaultParallelism), 1)
+
+    @property
+    def local(self) -> bool:
+        """Whether there is one executor, in this process's own Spark."""
+        master = self._spark.context.master
+        return is_local(master) and not master.startswith("local-cluster")
+
+    @property
+    def driver_host(self) -> str:
+        return str(self._spark.context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+    def new_certificate(self) -> bytes:
+        """A certificate and its key: ``spark_certificate``."""
+        return new_certificate(self._spark.context._gateway)
+
+    def one(self, function: Callable[[], list[T]]) -> list[T]:
+        """Run a function in one task."""
+        results: list[list[T]] = self.each([None], _Ignoring(function))
+        return results[0]
+
+    def each(self, items: Sequence[Item], function: Callable[[Item], T]) -> list[T]:
+        """Run a function for each item, in a task of its own; the results are in the items' order."""
+        rdd = self._spark.context.parallelize(list(items), len(items))
+        return self._collected(rdd.mapPartitions(_Each(function)))
+
+    def chain(self, widths: Sequence[int], task: LevelTask) -> list[Any]:
+        """Run ``widths[level]`` tasks of each level, with a shuffle between levels; returns what leaves the last one."""
+        rdd: RDD[Any] = self._spark.context.parallelize(range(widths[0]), widths[0]).mapPartitions(_no_records)
+        for level, width in enumerate(widths):
+            if level:
+                rdd = rdd.partitionBy(width, by_partition)
+            rdd = rdd.mapPartitionsWithIndex(_Level(task, level))
+        addressed: list[tuple[int, Any]] = self._collected(rdd)
+        return [record for _, record in addressed]
+
+    def close(self) -> None:
+        self._spark.stop()
+
+    def _collected(self, rdd: RDD[T]) -> list[T]:
+        try:
+            self._spark.context.setLocalProperty("spark.scheduler.pool", PROCESSING_POOL)
+            collected: list[T] = rdd.collect()
+        except (Py4JError, PySparkException, OSError, EOFError) as error:
+            lines = python_part(error)
+            reason = lines[-1] if lines else f"{type(error).__name__}: {error}"
+            if InvariantViolation.__name__ in reason:
+                raise InvariantViolation(reason) from error
+            raise RetryableError(f"Spark: {reason}") from error
+        return collected
+
+
+class _Ignoring:
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def __call__(self, item: None) -> Any:
+        return self.function()
+
+
+class _Each:
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        _only_once()
+        for item in list(items):
+            yield self.function(item)
+
+
+class _Level:
+    def __init__(self, task: LevelTask, level: int) -> None:
+        self.task = task
+        self.level = level
+
+    def __call__(self, partition: int, records: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        _only_once()
+        yield from self.task(self.level, partition, [record for _, record in records])
+
+
+def _only_once() -> None:
+    """Raises ``RetryableError`` in a repetition: whose executor was lost in its first run, its job is lost too."""
+    try:
+        refuse_repetition()
+    except InvariantViolation as error:
+        raise RetryableError(str(error)) from None
+
+
+def _no_records(items: Iterable[int]) -> Iterator[tuple[int, Any]]:
+    for _ in items:
+        pass
+    return iter(())

@@ -1,0 +1,169 @@
+"""The Spark context that a run uses, set up for short jobs that must not be repeated."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+
+from framework.errors import ConfigError, InvariantViolation, TopologyError
+from framework.execution.spark.shipping import ship_code
+
+PROCESSING_POOL = "ratchet-processing"
+COMMIT_POOL = "ratchet-commit"
+
+_POOLS = f"""<?xml version="1.0"?>
+<allocations>
+  <pool name="{PROCESSING_POOL}"><schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare></pool>
+  <pool name="{COMMIT_POOL}"><schedulingMode>FIFO</schedulingMode><weight>1000</weight><minShare>1000</minShare></pool>
+</allocations>
+"""
+
+#: What the user may override.
+_DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.python.task.killTimeout": "500ms",  # how long a cancelled task may go on before its worker is killed
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.shuffle.compress": "false",  # pieces are compressed already
+    "spark.shuffle.spill.compress": "true",
+    "spark.cleaner.periodicGC.interval": "5min",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+}
+#: With a local master the JVM only schedules and copies. The optimising compiler would spend the first minutes of a run
+#: competing with the batches for its cores, and four batches a second would not pay it back.
+_LOCAL_DEFAULTS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.daemon.module": "framework.execution.spark.daemon",
+}
+#: What the protocol depends on (C10); the configuration refuses these from the user.
+_FIXED = {
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.speculation": "false",
+    "spark.scheduler.mode": "FAIR",
+}
+
+
+class Spark:
+    """The ``SparkContext`` that a run works with: one of its own, or the active one, which outlives it."""
+
+    def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
+        self._app_name = app_name
+        self._settings = settings
+        self._context: SparkContext | None = None
+        self._owned = False
+
+    def start(self) -> SparkContext:
+        """Raises ``ConfigError`` when Spark does not start."""
+        self._owned = SparkContext._active_spark_context is None
+        self._context = start_context(self._app_name, self._settings)
+        return self._context
+
+    @property
+    def active(self) -> SparkContext | None:
+        """None before the start and after the end."""
+        return self._context
+
+    @property
+    def context(self) -> SparkContext:
+        """Raises ``InvariantViolation`` where there is none."""
+        if self._context is None:
+            raise InvariantViolation("Spark is not started, or was stopped")
+        return self._context
+
+    def stop(self) -> None:
+        """Safe to call twice."""
+        context, self._context = self._context, None
+        if context is not None and self._owned:
+            context.stop()
+
+
+def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
+    """Start Spark in this process, or raise ``ConfigError`` with one line that says why it cannot.
+
+    A context that is already active is used when it was started by Ratchet, and refused otherwise: its settings could
+    break the guarantees.
+    """
+    active = SparkContext._active_spark_context
+    if active is not None:
+        return _with_code(_checked(active))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    chosen = {**_DEFAULTS, **settings}
+    if is_local(chosen["spark.master"]):
+        chosen = {**_LOCAL_DEFAULTS, **chosen}
+        os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
+        # The host name of a laptop or container need not resolve.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    pools = _scratch_folder() / "pools.xml"
+    pools.write_text(_POOLS, encoding="utf-8")
+    conf = SparkConf().setAppName(app_name)
+    for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
+        conf.set(key, value)
+    try:
+        context = SparkContext(conf=conf)
+    except Exception as error:
+        raise ConfigError(
+            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
+            "that Java 17 or newer is on the PATH and that the master can be reached"
+        ) from error
+    context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
+    return _with_code(context)
+
+
+def _with_code(context: SparkContext) -> SparkContext:
+    """Executors of a cluster get what this process has imported by now."""
+    if not is_local(context.master):
+        ship_code(context)
+    return context
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are on this host and started by this process: they look for modules where it looks."""
+    return master.startswith("local")
+
+
+def _reason(error: BaseException) -> str:
+    """The line of a Java stack trace that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by: ") or "Exception: " in line]
+    line = (causes or lines or [type(error).__name__])[-1]
+    return line.removeprefix("Caused by: ").removeprefix(": ")[:300]
+
+
+def _scratch_folder() -> Path:
+    """A folder for this process's Spark settings, removed when the process ends in order."""
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _import_path() -> list[str]:
+    """Where workers on this host must look for the user's modules: where this process looks, installed packages apart."""
+    own = [entry for entry in (os.getcwd(), *sys.path) if entry and Path(entry).is_dir() and "-packages" not in entry]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return list(
+        dict.fromkeys([*filter(None, given), *(entry for entry in own if not entry.startswith(sys.base_prefix))])
+    )
+
+
+def _checked(context: SparkContext) -> SparkContext:
+    conf = context.getConf()
+    for key, value in _FIXED.items():
+        if conf.get(key, None) != value:
+            raise TopologyError(
+                f"a SparkContext is active that has {key}={conf.get(key, None)!r}, and Ratchet needs {value!r}: stop it, "
+                "or let submit() start Spark"
+            )
+    return context

@@ -1,0 +1,168 @@
+"""A transactional topology that runs in threads of this process."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+from framework.config import Config
+from framework.coordination import CoordinationStore
+from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
+from framework.execution import BatchExecutor, FailureKind, TaskFailure
+from framework.observe import TransactionEvent, TransactionRecord
+from framework.observe.running import RunningThread
+from framework.topology import Topology
+from framework.transactions.context import DriverSettings
+from framework.transactions.driver import Driver
+from framework.transactions.status import RunStatus
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+
+class TopologyFailed(RatchetError):
+    """A run ended because its topology failed; the message is the failure's."""
+
+    def __init__(self, failure: TaskFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+    @staticmethod
+    def of(failure: TaskFailure) -> TopologyFailed:
+        """As the kind of error that it is, for whoever catches by recovery."""
+        if failure.kind is FailureKind.DATA_LOSS:
+            return TopologyLostData(failure)
+        return TopologyMetBadRecord(failure) if failure.error == BadRecordError.__name__ else TopologyFailed(failure)
+
+
+class TopologyLostData(TopologyFailed, DataLossError):
+    """A run ended because its source lost what was not read yet; the message names partition and offsets."""
+
+
+class TopologyMetBadRecord(TopologyFailed, BadRecordError):
+    """A run ended because of records that cannot be decoded; the message names topic, partition and offset."""
+
+
+class Run(RunningThread):
+    """A topology that runs in threads of this process. Made by ``submit``."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        executor: BatchExecutor,
+        store: CoordinationStore,
+        owned: bool,
+        config: Config,
+        accept_changed_topology: bool = False,
+        standby: bool = False,
+    ) -> None:
+        self._topology = topology
+        self._driver = Driver(
+            topology,
+            executor,
+            store,
+            DriverSettings(
+                config.max_spout_pending,
+                int(config.message_timeout_secs * 1000),
+                config.max_attempts,
+                config.idle_poll_max_ms / 1000,
+                config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
+                accept_changed_topology,
+                standby,
+                config.for_components(),
+            ),
+        )
+        self._started = time.monotonic()
+        super().__init__(topology.id)
+        self._begin(config, executor.close, *([store.close] if owned else []))
+
+    def _work(self) -> None:
+        self._driver.run()
+
+    def _collector(self) -> Collector:
+        from framework.observe.metrics import RunCollector
+
+        return RunCollector(self.status)
+
+    def status(self) -> RunStatus:
+        """Where the run stands now."""
+        status, journal, partitions = self._driver.status(), self._driver.journal, self._driver.partitions()
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        return RunStatus(
+            self._topology.id,
+            status.phase,
+            status.epoch,
+            status.committed_txid,
+            status.in_flight,
+            status.in_flight_rows,
+            status.lag,
+            partitions,
+            journal.read_rows,
+            journal.committed_rows,
+            journal.committed_bad_records,
+            sum(each.lost_records for each in partitions.values()),
+            journal.committed_rows / elapsed,
+            journal.attempts_failed,
+            status.last_error,
+            status.waiting_for,
+            status.repeating,
+        )
+
+    def events(self) -> list[TransactionEvent]:
+        """The latest steps of transactions, oldest first; bounded."""
+        return self._driver.journal.events()
+
+    def transactions(self) -> list[TransactionRecord]:
+        """A record for each of the last thousand transactions that this process closed, oldest first, then those in
+        flight: plan, attempts, time per phase, rows per edge, outcome. ``framework.transactions.read_history`` reads
+        what the store keeps of them, from any process."""
+        return self._driver.journal.records()
+
+    def wait_for_commit(self, txid: int, timeout_s: float | None = None) -> None:
+        """Wait until ``txid`` is committed. Raises ``TimeoutError``, or what the topology failed with."""
+        self._wait(lambda status: status.committed_txid >= txid, timeout_s, f"txid {txid} to be committed")
+
+    def wait_until_caught_up(self, timeout_s: float | None = None) -> None:
+        """Wait until everything that the source held at the call is committed. Raises as ``wait_for_commit``."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        goal: Any = None
+        while goal is None:
+            self._wait(lambda status: status.phase == "running", _remaining(deadline), "the run to lead")
+            asked = self._driver.call_planner(lambda planner: planner.end())
+            if asked is None:
+                time.sleep(0.01)
+                continue
+            try:
+                goal = asked.result(_remaining(deadline))
+            except (RetryableError, CancelledError):
+                time.sleep(0.1)
+                continue
+            if goal is None:
+                raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
+        self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")
+
+    def _request_stop(self) -> None:
+        self._driver.request_stop()
+
+    def _wait(self, condition: Any, timeout_s: float | None, what: str) -> None:
+        if self._driver.wait_until(condition, timeout_s):
+            return
+        self._raise_failure()
+        if not self._thread.is_alive() or self._driver.status().phase == "stopped":
+            raise TopologyError(f"topology {self._topology.id!r} was stopped while waiting for {what}")
+        status = self.status()
+        raise TimeoutError(
+            f"waited {timeout_s:g} s for {what}: {status.phase}, committed {status.committed_txid}, in flight "
+            f"{dict(status.in_flight)}, last error {status.last_error}, waiting for {status.waiting_for}"
+        )
+
+    def _raise_failure(self) -> None:
+        if self._driver.error is not None:
+            raise self._driver.error
+        if self._driver.failure is not None:
+            raise TopologyFailed.of(self._driver.failure)
+
+
+def _remaining(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -1,0 +1,77 @@
+"""Where a run of a transactional topology stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from framework.topology import PartitionProgress
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A snapshot of a run.
+
+    ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records in the source that
+    are not committed yet, None when unknown. ``partitions``: the same per partition. ``read_rows`` and
+    ``committed_rows``: source rows that this process has processed (a replayed batch counts again) and committed;
+    ``bad_records`` of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they were
+    read, and skipped, since the positions began. ``waiting_for``: what the source does not answer. ``repeating``: what failed
+    and is tried again, until a transaction is committed.
+    """
+
+    topology_id: str
+    phase: str
+    epoch: int
+    committed_txid: int
+    in_flight: Mapping[int, str]
+    in_flight_rows: int | None
+    lag: int | None
+    partitions: Mapping[str, PartitionProgress]
+    read_rows: int
+    committed_rows: int
+    bad_records: int
+    lost_records: int
+    rows_per_second: float
+    attempts_failed: int
+    last_error: str | None
+    waiting_for: str | None
+    repeating: str | None
+
+    def rows_done(self) -> int:
+        """What the rate of progress is taken of."""
+        return self.committed_rows
+
+    def progress_line(self, rate: float) -> str:
+        """One line for a person. ``rate``: rows committed per second, lately."""
+        in_flight = "unknown" if self.in_flight_rows is None else f"{self.in_flight_rows:,}"
+        lag = "unknown" if self.lag is None else f"{self.lag:,}"
+        parts = [
+            f"{self.phase}",
+            f"read {self.read_rows:,}",
+            f"in flight {in_flight}",
+            f"committed {self.committed_rows:,} (txid {self.committed_txid})",
+            f"lag {lag}",
+            f"{rate:,.0f} rows/s",
+        ]
+        if self.lag and rate > 0:
+            parts.append(f"{self.lag / rate:,.0f} s left")
+        if self.attempts_failed:
+            parts.append(f"{self.attempts_failed} attempts failed")
+        if self.bad_records:
+            parts.append(f"{self.bad_records:,} bad records")
+        if self.lost_records:
+            parts.append(f"{self.lost_records:,} records lost")
+        if self.waiting_for:
+            parts.append(f"waiting: {self.waiting_for}")
+        if self.repeating:
+            parts.append(f"repeated: {self.repeating}")
+        return " | ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able, with the lag of each partition."""
+        document = asdict(self)
+        for partition, progress in self.partitions.items():
+            document["partitions"][partition]["lag"] = progress.lag
+        return document

@@ -1,0 +1,1 @@
+"""Stores of rows, each behind one header: memory, SQLite, PostgreSQL, Redis."""

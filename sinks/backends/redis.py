@@ -1,0 +1,582 @@
+"""Stamped rows in Redis: one hash per state, one JSON document per row, written by Lua under the header.
+
+::
+
+    {words}            hash: key of the row -> {"s":[txid,epoch,attempt],"w":writer,"v":[values],"p":[values before]}
+    {words}:header     whose it is, which attempt may write, what is finished
+    {words}:columns    names and types of the columns
+    {words}:touched    keys written by the open transaction: what a sweep looks at
+    {words}:deleted    keys of tombstones: what a purge looks at
+
+A key of one column is its text, of several a JSON array. ``v`` is null in a tombstone; ``p`` is absent where there was no
+row before. Numbers are merged here, not in Lua, whose numbers are floats: a script compares stamps and writes, in one
+atomic step for up to ``ROWS_PER_STEP`` rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from framework.config import resolved
+from framework.errors import (
+    BadRecordError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    CorruptStateError,
+    RetryableError,
+    StaleWriterError,
+    TopologyError,
+)
+from framework.topology import Fields, Header, Reach, Stamp
+from sinks.backends.backend import Key, MapBackend, Row
+from sinks.plain_values import JsonColumns
+
+try:
+    import orjson
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+except ImportError as error:  # an extra
+    raise ConfigError("RedisBackend needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
+
+#: A script is one step, during which Redis answers nobody else.
+ROWS_PER_STEP = 5_000
+TIMEOUT_S = 15.0
+#: What passes by itself, or when there is room again: as the client knows it, and as scripts and other servers say it.
+_PASSING = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.MasterDownError,
+)
+_PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM)\b")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+
+# KEYS: header, rows, touched, deleted. ARGV: header, number of rows, of those that are tombstones; then for each row its
+# key, what its stored text must begin with ("" for no row), its new text. Tombstones come first. Returns 1; 0 and the header
+# found; -1 and the key refused.
+_PUT = """
+local header = redis.call('GET', KEYS[1])
+if header ~= ARGV[1] then return {0, header} end
+local count, deleted = tonumber(ARGV[2]), tonumber(ARGV[3])
+for start = 0, count - 1, 2000 do
+  local fields, stop = {}, math.min(start + 2000, count) - 1
+  for i = start, stop do fields[#fields + 1] = ARGV[4 + 3 * i] end
+  local found = redis.call('HMGET', KEYS[2], unpack(fields))
+  for i = start, stop do
+    local expected, row = ARGV[5 + 3 * i], found[i - start + 1]
+    if expected == '' then
+      if row then return {-1, ARGV[4 + 3 * i]} end
+    elseif not row or string.sub(row, 1, #expected) ~= expected then
+      return {-1, ARGV[4 + 3 * i]}
+    end
+  end
+end
+for start = 0, count - 1, 2000 do
+  local pairs, fields = {}, {}
+  for i = start, math.min(start + 2000, count) - 1 do
+    pairs[#pairs + 1] = ARGV[4 + 3 * i]
+    pairs[#pairs + 1] = ARGV[6 + 3 * i]
+    fields[#fields + 1] = ARGV[4 + 3 * i]
+    if i < deleted then redis.call('SADD', KEYS[4], ARGV[4 + 3 * i]) end
+  end
+  redis.call('HSET', KEYS[2], unpack(pairs))
+  redis.call('RPUSH', KEYS[3], unpack(fields))
+end
+return {1}
+"""
+
+# KEYS: header, touched. ARGV: header expected, header new, 1 if another transaction is open then, what must tell this server
+# from others ("" for anything). Returns as _PUT; with 1 what tells the server from others; -2 when it is another one. A server
+# that starts has a new run id; one that takes the data of another, or follows none any more, has a new replication id.
+_RAISE = """
+local header = redis.call('GET', KEYS[1])
+if header ~= ARGV[1] then return {0, header} end
+local links = redis.call('INFO', 'replication')
+if string.find(links, 'role:slave', 1, true) then return redis.error_reply('READONLY it follows another server') end
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local server = (run or '') .. '/' .. (string.match(links, 'master_replid:(%w+)') or '')
+if ARGV[4] ~= '' and ARGV[4] ~= server then return {-2} end
+redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[3] == '1' then redis.call('UNLINK', KEYS[2]) end
+return {1, server}
+"""
+
+# KEYS: header, rows, deleted. ARGV: header; then for each key, what its text must begin with for it to be removed, or "" to
+# take it off the list of tombstones only. Returns as _PUT.
+_PURGE = """
+local header = redis.call('GET', KEYS[1])
+if header ~= ARGV[1] then return {0, header} end
+local removed = 0
+for i = 2, #ARGV, 2 do
+  local row = ARGV[i + 1] ~= '' and redis.call('HGET', KEYS[2], ARGV[i])
+  if row and string.sub(row, 1, #ARGV[i + 1]) == ARGV[i + 1] then
+    removed = removed + redis.call('HDEL', KEYS[2], ARGV[i])
+  end
+  redis.call('SREM', KEYS[3], ARGV[i])
+end
+return {1, removed}
+"""
+
+# KEYS: header, rows, touched, deleted. ARGV: header expected, header new. Returns as _PUT.
+_CLEAR = """
+local header = redis.call('GET', KEYS[1])
+if header ~= ARGV[1] then return {0, header} end
+redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
+redis.call('SET', KEYS[1], ARGV[2])
+return {1}
+"""
+
+# KEYS: header, columns, rows. ARGV: header for a new state, columns. Returns the header and the columns that are there then;
+# nothing when there are rows and no header.
+_CREATE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  if redis.call('EXISTS', KEYS[3]) == 1 then return {} end
+  redis.call('SET', KEYS[2], ARGV[2])
+  redis.call('SET', KEYS[1], ARGV[1])
+end
+return {redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''}
+"""
+
+# KEYS: a key to try on. Does what the other scripts do.
+_PROBE = """
+redis.call('HSET', KEYS[1], 'a', 'b')
+redis.call('HMGET', KEYS[1], 'a')
+redis.call('HGET', KEYS[1], 'a')
+redis.call('HDEL', KEYS[1], 'a')
+redis.call('RPUSH', KEYS[1], 'a')
+redis.call('UNLINK', KEYS[1])
+redis.call('SADD', KEYS[1], 'a')
+redis.call('SREM', KEYS[1], 'a')
+return {1}
+"""
+
+
+class _Clients:
+    """The clients of this process, by address."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[int, str], Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, url: str) -> Any:  # the client's own types say that it answers or awaits
+        with self._lock:
+            key = (os.getpid(), url)  # a forked worker opens its own
+            if key not in self._clients:
+                self._clients[key] = redis.Redis.from_url(
+                    url,
+                    socket_timeout=TIMEOUT_S,
+                    socket_connect_timeout=TIMEOUT_S,
+                    socket_keepalive=True,
+                    retry=Retry(NoBackoff(), 0),  # a write whose answer was lost must not be sent again
+                    health_check_interval=0,
+                )
+            return self._clients[key]
+
+    def close(self, url: str) -> None:
+        with self._lock:
+            client = self._clients.pop((os.getpid(), url), None)
+        if client is not None:
+            client.close()
+
+
+_clients = _Clients()
+
+
+class RedisBackend(MapBackend):
+    """A hash of a Redis server, version 6 or newer.
+
+    ``url``: ``redis://user:password@host:6379/0``, ``rediss://`` for TLS; ``${NAME}`` in it stands for an environment
+    variable. ``name``: of the hash, ``{name}``. ``key`` and ``value``: the typed columns; a ``StateCommitter`` fills them in
+    from its input when they are left out.
+
+    A server that may evict keys (``maxmemory`` with a policy other than ``noeviction``) and a replica are refused. What a
+    server forgets in a crash, because it has no append-only file or a replica took its place, is noticed: within a commit the
+    attempt is repeated, otherwise the topology stops.
+    """
+
+    reach = Reach.NETWORK
+
+    def __init__(self, url: str, name: str, key: Fields | None = None, value: Fields | None = None) -> None:
+        self._url = resolved("the address of a RedisBackend", url)
+        try:
+            found = redis.connection.parse_url(self._url)  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise ConfigError(f"the address of a RedisBackend does not parse: {error}") from None
+        self._where = (
+            f"{found.get('host') or found.get('path') or 'localhost'}:{found.get('port', 6379)}/{found.get('db', 0)}"
+        )
+        if not _NAME.fullmatch(name):
+            raise TopologyError(
+                f"the name {name!r} of a RedisBackend is not usable: letters, digits, '_', '.', ':' and '-'"
+            )
+        self._name = name
+        self._fields: tuple[Fields, Fields] | None = None
+        self._made: tuple[JsonColumns, JsonColumns] | None = None
+        if key is not None and value is not None:
+            self.bind(key, value)
+
+    def __repr__(self) -> str:
+        return f"RedisBackend({self.location})"
+
+    @property
+    def location(self) -> str:
+        return f"hash '{{{self._name}}}' of Redis at {self._where}"
+
+    def bind(self, key: Fields, value: Fields) -> None:
+        if self._fields is not None and self._fields != (key, value):
+            raise TopologyError(
+                f"{self.location} was declared with {self._fields[0]} -> {self._fields[1]}, and its committer writes {key} -> "
+                f"{value}: leave key and value out, or make them equal"
+            )
+        if not len(key) or not len(value):
+            raise TopologyError(f"{self.location} needs at least one key column and one value column")
+        self._fields = (key, value)
+        self._made = None
+        _ = self._columns  # types are checked now, not in a task
+
+    @property
+    def _columns(self) -> tuple[JsonColumns, JsonColumns]:
+        if self._made is None:
+            key, value = self.fields
+            self._made = JsonColumns(key, "Redis"), JsonColumns(value, "Redis")
+        return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": None}
+
+    @property
+    def fields(self) -> tuple[Fields, Fields]:
+        if self._fields is None:
+            raise TopologyError(
+                f"{self.location} has no columns: give key=Fields(...) and value=Fields(...), or use it in a StateCommitter"
+            )
+        return self._fields
+
+    # --- header ----------------------------------------------------------------------------------------------
+
+    def prepare(self, topology_id: str) -> Header:
+        columns = orjson.dumps([[[name, str(each.type_of(name))] for name in each] for each in self.fields])
+        new = Header(topology_id, uuid.uuid4().hex)
+        with self._named(writes=False):
+            self._probe()
+        with self._named():
+            answer = self._script(_CREATE, ["header", "columns", ""], [_header_text(new), columns])
+        if not answer:
+            raise ConfigError(
+                f"{self.location} has rows and no header in '{{{self._name}}}:header': restore the header"
+            )
+        header = self._header_in(answer[0])
+        if header.topology_id != topology_id:
+            raise ConfigError(
+                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
+                "another name"
+            )
+        if answer[1] != columns:
+            raise ConfigError(
+                f"{self.location} has other columns than this topology writes (it has {answer[1].decode()}, and "
+                f"{columns.decode()} is written): use another name, or remove what starts with '{{{self._name}}}'"
+            )
+        return header
+
+    def _probe(self) -> None:
+        """Find out before the first batch what would fail in it."""
+        client = _clients.get(self._url)
+        role, memory = client.info("replication"), client.info("memory")
+        if role.get("role") != "master":
+            raise ConfigError(
+                f"{self.location} cannot be written: the server is a replica; give the address of the primary"
+            )
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory", 0) and policy != "noeviction":
+            raise ConfigError(
+                f"{self.location} could lose rows: the server evicts keys ({policy}) beyond {memory['maxmemory']} bytes; set "
+                "maxmemory-policy to noeviction"
+            )
+        self._warn_of_losses(client, role)
+        for suffix, wanted in (("", b"hash"), ("header", b"string"), ("columns", b"string"), ("touched", b"list")):
+            kind = client.type(self._key(suffix))
+            if kind not in (b"none", wanted):
+                raise ConfigError(
+                    f"{self.location}: the key {self._key(suffix)!r} is a {kind.decode()}, not a {wanted.decode()}: somebody "
+                    "else's; use another name"
+                )
+        self._script(_PROBE, ["probe"], [])
+
+    def _warn_of_losses(self, client: Any, replication: dict[str, Any]) -> None:
+        """Name what makes the server forget writes that it has acknowledged."""
+        if not client.info("persistence").get("aof_enabled"):
+            self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
+        else:
+            found = "unknown"
+            with suppress(redis.exceptions.ResponseError):  # not everybody may ask
+                found = client.config_get("appendfsync").get("appendfsync", found)
+            if found != "always":
+                self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")
+        replicas = replication.get("connected_slaves", 0)
+        if replicas:
+            which = "1 replica that follows" if replicas == 1 else f"{replicas} replicas that follow"
+            self._may_lose_writes(
+                f"the server has {which} later than it acknowledges",
+                "promote one only when the primary's data is gone for good, and expect the topology to stop then",
+            )
+
+    def read_header(self) -> Header:
+        with self._named(writes=False):
+            return self._header_in(_clients.get(self._url).get(self._key("header")))
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        other = expected.open is None or new.open is None or expected.open.txid != new.open.txid
+        arguments = [_header_text(expected), _header_text(new), b"1" if other else b"0", self._must_be(expected, new)]
+        with self._named():
+            answer = self._checked(self._script(_RAISE, ["header", "touched"], arguments), expected)
+        if answer[0] == -2:
+            raise self._another_store(expected)
+        self._opened_in = answer[1].decode()
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        names = self._names(keys)
+        return self._rows(names, self._texts(names))
+
+    def scan(self) -> Iterator[tuple[Key, Row]]:
+        cursor = 0
+        while True:
+            with self._named(writes=False):
+                cursor, page = _clients.get(self._url).hscan(self._key(""), cursor, count=1_000)
+            for name, text in page.items():
+                yield self._key_of(name), self._row(name, text)
+            if cursor == 0:
+                return
+
+    def multi_put(
+        self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        expected = [b"" if stamp is None else _stamp_text(stamp) for stamp in expected_stamps]
+        self._put(header, list(zip(self._names(keys), expected, rows, strict=True)))
+
+    def _put(self, header: Header, rows: Sequence[tuple[bytes, bytes, Row]]) -> None:
+        text = _header_text(header)
+        calls = []
+        for start in range(0, len(rows), ROWS_PER_STEP):
+            part = sorted(rows[start : start + ROWS_PER_STEP], key=lambda each: each[2].value is not None)
+            deleted = sum(row.value is None for _, _, row in part)
+            arguments: list[Any] = [text, len(part), deleted]
+            for (name, expected, _), row in zip(part, self._row_texts([row for _, _, row in part]), strict=True):
+                arguments += (name, expected, row)
+            calls.append(arguments)
+        with self._named():
+            for arguments in calls:
+                self._checked(self._script(_PUT, ["header", "", "touched", "deleted"], arguments), header)
+
+    def sweep(self, header: Header) -> int:
+        stamp = header.stamp
+        return self._restore(header, stamp, lambda row: row.stamp.txid == stamp.txid and row.stamp < stamp)
+
+    def roll_back(self, header: Header) -> int:
+        opened = header.stamp
+        below = opened._replace(txid=opened.txid - 1)
+        return self._restore(header, below, lambda row: row.stamp.txid == opened.txid)
+
+    def _restore(self, header: Header, stamp: Stamp, wanted: Callable[[Row], bool]) -> int:
+        """Put rows that the open transaction has touched back to what they were, with another stamp."""
+        with self._named():
+            self._checked(
+                self._script(_PUT, ["header", "", "touched", "deleted"], [_header_text(header), 0, 0]), header
+            )
+        with self._named(writes=False):
+            touched = list(dict.fromkeys(_clients.get(self._url).lrange(self._key("touched"), 0, -1)))
+        changes = []
+        for name, row in zip(touched, self._rows(touched, self._texts(touched)), strict=True):
+            if row is not None and wanted(row):
+                changes.append((name, _stamp_text(row.stamp), row.restored(stamp)))
+        self._put(header, changes)
+        return len(changes)
+
+    def purge(self, header: Header, before_txid: int) -> int:
+        with self._named(writes=False):
+            listed = list(_clients.get(self._url).smembers(self._key("deleted")))
+        removed = 0
+        calls: list[list[bytes]] = [[]]
+        for name, row in zip(listed, self._rows(listed, self._texts(listed)), strict=True):
+            if row is not None and row.value is None and row.stamp.txid >= before_txid:
+                continue
+            if len(calls[-1]) >= 2 * ROWS_PER_STEP:
+                calls.append([])
+            calls[-1] += [name, _stamp_text(row.stamp) if row is not None and row.value is None else b""]
+        with self._named():
+            for arguments in calls:
+                answer = self._script(_PURGE, ["header", "", "deleted"], [_header_text(header), *arguments])
+                removed += self._checked(answer, header)[1]
+        return removed
+
+    def clear(self, topology_id: str) -> Header:
+        found = self.prepare(topology_id)
+        header = Header(topology_id, uuid.uuid4().hex, found.epoch)
+        with self._named():
+            arguments = [_header_text(found), _header_text(header)]
+            self._checked(self._script(_CLEAR, ["header", "", "touched", "deleted"], arguments), found)
+        return header
+
+    def close(self) -> None:
+        _clients.close(self._url)
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _key(self, suffix: str) -> str:
+        return f"{{{self._name}}}:{suffix}" if suffix else f"{{{self._name}}}"
+
+    def _script(self, source: str, suffixes: Sequence[str], arguments: Sequence[Any]) -> list[Any]:
+        client = _clients.get(self._url)
+        keys = [self._key(suffix) for suffix in suffixes]
+        try:
+            found = client.evalsha(_SHA[source], len(keys), *keys, *arguments)
+        except redis.exceptions.NoScriptError:  # the server has not seen it yet, or was restarted
+            found = client.eval(source, len(keys), *keys, *arguments)
+        answer: list[Any] = found
+        return answer
+
+    def _checked(self, answer: list[Any], expected: Header) -> list[Any]:
+        if answer[0] == 0:
+            found = self._header_in(answer[1])
+            raise found.refused(expected, self.location)
+        if answer[0] == -1:
+            raise StaleWriterError(
+                f"{self.location}, key {answer[1].decode()!r}: its stamp is not the one that was read"
+            )
+        return answer
+
+    def _texts(self, names: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        with self._named(writes=False):
+            for start in range(0, len(names), ROWS_PER_STEP):
+                found += _clients.get(self._url).hmget(self._key(""), names[start : start + ROWS_PER_STEP])
+        return found
+
+    def _header_in(self, text: bytes | None) -> Header:
+        if text is None:
+            raise CorruptStateError(f"{self.location}: its header is gone; restore the server's data")
+        try:
+            return Header.of_document(orjson.loads(text), self.location)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptStateError(
+                f"{self.location}: '{{{self._name}}}:header' is not a header ({error}); restore the server's data"
+            ) from error
+
+    def _names(self, keys: Sequence[Key]) -> list[bytes]:
+        """Keys as the fields of the hash."""
+        columns, _ = self._columns
+        single, textual = len(columns.textual) == 1, columns.textual[0]
+        names = []
+        key: Key = ()
+        try:
+            for key in keys:
+                if None in key:
+                    raise ValueError("a null key cannot be stored; filter it out upstream")
+                parts = columns.encode(key)
+                names.append(parts[0].encode() if single and textual else orjson.dumps(parts[0] if single else parts))
+        except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+            raise BadRecordError(f"{self.location}, key {key!r}: {error}") from error
+        return names
+
+    def _key_of(self, name: bytes) -> Key:
+        columns, _ = self._columns
+        try:
+            parts = orjson.loads(name) if len(columns.textual) > 1 or not columns.textual[0] else name.decode()
+            return columns.decode(parts if len(columns.textual) > 1 else [parts])
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptStateError(f"{self.location}: {name!r} is not a key of it ({error})") from error
+
+    def _row_texts(self, rows: Sequence[Row]) -> list[bytes]:
+        _, columns = self._columns
+        texts = []
+        row: Row | None = None
+        try:
+            for row in rows:
+                document: dict[str, Any] = {
+                    "s": list(row.stamp),
+                    "w": row.writer,
+                    "v": columns.encode(row.value) if row.value is not None else None,
+                }
+                if row.prev is not None:
+                    document["p"] = columns.encode(row.prev)
+                texts.append(orjson.dumps(document))
+        except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+            value = row.value if row is not None else None
+            raise BadRecordError(f"{self.location} cannot hold {value!r}: {error}") from error
+        return texts
+
+    def _rows(self, names: Sequence[bytes], texts: Sequence[bytes | None]) -> list[Row | None]:
+        return [None if text is None else self._row(name, text) for name, text in zip(names, texts, strict=True)]
+
+    def _row(self, name: bytes, text: bytes) -> Row:
+        _, columns = self._columns
+        try:
+            found = orjson.loads(text)
+            value, prev = found["v"], found.get("p")
+            return Row(
+                columns.decode(value) if value is not None else None,
+                Stamp(*found["s"]),
+                columns.decode(prev) if prev is not None else None,
+                found["w"],
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptStateError(
+                f"{self.location}, key {name.decode(errors='replace')!r}: not a row ({error}); restore it"
+            ) from error
+
+    @contextmanager
+    def _named(self, *, writes: bool = True) -> Iterator[None]:
+        """Errors named by what to do about them."""
+        try:
+            yield
+        except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise ConfigError(f"{self.location}: {error}; check user, password and the user's rights") from error
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+            if writes and not isinstance(error.__cause__, ConnectionRefusedError):
+                raise CommitOutcomeUnknown(f"{self.location}: {error}") from error
+            raise RetryableError(f"{self.location}: {error}") from error
+        except redis.exceptions.ResponseError as error:
+            text = str(error)
+            if "WRONGTYPE" in text:
+                raise ConfigError(f"{self.location}: a key is of another type: {text}; use another name") from error
+            if isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in text:
+                raise ConfigError(f"{self.location} is a replica; give the address of the primary") from error
+            if any(sign in text for sign in ("NOPERM", "permission", "NOAUTH", "can't run this command")):
+                raise ConfigError(f"{self.location}: {text}; check the user's rights") from error
+            if isinstance(error, _PASSING) or _PASSING_WORDS.search(text):
+                raise RetryableError(f"{self.location}: {text}") from error
+            raise self._lasting(error) from error
+        except redis.exceptions.RedisError as error:
+            raise self._lasting(error) from error
+
+    def _lasting(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self.location}: {error}; this does not pass by itself: look at the server, then run the topology again"
+        )
+
+
+_SHA = {
+    source: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _CREATE, _PROBE)
+}
+
+
+def _header_text(header: Header) -> bytes:
+    return orjson.dumps(asdict(header), option=orjson.OPT_SORT_KEYS)
+
+
+def _stamp_text(stamp: Stamp) -> bytes:
+    """What the text of a row with that stamp begins with."""
+    return b'{"s":[%d,%d,%d],' % (stamp.txid, stamp.epoch, stamp.attempt_id)

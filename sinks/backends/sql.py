@@ -1,0 +1,431 @@
+"""What the SQL backends have in common: a batch is merged by ``INSERT .. ON CONFLICT DO UPDATE``, in one sql_txn that first
+compares the header (C1).
+
+A subclass gives connections, a dialect, and the fastest way in.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from framework.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptStateError,
+    InvariantViolation,
+    StaleWriterError,
+    TopologyError,
+)
+from framework.topology import Fields, Header, Stamp, ValueType
+from framework.topology.canonical import has_nan, python_values
+from sinks.aggregates import Aggregate
+from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backends.sql_schema import (
+    HEADERS_TABLE,
+    STAMP_COLUMNS,
+    Dialect,
+    TableShape,
+    header_of,
+    header_values,
+    identifier,
+)
+
+#: Rows per page of a scan.
+SCAN_ROWS = 10_000
+
+
+class SqlBackend(MapBackend):
+    """A table with stamped rows, and a row of ``_ratchet_headers`` in the same database."""
+
+    dialect: ClassVar[Dialect]
+    #: What a SELECT of the header ends with, so that it stays as it is until the sql_txn ends: for those who write rows,
+    #: many at a time, and for those who change it.
+    _keep_header: ClassVar[str] = ""
+    _own_header: ClassVar[str] = ""
+    #: Batches of at least so many rows go by way of a temporary table.
+    _staged_from_rows: ClassVar[int] = 0
+    #: Whether NaN comes back from a column of floats.
+    _holds_nan: ClassVar[bool] = True
+
+    def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
+        self._table = identifier(table, "table")
+        self._shape: TableShape | None = None
+        if key is not None and value is not None:
+            self.bind(key, value)
+
+    # --- what a database adds --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Any]:
+        """A connection, with errors named by what to do about them."""
+
+    @abstractmethod
+    def _writing(self) -> AbstractContextManager[Any]:
+        """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when that has no answer."""
+
+    @abstractmethod
+    def _stage(self, connection: Any, deltas: pa.Table) -> None:
+        """Put the deltas into the temporary table, and nothing else into it."""
+
+    @abstractmethod
+    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        """Run the statement for each of the deltas, with the stamp and writer behind it; returns how many rows it changed."""
+
+    @abstractmethod
+    def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
+        """(name, type) of the table's columns as the database tells them; empty when there is no table."""
+
+    @abstractmethod
+    def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
+        """Every column of the rows of these keys (as stored), in any order."""
+
+    @abstractmethod
+    def _store(self, connection: Any) -> str:
+        """A SQL expression that tells this store from one that takes its place with the data of before (C27)."""
+
+    def _probe(self, connection: Any, *, exists: bool) -> None:
+        """Raise ``ConfigError`` when this user may not do what will be needed."""
+
+    @abstractmethod
+    def _told_apart(self, connection: Any) -> str:
+        """What is wrong with how a table that exists tells its rows apart, or keeps numbers; empty when nothing is."""
+
+    def _create_headers(self, connection: Any) -> None:
+        connection.execute(self.dialect.headers_ddl())
+
+    def _create_table(self, connection: Any) -> None:
+        connection.execute(self.shape.ddl())
+
+    def _stored(self, value: Any, declared: pa.DataType) -> Any:
+        """A Python value as it is bound."""
+        return value
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        """What was selected, as a Python value of the declared type."""
+        return value
+
+    # --- shape -----------------------------------------------------------------------------------------------
+
+    def bind(self, key: Fields, value: Fields) -> None:
+        shape = TableShape(self.dialect, self._table, key, value)
+        if self._shape is not None and self._shape.columns != shape.columns:
+            raise TopologyError(
+                f"{self.location} was declared with {self._shape.key} -> {self._shape.value}, and its committer writes {key} "
+                f"-> {value}: leave key and value out, or make them equal"
+            )
+        _ = shape.columns  # types are checked now, not in a task
+        self._shape = shape
+
+    @property
+    def shape(self) -> TableShape:
+        if self._shape is None:
+            raise TopologyError(
+                f"{self.location} has no columns: give key=Fields(...) and value=Fields(...), or use it in a StateCommitter"
+            )
+        return self._shape
+
+    @property
+    def fields(self) -> tuple[Fields, Fields]:
+        return self.shape.key, self.shape.value
+
+    # --- header ----------------------------------------------------------------------------------------------
+
+    def prepare(self, topology_id: str) -> Header:
+        with self._writing() as connection:
+            columns = self._found_columns(connection)
+            self._probe(connection, exists=bool(columns))
+            self._create_headers(connection)
+            header = self._select_header(connection, self._own_header)
+            if header is not None and header.topology_id != topology_id:
+                raise ConfigError(
+                    f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one "
+                    "owner; use another table"
+                )
+            if columns:
+                problem = self.shape.check_columns(columns)
+                if problem:
+                    raise ConfigError(f"{self.location} {problem}")
+                problem = self._told_apart(connection)
+                if problem:
+                    raise ConfigError(
+                        f"{self.location} {problem}: use another table, or drop it and create it with: {self.shape.ddl()}"
+                    )
+            else:
+                if header is not None:
+                    raise CorruptStateError(
+                        f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: "
+                        "restore the table"
+                    )
+                self._create_table(connection)
+            if header is None:
+                if columns and connection.execute(f'SELECT 1 FROM "{self._table}" LIMIT 1').fetchone():
+                    raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
+                header = Header(topology_id, uuid.uuid4().hex)
+                connection.execute(self.dialect.insert_header(), (self._table, *header_values(header)))
+            return header
+
+    def read_header(self) -> Header:
+        with self._reading() as connection:
+            return self._found_header(connection, "")
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        must_be = self._must_be(expected, new)
+        with self._writing() as connection:
+            found, store = self._select_header_and_store(connection)
+            if found != expected:
+                raise found.refused(expected, self.location)
+            if must_be not in ("", store):
+                raise self._another_store(expected)
+            connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
+        self._opened_in = store
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        with self._reading() as connection:
+            found = self._rows_of(connection, keys)
+        return [found.get(key) for key in keys]
+
+    def _rows_of(self, connection: Any, keys: Sequence[Key]) -> dict[Key, Row]:
+        if not keys:
+            return {}
+        stored = [self._stored_key(key) for key in keys]
+        return dict(self._row(row) for row in self._select_keys(connection, stored))
+
+    def scan(self) -> Iterator[tuple[Key, Row]]:
+        width = len(self.shape.key)
+        names = ", ".join(f'"{name}"' for name in self.shape.key)
+        marks = ", ".join([self.dialect.mark] * width)
+        after: tuple[Any, ...] | None = None
+        while True:
+            where = f" WHERE ({names}) > ({marks})" if after is not None else ""
+            with self._reading() as connection:
+                query = f"{self.shape.select()}{where} ORDER BY {names} LIMIT {SCAN_ROWS}"
+                page = connection.execute(query, after or ()).fetchall()
+            for row in page:
+                yield self._row(row)
+            if len(page) < SCAN_ROWS:
+                return
+            after = page[-1][:width]
+
+    def multi_put(
+        self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        born, changed = [], []
+        for key, expected, row in zip(keys, expected_stamps, rows, strict=True):
+            stored, values = self._stored_key(key), self._columns_of(row)
+            if expected is None:
+                born.append((*stored, *values))
+            else:
+                changed.append((*values, *stored, expected.txid, expected.epoch, expected.attempt_id))
+        with self._writing() as connection:
+            self._check_header(connection, header, self._keep_header)
+            cursor = connection.cursor()
+            for statement, parameters in ((self.shape.insert_row(), born), (self.shape.update_row(), changed)):
+                if parameters:
+                    cursor.executemany(statement, parameters)
+                    if cursor.rowcount != len(parameters):
+                        self._explain_refused(connection, keys, expected_stamps, rows)
+
+    def _explain_refused(
+        self, connection: Any, keys: Sequence[Key], expected: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        found = self._rows_of(connection, keys)
+        for key, stamp, row in zip(keys, expected, rows, strict=True):
+            held = found.get(key)
+            if (held.stamp if held is not None else None) not in (stamp, row.stamp) or (held is not None and not stamp):
+                raise StaleWriterError(f"{self.location}, key {key!r}: its stamp is no longer {stamp}")
+        raise StaleWriterError(f"{self.location}: a row has another stamp than it had when it was read")
+
+    def sweep(self, header: Header) -> int:
+        txid, *stamp = header.stamp
+        return self._changed_under(header, self.shape.sweep(), (*stamp, txid, *stamp))
+
+    def roll_back(self, header: Header) -> int:
+        txid, *stamp = header.stamp
+        return self._changed_under(header, self.shape.roll_back(), (txid - 1, *stamp, txid))
+
+    def purge(self, header: Header, before_txid: int) -> int:
+        return self._changed_under(header, self.shape.purge(), (before_txid,))
+
+    def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:
+        with self._writing() as connection:
+            self._check_header(connection, header, self._keep_header)
+            changed: int = connection.execute(statement, parameters).rowcount
+            return changed
+
+    def clear(self, topology_id: str) -> Header:
+        self.prepare(topology_id)
+        with self._writing() as connection:
+            found = self._found_header(connection, self._own_header)
+            header = Header(topology_id, uuid.uuid4().hex, found.epoch)
+            connection.execute(f'DELETE FROM "{self._table}"')
+            connection.execute(self.dialect.update_header(), (*header_values(header), self._table))
+            return header
+
+    def apply(
+        self,
+        header: Header,
+        writer: str,
+        value_type: ValueType,
+        deltas: pa.Table,
+        aggregates: Mapping[str, Aggregate],
+        *,
+        want_values: bool,
+    ) -> pa.Table | None:
+        shape = self.shape
+        stamp = header.stamp
+        self._refuse_nan(deltas)
+        staged = deltas.num_rows >= self._staged_from_rows
+        statement = _upsert(shape, tuple(aggregates.items()), value_type, staged)
+        if statement is None:
+            raise NotImplementedError
+        with self._writing() as connection:
+            if staged:
+                self._stage(connection, deltas)  # before the header is held: it takes as long as the client takes
+            self._check_header(connection, header, self._keep_header)
+            if staged:
+                changed = connection.execute(statement, (*stamp, writer)).rowcount
+            else:
+                changed = self._merge(connection, statement, deltas, (*stamp, writer))
+            if changed == deltas.num_rows and not want_values:
+                return None
+            keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in shape.key), strict=True))
+            rows = self._rows_of(connection, keys)
+            if changed != deltas.num_rows:
+                self._explain_unchanged(rows, stamp, writer, value_type)
+        if not want_values:
+            return None
+        nothing = (None,) * len(shape.value)
+        values = [rows[key].value or nothing for key in keys]
+        columns = {name: deltas.column(name) for name in shape.key}
+        for position, name in enumerate(shape.value):
+            kind = deltas.schema.field(name).type
+            columns[name] = pa.chunked_array([pa.array([value[position] for value in values], kind)])
+        return pa.table(columns)
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _select_header(self, connection: Any, lock: str) -> Header | None:
+        row = self._select(connection, self.dialect.select_header() + lock)
+        return header_of(row, self.location) if row is not None else None
+
+    def _select(self, connection: Any, statement: str) -> Any:
+        """The one row of a statement about the header; None when there is none."""
+        return connection.execute(statement, (self._table,)).fetchone()
+
+    def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
+        """The header, to be changed, and what tells this store from one that took its place, in one statement."""
+        row = self._select(connection, self.dialect.select_header(self._store(connection)) + self._own_header)
+        if row is None:
+            raise self._no_header()
+        return header_of(row, self.location), row[-1]
+
+    def _found_header(self, connection: Any, lock: str) -> Header:
+        header = self._select_header(connection, lock)
+        if header is None:
+            raise self._no_header()
+        return header
+
+    def _no_header(self) -> CorruptStateError:
+        return CorruptStateError(f"{self.location}: its header is gone from {HEADERS_TABLE}; restore the database")
+
+    def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
+        found = self._found_header(connection, lock)
+        if found != expected:
+            raise found.refused(expected, self.location)
+
+    def _explain_unchanged(self, rows: Mapping[Key, Row], stamp: Stamp, writer: str, value_type: ValueType) -> None:
+        """Some keys were not written: skipped by the transactional rule, or refused."""
+        skips = value_type is ValueType.TRANSACTIONAL
+        for key, row in rows.items():
+            if row.stamp == stamp and row.writer not in (writer, "sweep") and not skips:
+                raise InvariantViolation(
+                    f"{self.location}, key {key!r}: written in the same attempt by {row.writer} and by {writer} (C12): one key "
+                    "has one writer; group the input by the key"
+                )
+            if row.stamp.txid > stamp.txid or (row.stamp > stamp and not skips):
+                raise StaleWriterError(
+                    f"{self.location}, key {key!r}: stamp {tuple(row.stamp)}, this writer has {tuple(stamp)}",
+                    row.stamp.epoch,
+                )
+        if not skips:
+            raise InvariantViolation(f"{self.location}: rows were not written, and none says why")
+
+    def _row(self, row: tuple[Any, ...]) -> tuple[Key, Row]:
+        key_fields, value_fields = self.fields
+        keys, values = len(key_fields), len(value_fields)
+        txid, epoch, attempt, writer, deleted, prev_exists = row[-len(STAMP_COLUMNS) :]
+        key = self._typed(row[:keys], key_fields)
+        if None in (txid, epoch, attempt):
+            raise CorruptStateError(
+                f"{self.location}, key {key!r}: the row has no stamp ({', '.join(STAMP_COLUMNS[:3])} must not be null): somebody "
+                "else wrote it; put it right, or remove it, and run the topology again"
+            )
+        return key, Row(
+            None if deleted else self._typed(row[keys : keys + values], value_fields),
+            Stamp(txid, epoch, attempt),
+            self._typed(row[keys + values : keys + 2 * values], value_fields) if prev_exists else None,
+            writer,
+        )
+
+    def _typed(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:
+        return tuple(
+            None if value is None else self._loaded(value, fields.type_of(name))
+            for value, name in zip(values, fields, strict=True)
+        )
+
+    def _bound(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:
+        return tuple(
+            None if value is None else self._stored(value, fields.type_of(name))
+            for value, name in zip(values, fields, strict=True)
+        )
+
+    def _stored_key(self, key: Key) -> tuple[Any, ...]:
+        if any(part is None for part in key):
+            raise BadRecordError(f"{self.location}, key {key!r}: a null key cannot be stored; filter it out upstream")
+        return self._bound(key, self.shape.key)
+
+    def _columns_of(self, row: Row) -> tuple[Any, ...]:
+        """A row as the columns behind the key."""
+        fields = self.shape.value
+        nothing = (None,) * len(fields)
+        for name, item in zip(fields, row.value or (), strict=row.value is not None):
+            if isinstance(item, float) and item != item and not self._holds_nan:
+                raise self._nan(name)
+        stamp = row.stamp
+        return (
+            *(self._bound(row.value, fields) if row.value is not None else nothing),
+            *(self._bound(row.prev, fields) if row.prev is not None else nothing),
+            *(stamp.txid, stamp.epoch, stamp.attempt_id, row.writer, int(row.value is None), int(row.prev is not None)),
+        )
+
+    def _refuse_nan(self, table: pa.Table) -> None:
+        if self._holds_nan:
+            return
+        for field, column in zip(table.schema, table.columns, strict=True):
+            if has_nan(column):
+                raise self._nan(field.name)
+
+    def _nan(self, name: str) -> BadRecordError:
+        return BadRecordError(
+            f"{self.location}: {name!r} is NaN, which {self.dialect.name} stores as NULL; filter it out upstream"
+        )
+
+
+@lru_cache(maxsize=256)
+def _upsert(
+    shape: TableShape, aggregates: tuple[tuple[str, Aggregate], ...], value_type: ValueType, staged: bool
+) -> str | None:
+    """The statement that merges these aggregates by the rules of a value type; None when the database cannot."""
+    named = dict(aggregates)
+    if not shape.mergeable(named):
+        return None
+    return shape.upsert(named, value_type, staged=staged)

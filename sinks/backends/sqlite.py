@@ -1,0 +1,298 @@
+"""Stamped rows in SQLite: for one host, durable, with columns that any client of the file can read.
+
+Every write is one ``BEGIN IMMEDIATE .. COMMIT``. WAL with ``synchronous=FULL``: what is committed survives a power cut.
+Types that SQLite lacks are kept in forms that sort and compare as they should: moments and dates as ISO 8601 text (UTC
+where there is a zone), durations as integers in their unit, decimals as text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import (
+    BadRecordError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    CorruptStateError,
+    RetryableError,
+    TopologyError,
+)
+from framework.topology import Fields, Reach
+from framework.topology.canonical import python_values
+from sinks.backends.backend import Key
+from sinks.backends.sql import SqlBackend
+from sinks.backends.sql_schema import Dialect
+from sinks.plain_values import check_storable, is_plain, plain, restored
+
+#: STRICT tables came with 3.37; without them an integer sum beyond 64 bits would silently become a float.
+SQLITE_MIN = (3, 37, 0)
+#: How long a writer waits for another one's sql_txn before the attempt fails and is replayed.
+BUSY_TIMEOUT_MS = 10_000
+#: Keys per SELECT: SQLite takes 32,766 parameters.
+_KEYS_PER_SELECT = 500
+#: In the statement that made a table.
+_COLLATED = re.compile(r"\bCOLLATE\s+(?![\"'\[`]?BINARY\b)", re.IGNORECASE)
+#: What passes by itself, or when there is room again.
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_SCHEMA,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+    }
+)
+
+
+class SqliteDialect(Dialect):
+    """SQLite's way."""
+
+    name = "SQLite"
+    integer = "INTEGER"
+    text = "TEXT"
+    temporary = "temp."
+    table_options = " STRICT, WITHOUT ROWID"
+    least = "min"
+    greatest = "max"
+    folds_case = True
+    reserved_prefix = "sqlite_"
+
+    def type_of(self, name: str, declared: pa.DataType) -> str:
+        types = pa.types
+        check_storable(name, declared, self.name)
+        if types.is_uint64(declared):
+            raise TopologyError(f"column {name!r}: SQLite has no unsigned 64-bit integers; declare it as int")
+        if types.is_integer(declared) or types.is_boolean(declared) or types.is_duration(declared):
+            return "INTEGER"
+        if types.is_floating(declared):
+            return "REAL"
+        return "BLOB" if types.is_binary(declared) or types.is_large_binary(declared) else "TEXT"
+
+    def headers_ddl(self) -> str:
+        return super().headers_ddl() + " STRICT"
+
+    def added(self, one: str, other: str, declared: pa.DataType) -> str:
+        """Of infinities of two signs it is NaN, which SQLite makes null: text, which a STRICT column refuses."""
+        both = super().added(one, other, declared)
+        return f"COALESCE({both}, 'NaN')" if pa.types.is_floating(declared) else both
+
+    def merges(self, rule: str, declared: pa.DataType) -> bool:
+        return rule in ("first", "last") or not pa.types.is_decimal(declared)  # text neither adds nor sorts as numbers
+
+
+class _File:
+    """The one connection of this process to a file. Copies of a backend share it: opening a WAL file for every batch
+    would cost more than the batch."""
+
+    _open: dict[tuple[int, str], _File] = {}
+    _guard = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        #: Device and inode of the file that the connection writes to.
+        self.found: tuple[int, int] | None = None
+        self._connection: sqlite3.Connection | None = None
+
+    @classmethod
+    def at(cls, path: str) -> _File:
+        with cls._guard:
+            key = (os.getpid(), path)  # a forked worker opens its own
+            return cls._open.setdefault(key, cls(path))
+
+    def connected(self) -> sqlite3.Connection:
+        """Call it with the lock held. A connection stays with its file when another one takes that file's name: then it
+        is opened again, or what it writes would be found by nobody."""
+        if self._connection is not None and self.found != self._there():
+            self.close()
+        if self._connection is None:
+            # Before it is opened: when the file is replaced meanwhile, the next use opens the new one.
+            found = self._there()
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+            )
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA temp_store = MEMORY")
+            except BaseException:
+                connection.close()
+                raise
+            self._connection, self.found = connection, found or self._there()
+        return self._connection
+
+    def _there(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def close(self) -> None:
+        with self.lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+class SqliteBackend(SqlBackend):
+    """A table of a SQLite file.
+
+    ``path``: the file; relative paths are taken from the current directory, on the driver. ``table``: created when
+    missing, checked otherwise. ``key`` and ``value``: the typed columns; a ``StateCommitter`` fills them in from its
+    input when they are left out.
+    """
+
+    dialect = SqliteDialect()
+    reach = Reach.HOST
+    _staged_from_rows = 100  # below, the temporary table costs more than it saves
+    _holds_nan = False
+
+    def __init__(
+        self, path: str | os.PathLike[str], table: str, key: Fields | None = None, value: Fields | None = None
+    ) -> None:
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            raise ConfigError(
+                f"SQLite {sqlite3.sqlite_version} is too old: {'.'.join(map(str, SQLITE_MIN))} or newer is needed"
+            )
+        self._path = str(Path(path).resolve())
+        super().__init__(table, key, value)
+
+    @property
+    def location(self) -> str:
+        return f"table {self._table!r} of {self._path}"
+
+    def close(self) -> None:
+        _File.at(self._path).close()
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _store(self, connection: sqlite3.Connection) -> str:
+        found = _File.at(self._path).found
+        return f"'{found}'"
+
+    def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
+        found = connection.execute(f'PRAGMA table_info("{self._table}")')
+        return [(name, kind) for _, name, kind, *_ in found]
+
+    def _told_apart(self, connection: sqlite3.Connection) -> str:
+        found = connection.execute(f'PRAGMA table_info("{self._table}")')
+        if {name for _, name, *_, place in found if place} != set(self.shape.key):
+            return f"has another primary key than {', '.join(self.shape.key)}"
+        query = (
+            "SELECT strict, sql FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name) WHERE name = ?"
+        )
+        strict, made = connection.execute(
+            f"{query} AND list.schema = 'main' AND made.type = 'table'", (self._table,)
+        ).fetchone()
+        if not strict:
+            return "is not STRICT, so that a sum beyond 64 bits would become a float in silence"
+        if _COLLATED.search(made):
+            return "has a collation, which would take different texts for one"
+        return ""
+
+    def _probe(self, connection: sqlite3.Connection, *, exists: bool) -> None:
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
+        found = connection.execute(query, (self._table,)).fetchone()
+        if found is not None and found[0] != self._table:
+            raise ConfigError(
+                f"{self.location} is the table {found[0]!r}, since SQLite does not look at case: write it so, or use another "
+                "table"
+            )
+
+    def _select_keys(self, connection: sqlite3.Connection, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
+        names = ", ".join(f'"{name}"' for name in self.shape.key)
+        one = "(" + ", ".join("?" * len(self.shape.key)) + ")"
+        for start in range(0, len(keys), _KEYS_PER_SELECT):
+            part = keys[start : start + _KEYS_PER_SELECT]
+            query = f"{self.shape.select()} WHERE ({names}) IN (VALUES {', '.join([one] * len(part))})"
+            yield from connection.execute(query, [item for key in part for item in key])
+
+    def _stage(self, connection: sqlite3.Connection, deltas: pa.Table) -> None:
+        connection.execute(self.shape.stage_ddl())
+        connection.execute(f"DELETE FROM {self.shape.stage}")
+        marks = ", ".join("?" * deltas.num_columns)
+        columns = [self._stored_column(column) for column in deltas.columns]
+        connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
+
+    def _merge(self, connection: sqlite3.Connection, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        columns = [self._stored_column(column) for column in deltas.columns]
+        same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
+        return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
+
+    def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
+        values = python_values(column)
+        kind = column.type
+        if not is_plain(kind):
+            return [None if value is None else self._stored(value, kind) for value in values]
+        return values
+
+    def _stored(self, value: Any, declared: pa.DataType) -> Any:
+        return plain(value, declared)
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        return restored(value, declared)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        file = _File.at(self._path)
+        with file.lock, self._named_errors():
+            yield file.connected()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One sql_txn, with errors named by what to do about them."""
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                    raise
+                raise CommitOutcomeUnknown(f"{self.location}: {error}") from error
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._error_of(error) from error
+        except OSError as error:
+            raise ConfigError(f"{self._path}: {error}; check the path and its permissions") from error
+
+    def _error_of(self, error: sqlite3.Error) -> Exception:
+        text = f"{self.location}: {error}"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more about the same thing
+        if code in _PASSING:
+            return RetryableError(text)
+        if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):
+            return BadRecordError(
+                f"{text}; this value cannot be stored: an integer beyond 64 bits, a sum that is not a number, a null key, "
+                "or one that is too long"
+            )
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return CorruptStateError(f"{text}; restore the file from a backup")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return ConfigError(f"{text}; check the path and its permissions")
+        return ConfigError(f"{text}; this does not pass by itself: look at the file, then run the topology again")

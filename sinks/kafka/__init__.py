@@ -1,0 +1,1 @@
+"""Kafka as a sink: rows as records, each once."""

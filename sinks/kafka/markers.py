@@ -1,0 +1,291 @@
+"""Markers: what the last kafka_txn of each writer to Kafka held, in a compacted topic of one partition per topology.
+
+A marker is written in the kafka_txn of the records that it speaks of. Its key is ``topology/component/task``; ids have no ``/``.
+
+Invariants:
+
+1. A writer writes only after a marker of its own topology and incarnation, or after none (C25).
+2. A marker is that of the last committed transaction which had records for its writer, or of the one being committed.
+3. Whoever reads waits for no writer that is gone: it ends what that one left open (ADR 10).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import structlog
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
+from framework.topology import Standing, TopologyContext, TransactionAttempt
+
+_log = structlog.get_logger()
+#: What a transactional client says by itself: it calls the end of a lease fatal, and everything else is raised as well.
+_client_log = logging.getLogger(__name__)
+_client_log.addHandler(logging.NullHandler())
+
+#: 1 had no incarnation, and keys without the topology.
+MARKER_FORMAT = 2
+#: For every single step with the broker; below the driver's patience, so that an attempt fails by itself.
+STEP_TIMEOUT_S = 15.0
+#: A writer that is alive ends its kafka_txn sooner than this. One that does not loses it, and with it an attempt.
+OPEN_PATIENCE_S = 3.0
+#: A broker aborts what a dead writer left open after this long.
+TRANSACTION_TIMEOUT_MS = 60_000
+_POLL_S = 0.05
+_ANEW = "restore the one that was lost, or start anew with `python -m framework.reset --everything`"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a kafka_txn held: the records of this task's part of this txid. ``txid`` 0: nothing yet, since a reset.
+    ``incarnation`` is empty where the topology's state was made before there were any."""
+
+    topology_id: str
+    writer: str
+    epoch: int
+    txid: int
+    attempt_id: int
+    plan_digest: str
+    tasks: int = 1
+    incarnation: str = ""
+    format: int = MARKER_FORMAT
+
+    @property
+    def key(self) -> bytes:
+        return f"{self.topology_id}/{self.writer}".encode()
+
+    @property
+    def document(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    def already_holds(self, wanted: Marker) -> bool:
+        """Whether ``wanted`` was written before, given that ``self`` is the last marker. Raises ``StaleWriterError`` for a
+        writer of the past, ``ConfigError`` for one of another incarnation, ``InvariantViolation`` for another plan of the
+        same txid."""
+        self.check_incarnation(wanted.topology_id, wanted.incarnation)
+        if wanted.epoch < self.epoch or (wanted.epoch == self.epoch and wanted.txid < self.txid):
+            raise StaleWriterError(f"{wanted.writer}: txid {self.txid} of epoch {self.epoch} is written", self.epoch)
+        if wanted.txid < self.txid:
+            raise self._ahead(wanted.txid)
+        if wanted.txid > self.txid:
+            return False
+        if wanted.plan_digest != self.plan_digest:
+            raise InvariantViolation(
+                f"txid {wanted.txid} was written by {self.writer} under plan {self.plan_digest}, and the plan is "
+                f"{wanted.plan_digest} now: what Kafka holds cannot be undone"
+            )
+        if wanted.tasks != self.tasks:
+            raise InvariantViolation(
+                f"txid {wanted.txid} was written by {self.writer} as one of {self.tasks} tasks, and there are {wanted.tasks} "
+                "now: finish it with the parallelism that it was begun with"
+            )
+        return True
+
+    def check(self, topology_id: str, standing: Standing) -> None:
+        """Raise ``ConfigError`` when this marker does not fit what ZooKeeper says of the topology."""
+        self.check_incarnation(topology_id, standing.incarnation)
+        if self.txid > standing.currtx:
+            raise self._ahead(standing.currtx)
+        if self.epoch >= standing.epoch:  # its own, too: a new leader has written nothing yet
+            raise ConfigError(
+                f"{self.writer} has written to Kafka in epoch {self.epoch}, and ZooKeeper is at epoch {standing.epoch}: "
+                f"ZooKeeper's state is older than what Kafka holds; {_ANEW}"
+            )
+        if self.txid == standing.currtx and self.plan_digest != standing.opened:
+            raise ConfigError(
+                f"{self.writer} has written txid {self.txid} to Kafka with plan {self.plan_digest}, and ZooKeeper says that "
+                f"{standing.opened or 'no plan'} was opened: one of the two was restored from a backup; {_ANEW}"
+            )
+
+    def check_incarnation(self, topology_id: str, incarnation: str) -> None:
+        if (self.topology_id, self.incarnation) != (topology_id, incarnation):
+            raise ConfigError(
+                f"the marker of {self.writer} is of topology {self.topology_id!r}, incarnation {self.incarnation or '(none)'}, "
+                f"and this is {topology_id!r}, incarnation {incarnation or '(none)'}: ZooKeeper's state was wiped, or belongs "
+                f"to other writers of the same names; {_ANEW}"
+            )
+
+    def _ahead(self, currtx: int) -> ConfigError:
+        return ConfigError(
+            f"{self.writer} has written transactions up to {self.txid} to Kafka, and ZooKeeper says that {currtx} is next: "
+            f"ZooKeeper's state is older than what Kafka holds; {_ANEW}"
+        )
+
+
+def marker_of(attempt: TransactionAttempt, context: TopologyContext) -> Marker:
+    """The marker of this task's part of an attempt."""
+    fence = attempt.fence
+    return Marker(
+        context.topology_id,
+        writer_of(context),
+        fence.epoch if fence is not None else 0,
+        attempt.txid,
+        attempt.attempt_id,
+        fence.plan_digest if fence is not None else "",
+        context.task_count,
+        fence.incarnation if fence is not None else "",
+    )
+
+
+def writer_of(context: TopologyContext) -> str:
+    """The name of a task's writer within its topology."""
+    return f"{context.component_id}/{context.task_index}"
+
+
+def transactional_id_of(topology_id: str, writer: str) -> str:
+    """One writer's, and no other's: ids hold no ``/``."""
+    return f"ratchet-{topology_id}/{writer}"
+
+
+def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str) -> Producer:
+    """A producer that has ended every other one of its id, and whatever that left open. Raises ``KafkaException``."""
+    made = {
+        "logger": _client_log,
+        **settings.producer(),
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "error_cb": errors.heard,
+    }
+    producer = errors.made(lambda: Producer(made))
+    producer.init_transactions(STEP_TIMEOUT_S)
+    return producer
+
+
+def markers_topic(context: TopologyContext, given: str | None) -> str:
+    return given or f"ratchet-markers-{context.topology_id}"
+
+
+def has_markers(cluster: ClusterMetadata, topic: str) -> bool:
+    """Whether the topic is there. Raises ``ConfigError`` when markers of one writer could be in several partitions."""
+    found = cluster.topics.get(topic)
+    if found is not None and len(found.partitions) > 1:
+        raise ConfigError(
+            f"topic {topic!r} has {len(found.partitions)} partitions, and markers need an order: make it with one partition and "
+            "cleanup.policy=compact, or let Ratchet make it"
+        )
+    return found is not None
+
+
+def find_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
+    """As ``read_markers``, of a topic that may not be there yet: then none. Not for whoever is about to write: a topic can be
+    missing from one answer."""
+    errors, admin = _client(settings)
+    try:
+        there = has_markers(admin.list_topics(timeout=STEP_TIMEOUT_S), topic)
+    except KafkaException as error:
+        raise errors.explain(error, admin) from error
+    return read_markers(settings, topic, topology_id) if there else {}
+
+
+def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
+    """The last marker of each writer of a topology. Raises ``ConfigError`` when another topology has markers in the topic,
+    ``CorruptStateError`` for what is no marker, ``RetryableError``."""
+    errors, admin = _client(settings)
+    found: dict[str, Marker] = {}
+    for offset, value in _last_of_each_key(settings, errors, admin, topic, topology_id):
+        marker = _parsed(value, f"topic {topic!r}, offset {offset}")
+        if marker.topology_id != topology_id:
+            raise ConfigError(
+                f"topic {topic!r} has markers of topology {marker.topology_id!r}: give topology {topology_id!r} a "
+                "marker_topic of its own"
+            )
+        found[marker.writer] = marker
+    return found
+
+
+def _client(settings: KafkaSettings) -> tuple[ConnectionErrors, AdminClient]:
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    return errors, errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
+
+
+def _last_of_each_key(
+    settings: KafkaSettings, errors: ConnectionErrors, admin: AdminClient, topic: str, topology_id: str
+) -> list[tuple[int, bytes]]:
+    """(offset, value), in the order of the log. Reads to what was its end when this was called: not only to the last stable
+    offset, behind which a marker may stand while another task's kafka_txn is open."""
+    where = TopicPartition(topic, 0)
+    deadline = time.monotonic() + STEP_TIMEOUT_S
+    patience = time.monotonic() + OPEN_PATIENCE_S
+    end = _end_of(where, errors, admin, deadline, IsolationLevel.READ_UNCOMMITTED)
+    consumer = Consumer(settings.consumer(topic))
+    last: dict[bytes | None, tuple[int, bytes]] = {}
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        position = 0
+        while position < end:
+            for message in consumer.consume(1_000, _POLL_S):
+                error = message.error()
+                if error is None:
+                    last.pop(message.key(), None)
+                    if message.value() is not None:
+                        last[message.key()] = (message.offset(), message.value())
+                    position = max(position, message.offset() + 1)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    position = max(position, message.offset())
+                elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # compaction has moved the beginning
+                    low, _ = consumer.get_watermark_offsets(where, STEP_TIMEOUT_S)
+                    consumer.assign([TopicPartition(topic, 0, low)])
+            if time.monotonic() > deadline:
+                raise RetryableError(f"the markers in {topic!r} could not be read to offset {end} yet")
+            if position < end and time.monotonic() > patience:
+                stable = _end_of(where, errors, admin, deadline, IsolationLevel.READ_COMMITTED)
+                if position >= stable < end:
+                    _end_open(settings, errors, TopicPartition(topic, 0, stable), topology_id, deadline)
+    except KafkaException as error:
+        raise errors.explain(error) from error
+    finally:
+        consumer.close()
+    return list(last.values())
+
+
+def _end_open(
+    settings: KafkaSettings, errors: ConnectionErrors, where: TopicPartition, topology_id: str, deadline: float
+) -> None:
+    """End the kafka_txn that holds up the last stable offset, which ``where`` is at: the record there is its marker, and the
+    key of that names its writer. Nothing of another topology."""
+    consumer = Consumer({**settings.consumer(where.topic), "isolation.level": "read_uncommitted"})
+    try:
+        consumer.assign([where])
+        found = None
+        while found is None and time.monotonic() < deadline:
+            found = consumer.poll(_POLL_S)
+    finally:
+        consumer.close()
+    if found is None or found.error() is not None:
+        return
+    topology, _, writer = (found.key() or b"").decode(errors="replace").partition("/")
+    if topology == topology_id and writer:
+        _log.info("kafka_txn.ended", topology=topology, writer=writer, reason="its writer left it open")
+        initialised(settings, errors, transactional_id_of(topology, writer))
+
+
+def _end_of(
+    where: TopicPartition, errors: ConnectionErrors, admin: AdminClient, deadline: float, level: IsolationLevel
+) -> int:
+    """A topic that was just made is not known to everybody yet: ask again until the deadline."""
+    while True:
+        try:
+            wanted = {where: OffsetSpec.latest()}
+            asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=STEP_TIMEOUT_S)
+            return int(asked[where].result().offset)
+        except KafkaException as error:
+            if time.monotonic() > deadline:
+                raise errors.explain(error, admin) from error
+            time.sleep(_POLL_S)
+
+
+def _parsed(value: bytes, location: str) -> Marker:
+    try:
+        document: dict[str, Any] = json.loads(value)
+        if document["format"] > MARKER_FORMAT:
+            raise CorruptStateError(f"{location}: format {document['format']}; a newer version wrote it")
+        return replace(Marker(**document), format=MARKER_FORMAT)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptStateError(f"{location}: not a marker ({error})") from error

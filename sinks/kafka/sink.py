@@ -1,0 +1,206 @@
+"""The committer that writes to a Kafka topic: each row of a batch becomes a record, exactly once, or at least once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Union
+
+import pyarrow as pa
+
+from framework.clients.kafka import KafkaSettings
+from framework.errors import BadRecordError, TopologyError
+from framework.topology import (
+    ArrowBolt,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    Standing,
+    TopologyContext,
+    TransactionAttempt,
+)
+from framework.topology.groupings import FieldsGrouping, GlobalGrouping
+from sinks.kafka.markers import marker_of
+from sinks.kafka.writer import KafkaRecord, check_markers, probe, renew_markers, writers
+from sinks.plain_values import JsonColumns
+
+Row = Mapping[str, Any]
+#: What a key or a value is made of: one field as it is, several as a JSON object, or a function of the row.
+Content = Union[str, Sequence[str], Callable[[Row], "bytes | None"]]
+Maker = Callable[[pa.RecordBatch], Iterable["bytes | None"]]
+
+
+class KafkaSink(ArrowBolt, Committer):
+    """Writes its input to ``topic``, which must exist.
+
+    ``value`` and ``key``: the name of a field of text or bytes, whose null is a null (a tombstone, for a value); a list of
+    names, as a JSON object; or a function that makes bytes of a row (a mapping of names to values). By default the value
+    is a JSON object of all fields, and there is no key. Moments are text as in RFC 3339, bytes are base64, decimals are text.
+
+    Exactly once: each commit task has a transactional producer, and puts a marker of the transaction into the kafka_txn of
+    its records, so readers with ``isolation.level=read_committed`` see a task's part of a batch whole, and once. What Kafka
+    has taken cannot be undone: a batch whose commit was opened is never planned anew (C8). With more than one task a replay
+    may find some tasks' parts written and others not, so rows must come to the same task again: the input must be
+    fields-grouped, and everything above it deterministic (C11); the builder says so. Markers are in ``marker_topic``, by
+    default ``ratchet-markers-<topology id>``, which is made when it is missing.
+
+    ``at_least_once=True``: plain producers, no markers, any grouping; a replay writes again. The builder must be told so too.
+
+    ``bootstrap_servers`` and ``settings`` as for the spout; both may come from the configuration's ``kafka.*`` keys.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Content | None = None,
+        key: Content | None = None,
+        bootstrap_servers: str | None = None,
+        marker_topic: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        at_least_once: bool = False,
+    ) -> None:
+        self.exactly_once = not at_least_once
+        self._topic = topic
+        self._value, self._key = value, key
+        self._marker_topic = marker_topic
+        self._settings = KafkaSettings(bootstrap_servers, settings)
+        self._fields: Fields | None = None
+        self._merged: KafkaSettings | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._attempt: TransactionAttempt | None = None
+        self._context: TopologyContext | None = None
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        shapes = {each.fields for each in inputs}
+        if len(shapes) != 1:
+            raise TopologyError(f"committer {component_id!r}: its inputs have other fields; make them equal")
+        self._fields = shapes.pop()
+        for content in (self._value if self._value is not None else self._fields.names, self._key):
+            self._check(component_id, content, self._fields)
+        if parallelism > 1 and self.exactly_once:
+            self.needs_deterministic_input = True
+            for each in inputs:
+                if not isinstance(each.grouping, (FieldsGrouping, GlobalGrouping)):
+                    raise TopologyError(
+                        f"committer {component_id!r} has {parallelism} tasks, and {type(each.grouping).__name__} from "
+                        f"{each.component_id!r} can bring a row to another task when the batch is replayed: use fields_grouping, "
+                        "global_grouping, or parallelism 1"
+                    )
+
+    @staticmethod
+    def _check(component_id: str, content: Content | None, fields: Fields) -> None:
+        if content is None or callable(content):
+            return
+        for name in (content,) if isinstance(content, str) else content:
+            if name not in fields:
+                raise TopologyError(
+                    f"committer {component_id!r} needs field {name!r}, which its input does not have (it has: "
+                    f"{', '.join(fields.names)})"
+                )
+        if isinstance(content, str):
+            kind = fields.type_of(content)
+            if kind is None or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+                raise TopologyError(
+                    f"committer {component_id!r}: field {content!r} is {kind}, and a record holds text or bytes: give a list, "
+                    f"[{content!r}], for JSON, or a function"
+                )
+        else:
+            JsonColumns(fields.select(content), "JSON")
+
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        probe(self._settings.with_conf(conf), self._topic)
+
+    def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        if self.exactly_once:
+            check_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
+
+    def renew_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        if self.exactly_once:
+            renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
+
+    # --- in tasks --------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._attempt, self._context = batch_id, context
+        self._merged = self._settings.with_conf(conf)
+        self._batches = []
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+
+    def finish_batch(self) -> None:
+        attempt, context, merged = self._attempt, self._context, self._merged
+        if attempt is None or context is None or merged is None:
+            raise TopologyError("a KafkaSink was used outside a topology")
+        if not any(batch.num_rows for batch in self._batches):
+            return  # nothing to write, so nothing that a replay could double
+        if not self.exactly_once:
+            writers.plain(merged).write(self._topic, self._records())
+            return
+        marker = marker_of(attempt, context)
+        writers.marked(merged, context, self._marker_topic).write(self._topic, self._records(), marker)
+
+    def _records(self) -> _Records:
+        if self._fields is None:
+            raise TopologyError("a KafkaSink was used outside a topology")
+        value = self._maker(self._value if self._value is not None else self._fields.names, self._fields)
+        return _Records(self._batches, self._maker(self._key, self._fields), value)
+
+    def _maker(self, content: Content | None, fields: Fields) -> Maker:
+        """A function from a record batch to the keys, or the values, of its rows."""
+        if content is None:
+            return lambda batch: [None] * batch.num_rows
+        if callable(content):
+            function = content
+            return lambda batch: [self._called(function, row) for row in batch.to_pylist()]
+        if isinstance(content, str):
+            name = content
+            return lambda batch: [
+                item.encode() if isinstance(item, str) else item for item in batch.column(name).to_pylist()
+            ]
+        chosen = fields.select(content)
+        columns = JsonColumns(chosen, "JSON")
+
+        def objects(batch: pa.RecordBatch) -> Iterable[bytes]:
+            rows = zip(*(batch.column(each).to_pylist() for each in chosen), strict=True)
+            return [self._json(dict(zip(chosen, columns.encode(row), strict=True))) for row in rows]
+
+        return objects
+
+    def _json(self, document: Row) -> bytes:
+        try:
+            return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        except ValueError as error:
+            raise BadRecordError(
+                f"topic {self._topic!r}: {dict(document)!r} cannot be written as JSON: {error}"
+            ) from error
+
+    def _called(self, function: Callable[[Row], bytes | None], row: Row) -> bytes | None:
+        made = function(row)
+        if made is not None and not isinstance(made, bytes):
+            raise BadRecordError(
+                f"topic {self._topic!r}: the function given for key or value returned a {type(made).__name__}, not bytes"
+            )
+        return made
+
+
+class _Records:
+    """The records of a batch, as often as one goes through them."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], key: Maker, value: Maker) -> None:
+        self._batches, self._key, self._value = batches, key, value
+
+    def __iter__(self) -> Iterator[KafkaRecord]:
+        for batch in self._batches:
+            for key, value in zip(self._key(batch), self._value(batch), strict=True):
+                yield KafkaRecord(key, value)

@@ -1,0 +1,1 @@
+"""Tables of files: Parquet with manifests, and Delta Lake."""

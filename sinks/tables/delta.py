@@ -1,0 +1,196 @@
+"""A Delta Lake table: one version per transaction, with the txid in the commit itself.
+
+The commit carries the application transaction (id of the topology and the table's incarnation, txid) of Delta's protocol:
+a txid that the table holds is not committed again, and of two commits that started from one version the second fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.topology import Fields, Header
+from sinks.tables.partitions import NULL_FOLDER, is_text, texts_of
+from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
+
+try:
+    import deltalake
+    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.transaction import AddAction
+except ImportError as error:  # an extra
+    raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
+
+
+#: The first is null by Delta's protocol, the second by the names of folders that its OPTIMIZE goes by.
+_NULL_TEXTS = ("", NULL_FOLDER)
+
+
+class DeltaLakeTable(FileTable):
+    """A Delta Lake table in a folder, which any Delta reader reads. Its rows cannot be taken back, so a batch whose commit
+    was opened is never planned anew (C8). ``compact()`` and Delta's own OPTIMIZE and VACUUM may run beside the topology.
+    """
+
+    kind = "DeltaLakeTable"
+    own_names = frozenset({OWN_FOLDER, "_delta_log"})
+
+    @property
+    def can_undo(self) -> bool:
+        return False
+
+    def bind(self, fields: Fields) -> None:
+        super().bind(fields)
+        for field in fields.schema() or ():
+            if any(map(_is_lost, _types_in(field.type))) or not _is_taken(field):
+                raise ConfigError(
+                    f"{self.location}: Delta Lake has no type for {field.name!r}, {field.type}; cast it to a type that it has, "
+                    "such as a signed integer, a moment in UTC to microseconds, or a string, upstream"
+                )
+
+    def create_table(self) -> None:
+        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+            schema = deltalake.Schema.from_arrow(self.schema)
+            deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
+
+    def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
+        for each in self.partition_by:
+            if not is_text(table.schema.field(each).type):
+                continue
+            for text in _NULL_TEXTS:
+                if pc.any(pc.equal(table.column(each), text)).as_py():
+                    raise BadRecordError(
+                        f"{self.location}: Delta Lake takes {text!r} in the partition column {each!r} for null; make it null or "
+                        "another text upstream"
+                    )
+        return super().write_files(table, name)
+
+    def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
+        opened = header.open
+        if opened is None:
+            raise InvariantViolation("publishing needs an open transaction")
+        application = self._application(header)
+        try:
+            table = self._table()
+            held = table.transaction_version(application)
+            if held is not None and held >= opened.txid:
+                return
+            if (
+                self.read_header() != header
+            ):  # asked after the version was read: a later leader's commit conflicts with ours
+                raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
+            table.create_write_transaction(
+                [_action(each, self.partition_by) for each in files],
+                "append",
+                table.schema(),
+                list(self.partition_by) or None,
+                commit_properties=deltalake.CommitProperties(
+                    custom_metadata={
+                        "ratchet.txid": str(opened.txid),
+                        "ratchet.attempt": str(opened.attempt_id),
+                        "ratchet.epoch": str(header.epoch),
+                        "ratchet.plan": opened.plan_digest,
+                    },
+                    app_transactions=[deltalake.Transaction(application, opened.txid)],
+                ),
+            )
+        except CommitFailedError as error:
+            raise StaleWriterError(f"{self.location}: another commit was first: {error}") from error
+        except DeltaError as error:
+            raise RetryableError(f"{self.location}: {error}") from error
+
+    def files(self) -> list[DataFile]:
+        return self._files_of(self._table())
+
+    @staticmethod
+    def _application(header: Header) -> str:
+        return f"ratchet/{header.topology_id}/{header.incarnation}"
+
+    def _files_of(self, table: Any) -> list[DataFile]:
+        actions = pa.table(table.get_add_actions(flatten=True))
+        paths, rows, sizes = (actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
+        columns = [actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by]
+        partitions = texts_of(columns) if columns else [()] * len(paths)
+        return [
+            DataFile(unquote(path), *rest) for path, *rest in zip(paths, rows, sizes, partitions, strict=True)
+        ]  # URIs
+
+    def files_as_of(self, txid: int) -> list[DataFile]:
+        application = self._application(self.read_header())
+        table = self._table()
+        while (table.transaction_version(application) or 0) > txid:
+            table.load_as_version(table.version() - 1)
+        return self._files_of(table)
+
+    def compact(self) -> tuple[int, int]:
+        """Merge small files into larger ones, by Delta's own OPTIMIZE; returns how many files there were and are."""
+        before = len(self.files())
+        with self._named_errors():
+            self._table().optimize.compact(target_size=self.target_bytes)
+        return before, len(self.files())
+
+    def vacuum(self, *, older_than_s: float) -> int:
+        """Remove files that no version within that time names, by the rules of Delta's own VACUUM, which counts in whole hours:
+        parts of one count as one. Returns how many."""
+        done = self.read_header().done
+        with self._named_errors():
+            found = self._table().vacuum(
+                math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False, full=True
+            )
+        removed = [each for each in found if not may_be_open(each, done) and not is_of_another_table(each, self.path)]
+        for each in removed:
+            (self.path / each).unlink(missing_ok=True)
+        return len(removed)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DeltaError as error:
+            raise RetryableError(f"{self.location}: {error}") from error
+
+    def _table(self) -> Any:
+        self.require()
+        return deltalake.DeltaTable(str(self.path))
+
+
+def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The type itself, and those that it is made of."""
+    yield kind
+    if pa.types.is_dictionary(kind):
+        yield from _types_in(kind.value_type)
+    for number in range(kind.num_fields):
+        yield from _types_in(kind.field(number).type)
+
+
+def _is_lost(kind: pa.DataType) -> bool:
+    """Whether Delta's client would take the type for another one, whose readers cannot read the files."""
+    types = pa.types
+    nanoseconds = types.is_timestamp(kind) and kind.unit == "ns"
+    return bool(nanoseconds or types.is_unsigned_integer(kind) or types.is_duration(kind) or types.is_time(kind))
+
+
+def _is_taken(field: pa.Field) -> bool:
+    try:
+        deltalake.Schema.from_arrow(pa.schema([field]))
+    except Exception:  # noqa: BLE001 - the client has no class for it
+        return False
+    return True
+
+
+def _action(file: DataFile, names: Sequence[str]) -> Any:
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values=dict(zip(names, file.partition, strict=True)),
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps({"numRecords": file.rows}),
+    )

@@ -1,0 +1,484 @@
+"""Tables of Parquet files, appended to in whole batches: what the kinds of such tables have in common.
+
+::
+
+    <path>/part-<txid>-<epoch>-<attempt>-<task>-<n>.parquet    data files, written by commit tasks
+    <path>/_ratchet/header-*.json                              the header (C1)
+    <path>/_ratchet/schema.json                                kind of table, columns, partitioning: what it takes to read it (C32)
+    <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json    which files each task of an attempt has written
+
+Tasks only add files that nobody reads yet. When all of an attempt's tasks have ended, the driver *publishes* its files: one
+atomic step per txid, by the means of the table's kind. Whatever was never published is an orphan, and harmless.
+
+Invariants:
+
+1. For each txid at most one attempt's files are published, and all of them.
+2. A txid that is published is published once: a replay finds it and adds nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import re
+import shutil
+import uuid
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from framework.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptStateError,
+    InvariantViolation,
+    MovedOnError,
+    StaleWriterError,
+    TopologyError,
+)
+from framework.topology import (
+    Difference,
+    FencedState,
+    Fields,
+    Header,
+    Reach,
+    TransactionAttempt,
+    ValueType,
+    check_granted,
+)
+from framework.topology.canonical import NAN, python_values
+from sinks.tables.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
+from sinks.tables.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+#: A file is not made larger than this, and compaction makes them about as large.
+TARGET_BYTES = 128 * 1024 * 1024
+#: In a table's folder: what tells it from any other folder, and holds what Ratchet knows of it.
+OWN_FOLDER = "_ratchet"
+_HOLD_TRIES = 20
+#: Format 1 had the values of partitions in the names of folders alone, and no kind.
+_FORMAT = 2
+_NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)-\d+-\d+-")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a table; ``path`` is relative to the table's folder, ``partition`` what all its rows have in common."""
+
+    path: str
+    rows: int
+    size: int
+    partition: Texts = ()
+
+    def entry(self) -> list[object]:
+        """As it stands in documents."""
+        return [self.path, self.rows, self.size, list(self.partition)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What it takes to read a table: the name of its class, its columns, and those that partition it."""
+
+    kind: str
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        text = self.schema.serialize().to_pybytes().hex()
+        return {"format": _FORMAT, "kind": self.kind, "schema": text, "partition_by": list(self.partition_by)}
+
+    @staticmethod
+    def read(folder: Path) -> TableShape | None:
+        """The shape of the table in ``folder``; None when there is none. Raises ``CorruptStateError``."""
+        path = folder / OWN_FOLDER / "schema.json"
+        try:
+            found = read_document(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if found.get("format", 1) > _FORMAT:
+            raise CorruptStateError(
+                f"{path}: format {found['format']}, and this Ratchet knows {_FORMAT}; install a later one"
+            )
+        kind = found.get("kind", "DeltaLakeTable" if (folder / "_delta_log").is_dir() else "ParquetTable")
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+        return TableShape(kind, schema, tuple(found["partition_by"]))
+
+
+class FileTable(FencedState):
+    """A folder that a topology appends batches to.
+
+    ``path``: a folder of a file system that links atomically, local or NFS; made when it is missing, and it must be empty
+    then. ``partition_by``: columns whose values become folders, ``name=value``; readers leave it out, since the table knows.
+    ``shared``: the folder is mounted at the same path on every machine of the cluster.
+    """
+
+    value_type = ValueType.OPAQUE
+    publishes = True
+    #: Names the class in the table's own document.
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        partition_by: Sequence[str] | None = None,
+        target_bytes: int = TARGET_BYTES,
+        shared: bool = False,
+    ) -> None:
+        if isinstance(partition_by, str):
+            raise ConfigError(f"table {path}: partition_by is a list of columns, as in [{partition_by!r}]")
+        self.path = Path(path).absolute()
+        self.target_bytes = target_bytes
+        self._partition_by = tuple(partition_by) if partition_by is not None else None
+        self._shared = shared
+        self._fields: Fields | None = None
+        self._shape: TableShape | None = None
+
+    # --- shape -----------------------------------------------------------------------------------------------
+
+    @property
+    def reach(self) -> Reach:
+        return Reach.NETWORK if self._shared else Reach.HOST
+
+    @property
+    def location(self) -> str:
+        return f"table {self.path}"
+
+    def bind(self, fields: Fields) -> None:
+        """Fix names and types of the columns. Raises ``TopologyError`` for untyped ones."""
+        if fields.schema() is None:
+            untyped = next(name for name in fields if fields.type_of(name) is None)
+            raise TopologyError(
+                f"{self.location}: field {untyped!r} has no type; declare it, as in Fields({untyped}=str)"
+            )
+        check_partitioning(fields.schema(), self._partition_by or (), self.location)
+        self._fields = fields
+
+    @property
+    def shape(self) -> TableShape:
+        """The shape that the table on disk has, or is to have. Raises ``ConfigError`` when there is neither a topology nor a
+        table, or when the table is another than was declared."""
+        if self._shape is not None:
+            return self._shape
+        held = TableShape.read(self.path)
+        if held is not None:
+            self._check_shape(held)
+            self._shape = held
+            return held
+        if self._fields is None:
+            raise ConfigError(f"{self.location}: there is no table of Ratchet")
+        return TableShape(self.kind, self._fields.schema(), self._partition_by or ())
+
+    def require(self) -> None:
+        """Raise as ``shape`` does, before anything of the table is read or changed."""
+        _ = self.shape
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the table. Raises as ``shape`` does."""
+        return self.shape.schema
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that partition it. Raises as ``shape`` does."""
+        return self.shape.partition_by
+
+    def _check_shape(self, held: TableShape) -> None:
+        if held.kind != self.kind:
+            raise ConfigError(f"{self.location} is a {held.kind}, not a {self.kind}: use that, or another path")
+        declared = self._partition_by or ()
+        if self._fields is not None and (held.schema, held.partition_by) != (self._fields.schema(), declared):
+            raise ConfigError(
+                f"{self.location} has other columns than this topology writes: it has {_text_of(held.schema)}, partitioned by "
+                f"{list(held.partition_by)}, and the topology writes {_text_of(self._fields.schema())}, partitioned by "
+                f"{list(declared)}; use another path"
+            )
+        if self._partition_by not in (None, held.partition_by):
+            raise ConfigError(
+                f"{self.location} is partitioned by {list(held.partition_by)}, not by {list(declared)}: leave partition_by out, "
+                "the table knows"
+            )
+
+    # --- in tasks --------------------------------------------------------------------------------------------
+
+    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write rows of one task as data files, to be published with the rest of the attempt."""
+        fence = attempt.fence
+        if fence is None:
+            raise TopologyError(
+                f"{self.location} is written by topologies only: its attempts need a driver that publishes"
+            )
+        header = self.read_header()
+        check_granted(header, attempt, self.location)
+        table = pa.Table.from_batches(batches, schema=self.schema)
+        name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{fence.writer.replace(':', '-')}"
+        files = self.write_files(table, name)
+        pending = self._pending(header)
+        make_folder(pending)
+        overwrite(pending / f"{fence.writer.replace(':', '-')}.json", {"files": [each.entry() for each in files]})
+
+    def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
+        """Write rows into new files whose names begin with ``name``; they belong to no table yet."""
+        if table.num_rows == 0:
+            return []
+        row_bytes = max(table.nbytes / table.num_rows, 1.0)
+        rows_max = max(int(self.target_bytes / row_bytes), 1)
+        numbers = itertools.count()  # names are unique without their folders: some file systems take A for a
+        written: list[DataFile] = []
+        folders: set[Path] = set()
+        with named_errors(self.path):
+            try:
+                for partition, rows in split(table, self.partition_by):
+                    folder = self.path / folder_of(self.partition_by, partition)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    folders.update(each for each in (folder, *folder.parents) if each.is_relative_to(self.path))
+                    for first in range(0, rows.num_rows, rows_max):
+                        path = folder / f"{name}-{next(numbers)}.parquet"
+                        piece = rows.slice(first, rows_max)
+                        pq.write_table(piece, path)
+                        sync(path)
+                        where = str(path.relative_to(self.path))
+                        written.append(DataFile(where, piece.num_rows, path.stat().st_size, partition))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise BadRecordError(f"{self.location} cannot hold these rows: {error}") from error
+            for folder in folders:
+                sync(folder)
+        return written
+
+    # --- on the driver ---------------------------------------------------------------------------------------
+
+    def prepare(self, topology_id: str) -> Header:
+        for each in self.path.resolve().parents:
+            if TableShape.read(each) is not None:
+                raise ConfigError(
+                    f"{self.location} would be inside of the table {each}, whose compaction removes what it does not know: use "
+                    "another path"
+                )
+        make_folder(self.path)
+        header = self._chain.read()
+        if header is None:
+            self._check_foreign()
+            make_folder(self._folder)
+            self.create_table()
+            overwrite(self._folder / "schema.json", self.shape.document())
+            header = self._chain.create(Header(topology_id, uuid.uuid4().hex))
+        if header.topology_id != topology_id:
+            raise ConfigError(
+                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
+                "another path"
+            )
+        held = TableShape.read(self.path)
+        if held is None:
+            raise CorruptStateError(f"{self._folder / 'schema.json'} is gone; restore it from a backup")
+        self._check_shape(held)
+        self._shape = held
+        make_folder(self._folder / "pending")
+        return header
+
+    def _check_foreign(self) -> None:
+        with named_errors(self.path):
+            foreign = sorted(each.name for each in self.path.iterdir() if each.name not in self.own_names)
+        if foreign:
+            raise ConfigError(
+                f"{self.location}: there is something else in that folder, {foreign[0]!r}; give an empty one, or another path"
+            )
+
+    #: What a folder may hold before its first header is written.
+    own_names: frozenset[str] = frozenset({OWN_FOLDER})
+
+    def read_header(self) -> Header:
+        header = self._chain.read()
+        if header is None:
+            raise CorruptStateError(f"{self.location}: its header is gone from {self._folder}; restore it")
+        return header
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        self._chain.replace(expected, new)
+
+    def sweep(self, header: Header) -> int:
+        return 0  # what an earlier attempt wrote was not published
+
+    def publish(self, header: Header) -> None:
+        stamp = header.stamp
+        files: list[DataFile] = []
+        pending = self._pending(header)
+        for each in sorted(pending.glob("*.json")) if pending.exists() else ():
+            files += self.files_in(each)
+        found = self.read_header()
+        if found != header:
+            raise StaleWriterError(f"{self.location} is open for {found.open}, not for {header.open}", found.epoch)
+        if files or stamp.attempt_id > 1:  # of a first attempt without rows there is nothing that could be doubled
+            self.publish_files(header, files)
+        for folder in (self._folder / "pending").iterdir():
+            txid = folder.name.split("-")[0]
+            if txid.isdigit() and int(txid) < stamp.txid:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @abstractmethod
+    def create_table(self) -> None:
+        """Make an empty table in the folder, if there is none."""
+
+    @abstractmethod
+    def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
+        """Make these files the content of ``header.open.txid``, in one atomic step, unless it has one. Refuse, where the
+        store can tell, when a later leader has published meanwhile."""
+
+    @abstractmethod
+    def files(self) -> list[DataFile]:
+        """The files that are published now."""
+
+    @abstractmethod
+    def compact(self) -> tuple[int, int]:
+        """Merge small files into larger ones; returns how many files there were and are."""
+
+    @abstractmethod
+    def vacuum(self, *, older_than_s: float) -> int:
+        """Remove data files that nobody has needed for so long; returns how many. What an attempt may be writing stays."""
+
+    def to_table(self) -> pa.Table:
+        """Every row, read into memory."""
+        return self.dataset().to_table()
+
+    def dataset(self) -> ds.Dataset:
+        """The published files as a dataset of pyarrow, to be read by columns and filters."""
+        return self.dataset_of(self.files())
+
+    def dataset_of(self, files: Sequence[DataFile]) -> ds.Dataset:
+        import pyarrow.dataset as ds  # here: it imports pandas, which no process needs that reads no table
+
+        shape = self.shape
+        form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
+        fragments = []
+        for each in files:
+            try:
+                known = expression_of(shape.schema, shape.partition_by, each.partition)
+            except (pa.ArrowInvalid, ValueError) as error:
+                raise CorruptStateError(
+                    f"{self.path / each.path}: it is in a partition that cannot be: {error}"
+                ) from error
+            fragments.append(form.make_fragment(str(self.path / each.path), system, partition_expression=known))
+        return ds.FileSystemDataset(fragments, shape.schema, form, system)
+
+    def files_in(self, document: Path) -> list[DataFile]:
+        """The files that a document of this table lists. Raises ``FileNotFoundError``, ``CorruptStateError``."""
+        try:
+            return [self._file_of(*entry) for entry in read_document(document)["files"]]
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(f"{document}: not a list of files ({error}); restore it from a backup") from error
+
+    def _file_of(self, path: str, rows: int, size: int, partition: Sequence[str | None] | None = None) -> DataFile:
+        found = tuple(partition) if partition is not None else texts_in(path, self.partition_by)
+        if found is None:
+            raise CorruptStateError(
+                f"{self.path / path} has no values of {list(self.partition_by)}: an earlier version lost them when it compacted "
+                "the table; build the table anew from its source"
+            )
+        return DataFile(path, rows, size, found)
+
+    @abstractmethod
+    def files_as_of(self, txid: int) -> list[DataFile]:
+        """The files of transactions up to ``txid``. Raises ``MovedOnError`` when that can no longer be said."""
+
+    def become_scratch(self, folder: Path) -> None:
+        self.path = folder
+        self._shape = None
+
+    def compare(
+        self,
+        scratch: FencedState,
+        txid: int,
+        differs: Callable[[Difference], None],
+        moved: Callable[[Any], None],
+    ) -> int:
+        """Compares rows as a multiset: ``key`` of a difference is the row, the rest says how often it is there."""
+        try:
+            held = _counted(self.dataset_of(self.files_as_of(txid)))
+        except (MovedOnError, FileNotFoundError):  # compacted while it was read
+            moved("files")
+            return 0
+        return self.compare_held(scratch, held, differs)
+
+    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
+        for _ in range(_HOLD_TRIES):
+            txid = self.read_header().done
+            try:
+                return txid, _counted(self.dataset_of(self.files_as_of(txid)))
+            except (MovedOnError, FileNotFoundError):
+                continue
+        raise MovedOnError(f"{self.location}: it is compacted faster than it can be read")
+
+    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
+        if not isinstance(scratch, FileTable):
+            raise InvariantViolation(f"{self.location} is compared with {scratch.location}")
+        expected = _counted(scratch.dataset())
+        for row in held.keys() | expected.keys():
+            if held[row] != expected[row]:
+                differs(Difference(row, held[row], expected[row]))
+        return sum(held.values())
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        return self.path / OWN_FOLDER
+
+    @property
+    def _chain(self) -> HeaderChain:
+        return HeaderChain(self._folder, self.location)
+
+    def _pending(self, header: Header) -> Path:
+        return self._folder / "pending" / "{}-{}-{}".format(*header.stamp)
+
+
+def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for batch in rows.to_batches():
+        columns = (map(_comparable, python_values(pa.chunked_array([column]))) for column in batch.columns)
+        found.update(zip(*columns, strict=True))
+    return found
+
+
+def _comparable(value: Any) -> Any:
+    """A value that equals others of its kind, also when it is NaN, or one of several."""
+    if isinstance(value, float):
+        return value if value == value else NAN
+    if isinstance(value, Mapping):
+        return tuple((name, _comparable(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_comparable, value))
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC)
+    return value
+
+
+def is_of_another_table(path: str, folder: Path) -> bool:
+    """Whether a file below a table's folder belongs to a table of its own there."""
+    return any((folder / each / OWN_FOLDER).exists() for each in Path(path).parents if each != Path())
+
+
+def may_be_open(path: str, done: int) -> bool:
+    """Whether an attempt may be about to publish this file, when ``done`` is the last finished txid: that one too is replayed
+    when its driver died before it could say so."""
+    found = _NAME_OF_ATTEMPT.match(Path(path).name)
+    return found is not None and int(found["txid"]) >= done
+
+
+def _text_of(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def described(files: Sequence[DataFile]) -> Mapping[str, int]:
+    """How many files, rows and bytes."""
+    return {"files": len(files), "rows": sum(each.rows for each in files), "bytes": sum(each.size for each in files)}

@@ -1,0 +1,1 @@
+"""Codecs: what makes rows of the bytes of a record."""

@@ -1,0 +1,177 @@
+"""Codecs: the values of Kafka records as Arrow columns.
+
+A codec decodes many values at once, with vectorised code, or says which one it cannot decode. A null value (a tombstone)
+is no error: all of its fields are null. The same codecs decode keys and headers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from framework.topology import Fields
+from spouts.codecs.bad_records import BadRecord
+
+Values = Sequence[bytes | None]
+#: From this many values on, those that cannot be decoded are looked for by halving; below, one by one.
+_HALVED_FROM = 16
+
+
+class UndecodableValueError(Exception):
+    """The value at ``index`` of those given cannot be decoded, and why."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"value {index}: {reason}")
+        self.index = index
+        self.reason = reason
+
+
+class Codec(ABC):
+    """Decodes values into the columns named by ``fields``. Travels to tasks, pickled.
+
+    To write one, implement ``decode``; or, when values that are decoded together only say that one of them is bad,
+    subclass ``BulkCodec``.
+    """
+
+    fields: Fields
+
+    @abstractmethod
+    def decode(self, values: Values) -> pa.RecordBatch:
+        """One row per value, in order. Raises ``UndecodableValueError`` for the first one that cannot be decoded."""
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """One row per value that can be decoded, in order, and those that cannot."""
+        batches: list[pa.RecordBatch] = []
+        bad: list[BadRecord] = []
+        begin = 0
+        while begin < len(values) or not batches:
+            try:
+                batches.append(self.decode(values[begin:]))
+                break
+            except UndecodableValueError as error:
+                index = begin + error.index
+                batches.append(self.decode(values[begin:index]))
+                bad.append(BadRecord(index, error.reason))
+                begin = index + 1
+        return joined(batches), bad
+
+
+class BulkCodec(Codec):
+    """A codec that decodes all values in one go or none: the bad ones are found by halving."""
+
+    @abstractmethod
+    def decode_together(self, values: Values) -> pa.RecordBatch:
+        """One row per value, in order. Raises ``ValueError`` (Arrow's errors are such) when one cannot be decoded; for a
+        single value its message is the reason."""
+
+    def decode(self, values: Values) -> pa.RecordBatch:
+        try:
+            return self.decode_together(values)
+        except (ValueError, pa.ArrowException):
+            first = self._find(values, 0, [], only_first=True)
+        if first:
+            raise UndecodableValueError(first[0].index, first[0].reason)
+        raise UndecodableValueError(0, "the values cannot be decoded together")
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        try:
+            return self.decode_together(values), []
+        except (ValueError, pa.ArrowException):
+            batches: list[pa.RecordBatch] = []
+            bad = self._find(values, 0, batches, only_first=False)
+        return joined(batches) if batches else self.decode_together([]), bad
+
+    def _find(self, values: Values, begin: int, batches: list[pa.RecordBatch], *, only_first: bool) -> list[BadRecord]:
+        """The bad ones among values that cannot be decoded together; what can be goes to ``batches``, in order."""
+        if len(values) == 1:
+            try:
+                batches.append(self.decode_together(values))
+                return []
+            except (ValueError, pa.ArrowException) as error:
+                return [BadRecord(begin, self.reason(error))]
+        size = len(values) // 2 if len(values) >= _HALVED_FROM else 1
+        bad: list[BadRecord] = []
+        for position in range(0, len(values), size):
+            if bad and only_first:
+                break
+            part = values[position : position + size]
+            if size > 1:
+                try:
+                    batches.append(self.decode_together(part))
+                    continue
+                except (ValueError, pa.ArrowException):
+                    pass
+            bad += self._find(part, begin + position, batches, only_first=only_first)
+        return bad
+
+    def reason(self, error: Exception) -> str:
+        """What is said of a single value that cannot be decoded."""
+        return str(error)
+
+
+class PerValueCodec(Codec):
+    """A codec that finds out about each value by itself."""
+
+    @abstractmethod
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]: ...
+
+    def decode(self, values: Values) -> pa.RecordBatch:
+        batch, bad = self.decode_good(values)
+        if bad:
+            raise UndecodableValueError(bad[0].index, bad[0].reason)
+        return batch
+
+
+class BytesCodec(Codec):
+    """The value as it is, in one binary field.
+
+    >>> BytesCodec().decode([b"a", None]).to_pydict()
+    {'value': [b'a', None]}
+    """
+
+    def __init__(self, field: str = "value") -> None:
+        self.fields = Fields.of({field: pa.binary()})
+
+    def decode(self, values: Values) -> pa.RecordBatch:
+        return pa.record_batch([pa.array(values, pa.binary())], names=list(self.fields))
+
+
+class TextCodec(PerValueCodec):
+    """The value as UTF-8 text, in one string field. Invalid UTF-8 is an error.
+
+    >>> TextCodec("line").decode([b"a", None]).to_pydict()
+    {'line': ['a', None]}
+    """
+
+    def __init__(self, field: str = "value") -> None:
+        self.fields = Fields.of({field: pa.string()})
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        bad: list[BadRecord] = []
+        try:
+            text = pa.array(values, pa.binary()).cast(pa.string())  # checks the encoding
+        except (ValueError, pa.ArrowException):
+            found = [_invalid_utf8(value) for value in values]
+            bad = [BadRecord(index, reason) for index, reason in enumerate(found) if reason is not None]
+            good = [value for value, reason in zip(values, found, strict=True) if reason is None]
+            text = pa.array(good, pa.binary()).cast(pa.string())
+        return pa.record_batch([text], names=list(self.fields)), bad
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Record batches of one schema as one."""
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches(batches).combine_chunks()
+    arrays = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in table.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+
+
+def _invalid_utf8(value: bytes | None) -> str | None:
+    try:
+        (value or b"").decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"invalid UTF-8 at byte {error.start}"
+    return None

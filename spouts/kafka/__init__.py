@@ -1,0 +1,1 @@
+"""Kafka as a source: transactional spouts, and the spout of core topologies."""

@@ -1,0 +1,468 @@
+"""The Kafka spout of core topologies: records one by one, each acked or failed by its tuple tree.
+
+Source: storm-kafka-client's ``KafkaSpout``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from framework.clients.kafka import KafkaSettings
+from framework.errors import ConfigError, InvariantViolation, RetryableError
+from framework.topology import (
+    DEAD_LETTER_FIELDS,
+    DEAD_LETTER_STREAM,
+    DEFAULT_STREAM,
+    Fields,
+    OutputFieldsDeclarer,
+    ReplayableSpout,
+    TopologyContext,
+)
+from framework.topology.tuples import rows_of
+from spouts.codecs.bad_records import OnBadRecord
+from spouts.codecs.codec import Codec
+from spouts.kafka.acked_offsets import AckedOffsets
+from spouts.kafka.arguments import (
+    above_0,
+    at_least_1,
+    checked_format,
+    checked_group,
+    checked_start,
+    checked_topics,
+    fields_of,
+)
+from spouts.kafka.decoding import RecordDecoder, dead_letters
+from spouts.kafka.partitions import Position, Where, partition_id, position_after, topic_and_number
+from spouts.kafka.tail import KafkaTail
+from spouts.retries import Retries, RetryPolicy
+
+COMMIT_EVERY_S = 5.0
+#: Offsets of a partition that may lie between what is done and what is next.
+UNCOMMITTED_MAX = 10_000
+#: Records per partition that are decoded and wait for their turn.
+_BUFFERED_MAX = 4_000
+_GUARANTEES = ("at_least_once", "at_most_once", "none")
+
+
+class Key(NamedTuple):
+    """A message id: a record, also where its topic was made again, or its log was truncated and has grown again."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str | None
+    leader_epoch: int | None
+
+    @property
+    def where(self) -> Where:
+        return self.topic, self.partition
+
+
+class _Row(NamedTuple):
+    """A record that waits or is under way. ``message``: kept while it may become a dead letter."""
+
+    values: Sequence[Any]
+    stream: str
+    message: Any
+
+
+class _Read(NamedTuple):
+    """What was read at an offset. ``row``: None for what is left out."""
+
+    offset: int
+    leader_epoch: int | None
+    row: _Row | None
+
+
+class KafkaSpout(ReplayableSpout):
+    """Reads topics in the tasks of a core topology; what is read passes no driver.
+
+    **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``, ``header_codecs`` and ``metadata`` are as
+    for ``KafkaTransactionalSpout``. Each partition is read by one task, the same one as long as the parallelism stays.
+
+    **Where it goes on.** The positions are those of the consumer group ``group``, by default the topology's id; they carry the ids
+    of the topics. ``start``: where a partition begins that the group has no position for: "earliest", "latest", milliseconds since
+    1970 or a ``datetime`` with a zone.
+
+    **Guarantee.** ``"at_least_once"``: a record's offset is committed once it and all before it in its partition are acked, every
+    ``commit_every_s`` seconds, changed or not, and at the end; what fails is emitted again, at once the first time, then
+    after 2 ms and twice as long each time, up to 10 s (``retry``). When that has been tried ``retry.retries_max`` times,
+    ``on_exhausted`` says what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with
+    ``DEAD_LETTER_FIELDS``, "drop" reports it and lets it go. ``"at_most_once"``: offsets are committed before their records
+    are emitted; nothing is emitted twice, and what fails is lost. ``"none"``: not tracked; offsets are committed now and
+    then, records may be lost or come twice.
+
+    **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them: the state is exactly-once,
+    ``guarantee``, ``retry`` and ``on_exhausted`` have no part in it. The group says where the spout begins when it is started
+    for the first time; after that its offsets only tell others how far the last committed checkpoint is, and nobody reads
+    them here. A partition that appears after the first checkpoint is read from its earliest offset.
+
+    **How far ahead.** ``topology.max.spout.pending`` bounds the tuples of a task whose fate is open. ``uncommitted_max`` bounds the
+    offsets of each partition between what is done and what is next, so that one record that fails for ever does not let the others
+    run arbitrarily far ahead; what was read beyond it is emitted again after a restart.
+
+    ``on_bad_record``: a record that cannot be decoded fails the topology ("fail"), is left out ("skip"), or is emitted on the
+    stream ``dead_letters`` ("dead_letter"). ``on_data_loss``: an offset that is gone before it was read, because of
+    retention, because the log was truncated, or because the topic was deleted and made again, fails the topology ("fail") or
+    is skipped ("skip"); a topic that was made again is then read from its beginning. ``bootstrap_servers`` and ``settings``
+    as for the transactional spouts.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[str] = (),
+        *,
+        bootstrap_servers: str | None = None,
+        pattern: str | None = None,
+        codec: Codec | None = None,
+        key_codec: Codec | None = None,
+        header_codecs: Mapping[str, Codec] | None = None,
+        metadata: Sequence[str] = (),
+        group: str | None = None,
+        start: str | int | datetime.datetime = "earliest",
+        guarantee: Literal["at_least_once", "at_most_once", "none"] = "at_least_once",
+        retry: RetryPolicy | None = None,
+        on_exhausted: Literal["dead_letter", "drop"] = "drop",
+        uncommitted_max: int = UNCOMMITTED_MAX,
+        commit_every_s: float = COMMIT_EVERY_S,
+        on_bad_record: Literal["fail", "skip", "dead_letter"] = "fail",
+        on_data_loss: Literal["fail", "skip"] = "fail",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if guarantee not in _GUARANTEES:
+            raise ConfigError(f"guarantee must be one of {', '.join(map(repr, _GUARANTEES))}, not {guarantee!r}")
+        if on_exhausted not in ("dead_letter", "drop"):
+            raise ConfigError(f"on_exhausted must be 'dead_letter' or 'drop', not {on_exhausted!r}")
+        if on_data_loss not in ("fail", "skip"):
+            raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
+        if retry is not None and guarantee != "at_least_once":
+            raise ConfigError(f"retry= needs guarantee='at_least_once': with {guarantee!r} nothing is emitted again")
+        self._topics = checked_topics(topics, pattern)
+        self._pattern = pattern
+        self._start = checked_start(start)
+        self._group = checked_group("group", group) if group is not None else None
+        self._settings = KafkaSettings(bootstrap_servers, settings)
+        self._format = checked_format(codec, key_codec, header_codecs, metadata)
+        self._fields = fields_of(self._format)
+        self._guarantee = guarantee
+        self._retry = retry if retry is not None else RetryPolicy()
+        self._on_exhausted = on_exhausted
+        self._uncommitted_max = at_least_1("uncommitted_max", uncommitted_max)
+        self._commit_every_s = above_0("commit_every_s", commit_every_s)
+        self._on_bad_record = OnBadRecord.of(on_bad_record)
+        self._skip_lost = on_data_loss == "skip"
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(self._fields)
+        if self._on_bad_record is OnBadRecord.DEAD_LETTER or self._on_exhausted == "dead_letter":
+            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+
+    def output_fields(self) -> Fields:
+        """The fields of the default stream."""
+        return self._fields
+
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        self._settings.with_conf(conf)
+
+    def open(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any) -> None:
+        self._task = _Task(
+            KafkaTail(
+                self._settings.with_conf(conf),
+                self._group if self._group is not None else f"ratchet-{context.topology_id}",
+                topics=self._topics,
+                pattern=self._pattern,
+                start=self._start,
+                skip_lost=self._skip_lost,
+                task=context.task_index,
+                tasks=context.task_count,
+            ),
+            RecordDecoder(self._format, self._on_bad_record),
+            collector,
+            guarantee=self._guarantee,
+            retry=self._retry,
+            keeps_messages=self._on_exhausted == "dead_letter",
+            uncommitted_max=self._uncommitted_max,
+            commit_every_s=self._commit_every_s,
+        )
+
+    def next_tuple(self) -> None:
+        self._task.next_tuple()
+
+    def caught_up(self) -> bool:
+        """Whether every partition has been read to its end."""
+        return self._task.caught_up()
+
+    def follow_checkpoints(self) -> None:
+        self._task.follow_checkpoints()
+
+    def begin_anew(self) -> None:
+        self._task.begin_anew()
+
+    def position(self) -> dict[str, Any]:
+        """Partition -> its next offset, as plans have it (``spouts.kafka.partitions``)."""
+        return {partition_id(*where): at.after() for where, at in self._task.position().items()}
+
+    def seek(self, positions: Sequence[Any]) -> None:
+        self._task.seek(_recorded(*positions))
+
+    def committed(self, position: Any) -> None:
+        self._task.committed(_recorded(position))
+
+    def ack(self, message_id: Key) -> None:
+        self._task.acked(message_id)
+
+    def fail(self, message_id: Key) -> None:
+        self._task.failed(message_id)
+
+    def close(self) -> None:
+        self._task.close()
+
+
+def _recorded(*positions: Mapping[str, Any]) -> dict[Where, Position]:
+    """Positions of checkpoints; those of before were bare offsets."""
+    return {
+        topic_and_number(name): Position(at, None) if isinstance(at, int) else position_after(at)
+        for each in positions
+        for name, at in each.items()
+    }
+
+
+class _Partition:
+    """A partition from where it began: what is done of it, and what was read and waits. ``asked``: the position that the group was
+    last asked to have."""
+
+    def __init__(self, begins: Position) -> None:
+        self.topic_id = begins.topic_id
+        self.offsets = AckedOffsets(begins.offset)
+        self.buffer: deque[_Read] = deque()
+        self.asked = begins
+        self._epochs = deque([(begins.offset, begins.leader_epoch)])  # from which offset on which leader epoch is known
+
+    def took(self, read: _Read) -> None:
+        """It has left the buffer."""
+        if read.leader_epoch != self._epochs[-1][1]:
+            self._epochs.append((read.offset + 1, read.leader_epoch))
+
+    def position(self) -> Position:
+        """Behind all that was emitted."""
+        return Position(self.offsets.position, self.topic_id, self._epochs[-1][1])
+
+    def done(self) -> Position:
+        """Behind all that is done."""
+        offset = self.offsets.committable
+        while len(self._epochs) > 1 and self._epochs[1][0] <= offset:
+            self._epochs.popleft()
+        return Position(offset, self.topic_id, self._epochs[0][1])
+
+
+class _Task:
+    """One spout task: a consumer, what it has read, and what became of it."""
+
+    def __init__(
+        self,
+        tail: KafkaTail,
+        decoder: RecordDecoder,
+        collector: Any,
+        *,
+        guarantee: str,
+        retry: RetryPolicy,
+        keeps_messages: bool,
+        uncommitted_max: int,
+        commit_every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tail = tail
+        self._decoder = decoder
+        self._collector = collector
+        self._tracked = guarantee == "at_least_once"
+        self._commits_first = guarantee == "at_most_once"
+        self._keeps_messages = keeps_messages
+        self._uncommitted_max = uncommitted_max
+        self._commit_every_s = commit_every_s
+        self._clock = clock
+        self._partitions: dict[Where, _Partition] = {}
+        self._turn: deque[Where] = deque()
+        self._under_way: dict[Key, _Row] = {}
+        self._retries: Retries[Key] = Retries(retry)
+        self._published_at = clock()
+        self._checkpointed: Mapping[Where, Position] | None = (
+            None  # by the last checkpoint, where those hold the positions
+        )
+        self._unsure: list[Any] = []  # read, and not decoded: they may have to be committed before they are emitted
+        self._trouble: str | None = None
+
+    def next_tuple(self) -> None:
+        """Emit one record: one that is due again, else the next one of some partition."""
+        try:
+            self._begin()
+            if self._clock() - self._published_at >= self._commit_every_s:
+                self._publish()
+            self._tail.advance()
+            again = self._retries.due(self._clock())
+            if again is not None:
+                self._emit(again, self._under_way[again])
+            elif not self._emit_next():
+                self._read()
+                self._emit_next()
+            self._trouble = None
+        except RetryableError as error:  # the cluster is away: what is under way stays as it is
+            if self._trouble is None:
+                self._collector.report_error(error)
+            self._trouble = str(error)
+
+    def acked(self, key: Key) -> None:
+        row = self._under_way.pop(key, None)
+        if row is not None:
+            self._partitions[key.where].offsets.acked(key.offset)
+            self._retries.done(key)
+
+    def failed(self, key: Key) -> None:
+        row = self._under_way.get(key)
+        if row is None:
+            return  # it has been acked, or is of another life of this task
+        is_letter = row.stream == DEAD_LETTER_STREAM  # there is no place left to put it: it must arrive
+        if self._retries.failed(key, self._clock(), for_ever=is_letter):
+            return
+        if self._keeps_messages:
+            letter = dead_letters("value", [row.message], ["its tuple tree failed too often"], {})
+            self._under_way[key] = _Row(next(rows_of(letter)), DEAD_LETTER_STREAM, None)
+            self._retries.failed(key, self._clock(), for_ever=True)
+            return
+        self._collector.report_error(
+            RuntimeError(
+                f"{partition_id(*key.where)}, offset {key.offset}: given up after its retries; the record is dropped"
+            )
+        )
+        self.acked(key)
+
+    def caught_up(self) -> bool:
+        waits = self._unsure or len(self._retries) or any(each.buffer for each in self._partitions.values())
+        return self._tail.at_ends and not waits
+
+    def follow_checkpoints(self) -> None:
+        self._tail.follow_checkpoints()
+        self._checkpointed = {}
+        self._tracked = self._commits_first = False  # they are followed for the checkpoints, and that is enough
+
+    def begin_anew(self) -> None:
+        self._tail.begin_anew()
+
+    def position(self) -> dict[Where, Position]:
+        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin, or whether the topics are still the
+        ones that were read."""
+        if not self._tail.settled:
+            self._begin()
+            self._tail.settle()
+        self._tail.confirm()
+        begun = {where: each.position() for where, each in self._partitions.items()}
+        return {**self._tail.sought, **begun}
+
+    def seek(self, positions: Mapping[Where, Position]) -> None:
+        self._tail.seek(positions)
+        if self._checkpointed is not None:
+            self._checkpointed = positions
+
+    def committed(self, positions: Mapping[Where, Position]) -> None:
+        if self._checkpointed is not None:
+            self._checkpointed = positions
+
+    def close(self) -> None:
+        try:
+            # At most once, the group has all that was emitted, and perhaps what another task has committed since.
+            if not self._commits_first:
+                self._publish()
+        finally:
+            self._tail.close(publish=not self._commits_first)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        for where, position in self._tail.look_up().items():
+            if where in self._partitions:  # what is under way of it is of another log: nobody waits for its acks
+                for key in [each for each in self._under_way if each.where == where]:
+                    del self._under_way[key]
+                    self._retries.done(key)
+                self._unsure = [each for each in self._unsure if (each.topic(), each.partition()) != where]
+            else:
+                self._turn.append(where)
+            self._partitions[where] = _Partition(position)
+
+    def _emit_next(self) -> bool:
+        """The next record of the partition whose turn it is. False when none has one that may be emitted."""
+        for _ in range(len(self._turn)):
+            where = self._turn[0]
+            self._turn.rotate(-1)
+            partition = self._partitions[where]
+            offsets, buffer = partition.offsets, partition.buffer
+            while buffer and buffer[0].row is None:
+                partition.took(buffer[0])
+                offsets.passed(buffer.popleft().offset)
+            if buffer and not (self._tracked and offsets.span >= self._uncommitted_max):
+                read = buffer.popleft()
+                if read.row is None:
+                    raise InvariantViolation("a record without a row was to be emitted")
+                key = Key(*where, read.offset, partition.topic_id, read.leader_epoch)
+                partition.took(read)
+                if self._tracked:
+                    offsets.emitted(read.offset)
+                    self._under_way[key] = read.row
+                else:
+                    offsets.passed(read.offset)
+                self._emit(key, read.row)
+                return True
+        return False
+
+    def _emit(self, key: Key, row: _Row) -> None:
+        self._collector.emit(row.values, message_id=key if self._tracked else None, stream=row.stream)
+
+    def _read(self) -> None:
+        """Take in what has come. What cannot be decoded yet, because somebody who is to be asked does not answer, stays."""
+        if not self._unsure:
+            self._tail.pause(where for where, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
+            self._unsure = self._tail.poll()
+            if self._unsure and self._commits_first:
+                self._commit_first()
+        else:
+            self._tail.hear()
+        if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
+            return
+        rows: list[tuple[Where, _Read]] = []
+        for decoded in self._decoder.decode(self._unsure, {}):
+            stream = DEAD_LETTER_STREAM if decoded.letters else DEFAULT_STREAM
+            values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.messages)
+            for message, row in zip(decoded.messages, values, strict=True):
+                where = message.topic(), message.partition()
+                kept = _Row(row, stream, message if self._keeps_messages else None) if row is not None else None
+                rows.append((where, _Read(message.offset(), _epoch_of(message), kept)))
+        self._unsure = []
+        for where, read in sorted(rows, key=lambda each: (each[0], each[1].offset)):
+            self._partitions[where].buffer.append(read)
+
+    def _commit_first(self) -> None:
+        """What was read is emitted when the group has the offset behind it."""
+        for message in self._unsure:
+            its = self._partitions[(message.topic(), message.partition())]
+            its.asked = Position(message.offset() + 1, its.topic_id, _epoch_of(message))
+        self._tail.publish(self._asked())
+
+    def _asked(self) -> dict[Where, Position]:
+        return {where: each.asked for where, each in self._partitions.items()}
+
+    def _publish(self) -> None:
+        """Have the group have how far each partition is done."""
+        self._published_at = self._clock()
+        if self._checkpointed is not None:
+            self._tail.publish(self._checkpointed)
+        elif self._commits_first:
+            self._tail.publish(self._asked())
+        else:
+            self._tail.publish({where: each.done() for where, each in self._partitions.items()})
+
+
+def _epoch_of(message: Any) -> int | None:
+    epoch = message.leader_epoch()
+    return int(epoch) if epoch is not None and epoch >= 0 else None

@@ -1,0 +1,166 @@
+"""Commits positions to a Kafka consumer group: for tools that show lag, and for spouts that keep their positions there.
+
+The group's offsets are never ahead of what is done; they may be behind. What fails is said once and tried again. With each
+offset goes the id of its topic, as the offset's metadata, and a leader epoch: an offset means something only in one log.
+
+A consumer does it, one that is assigned nothing unless it is the spout's own. librdkafka's admin client has such a request too,
+and ends the process (an assertion fails) when the group's coordinator answers after the request has timed out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from spouts.kafka.partitions import Position, partition_id, topic_and_number
+
+_log = structlog.get_logger()
+
+#: How long ``close`` waits for the last offsets to be published.
+CLOSE_TIMEOUT_S = 5.0
+#: And where they could not be published lately.
+_CLOSE_FAILING_S = 0.5
+#: A request that has not been answered for this long counts as failed; librdkafka goes on trying meanwhile.
+ANSWER_TIMEOUT_S = 30.0
+#: How soon what has failed is tried again.
+_AGAIN_AFTER_S = 0.25
+
+
+class GroupOffsets:
+    """``publish`` returns at once; while a request is under way, only the latest offsets wait for their turn. Used from one
+    thread. ``errors``: of a consumer that is given to ``use``; without one, it makes a client of its own."""
+
+    def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors | None = None) -> None:
+        self._settings = settings
+        self._group = group
+        self._client: Consumer | None = None
+        self._lent = errors is not None
+        self._errors = errors if errors is not None else ConnectionErrors(settings.bootstrap_servers)
+        self._published: dict[str, Position] = {}
+        self._waiting: dict[str, Position] = {}
+        self._sent: dict[str, Position] = {}  # the request under way
+        self._sent_at = 0.0
+        self._failed_at: float | None = None
+        self._problem: KafkaError | None = None
+
+    def use(self, consumer: Consumer) -> None:
+        """Use a consumer whose ``on_commit`` is ``answered``, and that is polled by whoever lends it."""
+        self._client = consumer
+
+    def publish(self, offsets: Mapping[str, int | Position], *, again: bool = False) -> None:
+        """Partition -> next offset to read, as committed. ``again``: also where that was published before, so that the group
+        does not forget a partition in which nothing happens."""
+        wanted = {each: at if isinstance(at, Position) else Position(at, None) for each, at in offsets.items()}
+        known = {} if again else self._published
+        self._waiting.update({each: at for each, at in wanted.items() if known.get(each) != at})
+        self.advance()
+
+    def has(self, partition: str, position: Position) -> bool:
+        """Whether the group is known to have this position of a partition."""
+        return self._published.get(partition) == position
+
+    def advance(self) -> None:
+        """Take an answer that has come, and send what waits. Called now and then, also when nothing is committed."""
+        if self._client is not None and self._sent and not self._lent:
+            self._client.poll(0)  # the answer comes by the callback
+            if self._sent and time.monotonic() - self._sent_at > ANSWER_TIMEOUT_S:
+                self._failed(self._sent, f"no answer for {ANSWER_TIMEOUT_S:g} s{self._errors.reason()}")
+        if self._waiting and not self._sent and not self._rests():
+            self._send()
+
+    def problem(self) -> KafkaException | None:
+        """Why requests have begun to fail, once."""
+        problem, self._problem = self._problem, None
+        return None if problem is None else KafkaException(problem)
+
+    def close(self, *, publish: bool = True) -> None:
+        """Publish what waits, for as long as that may take; or forget it. Closes the client, unless it is lent."""
+        if not publish:
+            self._waiting = {}
+        failing = self._failed_at
+        deadline = time.monotonic() + (CLOSE_TIMEOUT_S if failing is None else _CLOSE_FAILING_S)
+        while (self._sent or self._waiting) and time.monotonic() < deadline and self._failed_at == failing:
+            self.advance()
+            if self._client is not None:
+                self._client.poll(0.02)
+        if self._client is not None and not self._lent:
+            self._client.close()
+        self._client = None
+
+    def answered(self, error: KafkaError | None, partitions: list[Any]) -> None:
+        """The ``on_commit`` of the consumer."""
+        refused: dict[str, Position] = {}
+        stored: dict[str, Position] = {}
+        reason = error
+        for each in partitions or ():
+            partition = partition_id(each.topic, each.partition)
+            position = self._sent.get(partition)
+            if position is None or position.offset != each.offset:
+                continue  # the answer to a request that was given up
+            if error is None and each.error is None:
+                stored[partition] = position
+            else:
+                refused[partition] = position
+                reason = reason or each.error
+        self._published.update(stored)
+        if reason is not None:
+            self._problem = reason if self._failed_at is None else self._problem
+            self._failed(refused or self._sent, reason.str())
+        elif stored:
+            self._sent = {}
+            self._failed_at = None
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _rests(self) -> bool:
+        return self._failed_at is not None and time.monotonic() - self._failed_at < _AGAIN_AFTER_S
+
+    def _send(self) -> None:
+        try:
+            if self._client is None:
+                heard = {"error_cb": self._errors.heard, "on_commit": self.answered}
+                settings = {**self._settings.consumer(self._group), **heard}
+                self._client = self._errors.made(lambda: Consumer(settings))
+            wanted = [_stored(each, position) for each, position in self._waiting.items()]
+            self._sent, self._waiting = self._waiting, {}
+            self._sent_at = time.monotonic()
+            self._client.commit(offsets=wanted, asynchronous=True)
+        except KafkaException as error:
+            self._failed(self._sent, str(self._errors.explain(error)))
+
+    def _failed(self, offsets: Mapping[str, Position], reason: str) -> None:
+        self._waiting = {**offsets, **self._waiting}
+        self._sent = {}
+        if self._failed_at is None:
+            _log.warning("group.not_published", group=self._group, reason=reason)
+        self._failed_at = time.monotonic()
+
+
+def _stored(partition: str, position: Position) -> TopicPartition:
+    note = json.dumps({"topic_id": position.topic_id}) if position.topic_id is not None else ""
+    topic, number = topic_and_number(partition)
+    if position.leader_epoch is None:
+        return TopicPartition(topic, number, position.offset, note)
+    return TopicPartition(topic, number, position.offset, note, position.leader_epoch)
+
+
+def position_of_group(stored: TopicPartition) -> Position:
+    """What ``Consumer.committed`` says of a partition that the group has an offset of. Others may have committed it: without an id
+    of the topic it is taken on trust."""
+    try:
+        note = json.loads(stored.metadata or "{}")
+        topic_id = note.get("topic_id") if isinstance(note, dict) else None
+    except ValueError:
+        topic_id = None
+    epoch = stored.leader_epoch
+    return Position(
+        stored.offset,
+        topic_id if isinstance(topic_id, str) else None,
+        epoch if epoch is not None and epoch >= 0 else None,
+    )

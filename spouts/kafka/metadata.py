@@ -1,0 +1,336 @@
+"""What the driver asks a Kafka cluster: which topics, who leads their partitions, where they begin and end.
+
+A partition whose leader does not answer must not hold up the others. Leaders are asked one by one, side by side; one that
+is late is left out, and is counted in again as soon as it has answered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.errors import ConfigError, DataLossError, RetryableError
+from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.partitions import Position, partition_id, topic_and_number
+from spouts.kafka.session import NOT_IN_LOG
+
+_log = structlog.get_logger()
+
+#: How long a broker may take to answer before it counts as away.
+REQUEST_TIMEOUT_S = 5.0
+#: How long the others are kept waiting for a leader that is late, once.
+LATE_AFTER_S = 0.5
+#: How often topics and leaders are looked up again; new topics and partitions are seen this late.
+METADATA_AGE_MAX_S = 5.0
+
+#: How long all brokers together may take to say whether logs were truncated.
+ANSWER_S = 10.0
+_POLL_S = 0.05
+#: Whether a fetch works is of interest then, not what it brings.
+_LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTopics:
+    """Topics as last looked up. ``leaders``: partition -> broker id, None without a leader. ``missing``: topics asked for
+    by name that do not exist."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+    leaders: Mapping[str, int | None]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def leaderless(self) -> list[str]:
+        return sorted(each for each, leader in self.leaders.items() if leader is None)
+
+    @property
+    def led(self) -> list[str]:
+        return sorted(each for each, leader in self.leaders.items() if leader is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """An offset with the leader epoch in which the broker knew it; None when it did not say."""
+
+    offset: int
+    leader_epoch: int | None = None
+
+
+class KafkaMetadata:
+    """One admin client. ``topics`` are names, or ``pattern`` what whole names must match; a pattern never matches Kafka's
+    own topics. Used from the planner's thread; ``confirm_topics`` from any."""
+
+    def __init__(self, settings: KafkaSettings, topics: tuple[str, ...], pattern: str | None) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._pattern = re.compile(pattern) if pattern is not None else None
+        self._client: AdminClient | None = None
+        self._errors = ConnectionErrors(settings.bootstrap_servers)
+        self._known: KafkaTopics | None = None
+        self._looked_up = -math.inf
+        self._late: dict[int, list[Future[Any]]] = {}
+
+    def close(self) -> None:
+        self._client = None
+
+    def refresh(self) -> None:
+        """Look topics and leaders up again when next asked."""
+        self._looked_up = -math.inf
+
+    def topics(self) -> KafkaTopics:
+        """Topics and leaders, at most ``METADATA_AGE_MAX_S`` old. Raises ``RetryableError`` when nobody answers and
+        ``ConfigError`` when security settings or permissions are at fault."""
+        if self._known is None or time.monotonic() - self._looked_up > METADATA_AGE_MAX_S:
+            self._known = self._asked(self._look_up)
+            self._looked_up = time.monotonic()
+        return self._known
+
+    def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Raises ``DataLossError`` when a topic is another one by now. A topic that is gone is not: it may come back."""
+        if not topic_ids:
+            return
+        try:
+            described = self._described(sorted(topic_ids))
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+        for topic, (topic_id, _) in described.items():
+            if topic_id != topic_ids[topic]:
+                raise DataLossError(
+                    f"topic {topic!r} was deleted and created again while it was read: its id was {topic_ids[topic]}, is "
+                    f"{topic_id}"
+                )
+
+    def cleanup_policies(self, topics: Sequence[str]) -> dict[str, str]:
+        """Topic -> how its old records go: ``delete``, ``compact``, or both. Without topics that do not exist. Raises
+        ``ConfigError`` when that may not be seen."""
+        found: dict[str, str] = {}
+        if not topics:
+            return found
+        wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        for resource, future in self._admin().describe_configs(wanted, request_timeout=REQUEST_TIMEOUT_S).items():
+            try:
+                found[resource.name] = str(future.result()["cleanup.policy"].value)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise ConfigError(
+                        f"whether topic {resource.name!r} is compacted cannot be seen: allow DescribeConfigs on it, or use opaque "
+                        "states only"
+                    ) from error
+                raise self._errors.explain(error, self._client) from error
+        return found
+
+    def ends(self, partitions: Iterable[str] | None = None, *, patient: bool) -> dict[str, Offset]:
+        """The last stable offset of these partitions, or of every one with a leader: a plan that ends there holds no open
+        kafka_txn. ``patient``: wait for every leader; otherwise those that are late are left out."""
+        wanted = self.topics().led if partitions is None else partitions
+        return self._offsets(wanted, OffsetSpec.latest(), patient=patient)
+
+    def beginnings(self, partitions: Iterable[str], *, patient: bool) -> dict[str, Offset]:
+        """The first offset that each partition still holds."""
+        return self._offsets(partitions, OffsetSpec.earliest(), patient=patient)
+
+    def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True) -> dict[str, Offset]:
+        """The first record at or after a time; -1 where there is none."""
+        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=patient)
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
+        try:
+            answer = question()
+        except KafkaException as error:
+            raise self._errors.explain(error, self._client) from error
+        self._errors.connected = True
+        return answer
+
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            self._client = self._errors.made(
+                lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.heard})
+            )
+        return self._client
+
+    def _look_up(self) -> KafkaTopics:
+        listed = self._admin().list_topics(timeout=REQUEST_TIMEOUT_S)
+        missing: list[str] = []
+        if self._pattern is not None:
+            names = sorted(name for name in listed.topics if self._pattern.fullmatch(name))
+        else:
+            names = [name for name in self._topics if name in listed.topics]
+            missing = [name for name in self._topics if name not in listed.topics]
+        topic_ids: dict[str, str] = {}
+        leaders: dict[str, int | None] = {}
+        for name, (topic_id, led_by) in self._described(names, internal=self._pattern is None).items():
+            topic_ids[name] = topic_id
+            leaders.update(led_by)
+        return KafkaTopics(str(listed.cluster_id), topic_ids, leaders, tuple(missing))
+
+    def _described(self, names: list[str], *, internal: bool = True) -> dict[str, tuple[str, dict[str, int | None]]]:
+        """Topic -> its id, and partition -> leader. Topics that do not exist are left out."""
+        found: dict[str, tuple[str, dict[str, int | None]]] = {}
+        if not names:
+            return found
+        answers = self._admin().describe_topics(TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S)
+        for name, future in answers.items():
+            try:
+                topic = future.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise
+            if topic.is_internal and not internal:
+                continue
+            leaders = {partition_id(name, each.id): _leader(each) for each in topic.partitions}
+            found[name] = str(topic.topic_id), leaders
+            _release_leaked_reference(topic)
+        return found
+
+    def _offsets(self, partitions: Iterable[str], spec: OffsetSpec, *, patient: bool) -> dict[str, Offset]:
+        by_leader: dict[int, list[str]] = {}
+        leaders = self.topics().leaders
+        for partition in partitions:
+            leader = leaders.get(partition)
+            if leader is not None:
+                by_leader.setdefault(leader, []).append(partition)
+        if not by_leader:
+            return {}
+        asked: dict[int, dict[TopicPartition, Future[Any]]] = {}
+        for leader, its in by_leader.items():
+            if not patient and any(not future.done() for future in self._late.get(leader, ())):
+                continue  # still waiting for what it was asked before
+            asked[leader] = self._ask(its, spec)
+        self._wait(asked, patient=patient)
+        offsets: dict[str, Offset] = {}
+        problem: KafkaException | None = None
+        for leader, answers in asked.items():
+            if any(not future.done() for future in answers.values()):
+                if not self._late.get(leader):
+                    _log.warning("source.leader_late", broker=leader, partitions=len(answers))
+                self._late[leader] = list(answers.values())
+                continue
+            failed = self._take(answers, offsets)
+            problem = failed or problem
+            self._late[leader] = [] if failed is None else list(answers.values())
+        if problem is not None:
+            self.refresh()
+            if patient or not offsets:
+                raise self._errors.explain(problem, self._client)
+        if not offsets and not patient:
+            raise RetryableError(f"Kafka at {self._settings.bootstrap_servers}: no leader of any partition answers")
+        return offsets
+
+    def _ask(self, partitions: list[str], spec: OffsetSpec) -> dict[TopicPartition, Future[Any]]:
+        wanted = {TopicPartition(*topic_and_number(each)): spec for each in partitions}
+        try:
+            answers: dict[TopicPartition, Future[Any]] = self._admin().list_offsets(
+                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
+            )
+        except KafkaException as error:
+            raise self._errors.explain(error, self._client) from error
+        return answers
+
+    def _wait(self, asked: Mapping[int, Mapping[TopicPartition, Future[Any]]], *, patient: bool) -> None:
+        """Wait for all; when impatient, for those who were on time before, and a little longer for a new latecomer."""
+        every = [future for answers in asked.values() for future in answers.values()]
+        prompt = [f for leader, answers in asked.items() if not self._late.get(leader) for f in answers.values()]
+        if patient or not prompt or len(asked) == 1:
+            wait(every, REQUEST_TIMEOUT_S + 1)
+            return
+        wait(prompt, LATE_AFTER_S)
+        if not any(future.done() for future in every):
+            wait(every, REQUEST_TIMEOUT_S, return_when="FIRST_COMPLETED")
+
+    def _take(self, answers: Mapping[TopicPartition, Future[Any]], offsets: dict[str, Offset]) -> KafkaException | None:
+        """Put answers in ``offsets``; returns what one of them failed with."""
+        problem: KafkaException | None = None
+        for where, future in answers.items():
+            try:
+                answer = future.result()
+                if answer.offset == OFFSET_INVALID:
+                    # What librdkafka makes of a connection that broke at the wrong moment.
+                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
+                epoch = getattr(answer, "leader_epoch", None)
+                known = epoch if epoch is not None and epoch >= 0 else None
+                offsets[partition_id(where.topic, where.partition)] = Offset(answer.offset, known)
+            except KafkaException as error:
+                problem = error
+        return problem
+
+
+def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Position]) -> list[str]:
+    """Of partitions with positions whose leader epochs are known, those that were truncated before them since, and have perhaps
+    grown again. A broker knows where each epoch ended in its log: asked to fetch from an offset that was known in an epoch, it
+    first says whether that one reached so far. Raises ``RetryableError`` when one does not answer."""
+    if not positions:
+        return []
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    consumer = errors.made(lambda: Consumer({**settings.consumer(group), **_LITTLE, "error_cb": errors.heard}))
+    try:
+        Assignment(consumer).begin(
+            [placed(topic_and_number(each), at.offset, at.leader_epoch) for each, at in positions.items()]
+        )
+        return sorted(_lost(consumer, set(positions), errors))
+    except KafkaException as error:
+        raise errors.explain(error) from error
+    finally:
+        consumer.close()
+
+
+def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> set[str]:
+    lost: set[str] = set()
+    deadline = time.monotonic() + ANSWER_S
+    while waiting:
+        for message in consumer.consume(len(waiting), _POLL_S):
+            error, partition = message.error(), partition_id(message.topic(), message.partition())
+            if error is not None and error.code() in NOT_IN_LOG:
+                lost.add(partition)
+            elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                if error.fatal() or not error.retriable():
+                    raise kafka_error(error, f"partition {partition}")
+                continue
+            waiting.discard(partition)
+        if waiting and time.monotonic() > deadline:
+            raise RetryableError(
+                f"partition {min(waiting)}: no word for {ANSWER_S:g} s on whether its log was truncated{errors.reason()}"
+            )
+    return lost
+
+
+def _release_leaked_reference(topic: Any) -> None:
+    """confluent-kafka 2.16.1 keeps a reference too many to the id in every ``TopicDescription``, so that it is never freed:
+    130 bytes per question, one question per transaction, a hundred megabytes a day at ten transactions a second. Nobody
+    else can see the description yet, so what is counted beyond the three that belong here is what was leaked."""
+    topic_id = topic.topic_id
+    own = 3  # the description's attribute, this function's variable, and the argument of getrefcount
+    for _ in range(sys.getrefcount(topic_id) - own):
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(topic_id))
+
+
+def _leader(partition: Any) -> int | None:
+    """The broker that leads a partition, of ``TopicPartitionInfo``; None when there is none."""
+    leader = partition.leader
+    return int(leader.id) if leader is not None and leader.id >= 0 else None

@@ -1,0 +1,390 @@
+"""Plans batches of Kafka offsets, on the driver.
+
+What a plan says of a partition is in ``kafka_partitions``.
+
+Invariants:
+
+1. A range ends at or before the last stable offset, so that no open or aborted kafka_txn is in it undecided.
+2. Every partition ever planned is in every later plan (C15), with an empty range when it contributes nothing.
+3. A partition first seen while the topology runs starts at its beginning; ``start`` decides only the very first batch.
+4. Shares are fair: a partition with little gives what it has, the others divide the rest evenly.
+5. Where a range does not begin at the end of the one before it, there is a ``gap``, and the user has said "skip".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from framework.clients.kafka import KafkaSettings
+from framework.errors import DataLossError, RetryableError
+from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts
+from framework.topology.spouts import Meta
+from spouts.codecs.bad_records import BadRecordShare
+from spouts.kafka.group import GroupOffsets
+from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
+from spouts.kafka.metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset, truncated
+from spouts.kafka.partitions import Position, position_after, position_of, reaches, topic_and_number
+
+_log = structlog.get_logger()
+
+#: A broker that comes back may for a moment report less than it has, or miss a topic; after this long, it is so.
+BELIEVED_AFTER_S = 10.0
+_ANEW = "give the topology another id to read it anew, or the spout on_data_loss='skip' to go on after the gap"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """Which topics, and where the first batch of a new topology starts: "earliest", "latest", or ms since 1970.
+    ``skips_lost_data``: the user said ``on_data_loss="skip"``. ``waits_for_leaders``: an idempotent spout's batch waits for
+    every partition; an opaque one goes on without."""
+
+    topics: tuple[str, ...]
+    pattern: str | None
+    start: str | int
+    skips_lost_data: bool
+    waits_for_leaders: bool
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the planner has heard of the log, for ``lag`` and ``progress``, and what it remembers between plans."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+    beginnings: dict[str, int] = field(default_factory=dict)
+    beginnings_at: float = -math.inf
+    amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that ended too early, or are gone
+    reader_lost: bool = False  # what the reader has met since the last plan
+    found_nothing: bool = False
+
+
+class KafkaPlanner(PartitionPlanner):
+    """``group``: where committed offsets are published, or None. ``bad_records``: the limit on their share.
+    ``reader_group``: the group that readers name to the brokers."""
+
+    def __init__(
+        self,
+        source: KafkaSource,
+        settings: KafkaSettings,
+        limits: KafkaLimits,
+        *,
+        bad_records: BadRecordShare | None = None,
+        group: GroupOffsets | None = None,
+        reader_group: str = "ratchet",
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._reader_group = reader_group
+        self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
+        self._where = settings.bootstrap_servers
+        self._sizer = BatchSizer(limits)
+        self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
+        self._group = group
+        self._seen = _Seen()
+        self._gaps_told: dict[str, int] = {}
+
+    # --- PartitionPlanner ------------------------------------------------------------------------------------
+
+    @property
+    def skips_lost_data(self) -> bool:
+        return self._source.skips_lost_data
+
+    def partitions(self) -> list[str]:
+        return sorted(self._metadata.topics().leaders)
+
+    def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        return self._plan(previous, self._sizer.limits())
+
+    def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
+        limits = self._sizer.limits()
+        return self._plan(previous, replace(limits, batch_records_max=max(limits.batch_records_max // divisor, 1)))
+
+    def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
+        return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
+
+    def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
+        topics = {topic_and_number(partition)[0] for partition in partitions}
+        policies = self._metadata.cleanup_policies(sorted(topics))
+        return {
+            partition: f"topic {topic!r} is compacted (cleanup.policy={policies[topic]})"
+            for partition in partitions
+            if "compact" in policies.get(topic := topic_and_number(partition)[0], "")
+        }
+
+    def confirm(self, plan: Mapping[str, Meta]) -> None:
+        """A consumer reads topics by name, and so reads on when one is deleted and created again: make sure that the
+        topics are still those of the plan."""
+        wanted: dict[str, str] = {}
+        for partition, meta in plan.items():
+            if meta.get("topic_id") is not None and int(meta["first_offset"]) < int(meta["next_offset"]):
+                wanted[topic_and_number(partition)[0]] = str(meta["topic_id"])
+        self._metadata.confirm_topics(wanted)
+
+    def lost(self, plan: Mapping[str, Meta]) -> None:
+        self._seen.reader_lost = True
+
+    def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
+        self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
+        self._bad_records.check(read)
+
+    def committed(self, plan: Mapping[str, Meta]) -> None:
+        for partition, meta in plan.items():
+            gap, gaps = meta.get("gap"), int(meta.get("gaps", 0))
+            told = self._gaps_told.get(partition, gaps if gap is None else gaps - 1)
+            self._gaps_told[partition] = gaps
+            if gaps > told:  # without a gap in this plan, it was in one that this planner was not told of
+                lost = int(meta.get("lost_records", 0))
+                _log.warning("source.gap", partition=partition, **(gap or {}), gaps=gaps, lost_records=lost)
+        if self._group is not None:
+            self._group.publish({each: int(meta["next_offset"]) for each, meta in plan.items()})
+
+    def record_count(self, plan: Mapping[str, Meta]) -> int:
+        return sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in plan.values())
+
+    def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
+        ends = dict(self._seen.ends)
+        if not ends:
+            return None
+        return sum(
+            max(end - int(meta["next_offset"]), 0) if (meta := previous.get(partition)) is not None else end
+            for partition, end in ends.items()
+        )
+
+    def progress(
+        self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
+    ) -> Mapping[str, PartitionProgress]:
+        ends = dict(self._seen.ends)
+        found: dict[str, PartitionProgress] = {}
+        for partition in sorted({*ends, *committed, *(each for plan in in_flight for each in plan)}):
+            done = committed.get(partition)
+            ranges = [plan[partition] for plan in in_flight if partition in plan]
+            first = ranges[0]["first_offset"] if ranges else self._seen.beginnings.get(partition, 0)
+            found[partition] = PartitionProgress(
+                ends.get(partition),
+                int(done["next_offset"] if done is not None else first),
+                sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in ranges),
+                int(done.get("lost_records", 0)) if done is not None else 0,
+            )
+        return found
+
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
+        begin = position_after(first) if after else position_of(first)
+        whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
+        epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
+        known = {**epochs, "topic_id": last.get("topic_id")}
+        return {**whole, **{name: value for name, value in known.items() if value is not None}}
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        first, end = int(meta["first_offset"]), int(meta["next_offset"])
+        if end - first < 2:
+            return None
+        middle = (first + end) // 2
+        bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
+        return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
+
+    def source_identity(self) -> Mapping[str, Any]:
+        topics = self._metadata.topics()
+        return {"cluster": topics.cluster_id, "topics": dict(topics.topic_ids)}
+
+    def end(self) -> Mapping[str, Meta]:
+        ends = self._metadata.ends(patient=self._source.waits_for_leaders)
+        begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
+        self._seen.ends.update({each: end.offset for each, end in ends.items()})
+        topic_ids = self._metadata.topics().topic_ids
+        goal = {}
+        for each, end in self._seen.ends.items():
+            first = min(begins[each].offset, end) if each in begins else 0
+            goal[each] = Position(first, topic_ids.get(topic_and_number(each)[0])).meta(end - first, None)
+        return goal
+
+    def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
+        """A partition that was never planned is covered when its log is empty: nothing of it will ever be."""
+        return all(
+            reaches(plan[partition], meta)
+            if partition in plan
+            else int(meta["first_offset"]) == int(meta["next_offset"])
+            for partition, meta in goal.items()
+        )
+
+    def close(self) -> None:
+        self._metadata.close()
+        if self._group is not None:
+            self._group.close()
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
+        if self._group is not None:
+            self._group.advance()
+        # A start that is not the beginning is meant for every partition that there is: wait for them all.
+        patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
+        topics = self._available_topics(previous, patient=patient)
+        ends = self._metadata.ends(patient=patient)
+        self._seen.ends.update({each: end.offset for each, end in ends.items()})
+        positions = self._positions(previous, topics, ends)
+        available = {}
+        for partition, end in ends.items():
+            position = positions.get(partition)
+            if position is not None and not self._is_short(partition, position, end):
+                available[partition] = end.offset - position.offset
+        shares = fair_shares(available, limits, turn=sum(position.offset for position in positions.values()))
+        epochs = {each: end.leader_epoch for each, end in ends.items()}
+        plan = {
+            each: position.meta(shares.get(each, 0), epochs.get(each)) for each, position in sorted(positions.items())
+        }
+        skipped = any(position.gap is not None for position in positions.values())
+        begins = not previous and plan and self._source.start != "earliest"  # the start itself must be kept
+        if not (any(shares.values()) or skipped or begins):
+            return None
+        return plan
+
+    def _available_topics(self, previous: Mapping[str, Meta | None], *, patient: bool) -> KafkaTopics:
+        """The topics, when this batch can do with them as they are; raises ``RetryableError`` to wait."""
+        topics = self._metadata.topics()
+        if topics.missing and not previous:
+            self._metadata.refresh()
+            raise RetryableError(
+                f"topic {topics.missing[0]!r} does not exist at {self._where}: create it, or correct its name"
+            )
+        if not topics.leaders:
+            self._seen.found_nothing = True
+        if patient:
+            gone = [each for each in topics.missing if any(topic_and_number(name)[0] == each for name in previous)]
+            if gone:
+                self._metadata.refresh()
+                raise RetryableError(f"topic {gone[0]!r} is gone from {self._where}; the batch waits for it")
+            if topics.leaderless:
+                self._metadata.refresh()
+                raise RetryableError(f"partition {topics.leaderless[0]} has no leader; the batch waits for it")
+        return topics
+
+    def _positions(
+        self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
+    ) -> dict[str, Position]:
+        """Where each partition goes on, or begins."""
+        positions = {each: position_after(meta) for each, meta in previous.items() if meta is not None}
+        after_loss = self._seen.reader_lost
+        if after_loss:
+            self._metadata.refresh()
+            topics = self._metadata.topics()
+        self._look_for_beginnings(topics, now=after_loss)
+        for partition, position in positions.items():
+            self._check(partition, position, topics)
+        if after_loss:
+            self._check_epochs(positions, topics, ends)
+            self._seen.reader_lost = False  # not before: what failed on the way is asked again
+        new = [partition for partition in ends if partition not in positions]
+        if new:
+            positions.update(self._begin(new, previous, topics, ends))
+        return positions
+
+    def _check(self, partition: str, position: Position, topics: KafkaTopics) -> None:
+        """Is what was read before still there, and what comes next? Skips what is lost, or raises ``DataLossError``."""
+        topic, _ = topic_and_number(partition)
+        topic_id = topics.topic_ids.get(topic)
+        if topic_id is None:
+            self._check_gone(partition, position)
+            return  # it contributes nothing until it is back
+        if position.topic_id is not None and position.topic_id != topic_id:
+            self._lost(
+                f"topic {topic!r} was deleted and created again (its id was {position.topic_id}, is {topic_id}) after "
+                f"partition {partition} had been read up to offset {position.offset}"
+            )
+            beginning = self._metadata.beginnings([partition], patient=False).get(partition)
+            position.skip("recreated", beginning.offset if beginning is not None else 0)
+            self._seen.beginnings[partition] = position.offset
+        position.topic_id = topic_id
+        beginning_at = self._seen.beginnings.get(partition, 0)
+        if position.offset < beginning_at and position.gap is None:
+            self._lost(
+                f"partition {partition} no longer holds offsets {position.offset} to {beginning_at}, which were not read "
+                "yet: retention removed them"
+            )
+            position.skip("retention", beginning_at)
+
+    def _check_epochs(self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]) -> None:
+        """After a loss: partitions that have a new leader, and of which nothing is missing that could be seen here, may have
+        been truncated and have grown again. Only their brokers know which; those go on where they are, in the new log."""
+        doubtful = {
+            partition: position
+            for partition, position in positions.items()
+            if topics.leaders.get(partition) is not None
+            and (end := ends.get(partition)) is not None
+            and end.offset >= position.offset
+            and position.leader_epoch not in (None, end.leader_epoch)
+        }
+        for partition in truncated(self._settings, self._reader_group, doubtful):
+            positions[partition].skip("truncated", positions[partition].offset)
+
+    def _check_gone(self, partition: str, position: Position) -> None:
+        """A topic that is not there any more, or is not shown. Once that is believed, what was not read is lost."""
+        end = self._seen.ends.get(partition, 0)
+        if end <= position.offset or not self._believed(partition):
+            return
+        self._lost(f"partition {partition} was deleted, and offsets {position.offset} to {end} were not read yet")
+        position.skip("deleted", end)
+
+    def _believed(self, partition: str) -> bool:
+        """Whether something has been amiss with a partition for so long that its broker is not just coming back."""
+        now = time.monotonic()
+        return now - self._seen.amiss_since.setdefault(partition, now) >= BELIEVED_AFTER_S
+
+    def _is_short(self, partition: str, position: Position, end: Offset) -> bool:
+        """Whether a log ends before what was read. Once that is believed, it was truncated: skip back to its end, or raise
+        ``DataLossError``."""
+        if end.offset >= position.offset:
+            self._seen.amiss_since.pop(partition, None)
+            return False
+        if self._believed(partition):
+            self._lost(
+                f"partition {partition} ends at offset {end.offset}, and offsets up to {position.offset} were read before: "
+                "the log was truncated"
+            )
+            position.skip("truncated", end.offset)
+            del self._seen.amiss_since[partition]
+        return True
+
+    def _lost(self, what: str) -> None:
+        if not self._source.skips_lost_data:
+            raise DataLossError(f"{what}; {_ANEW}")
+
+    def _look_for_beginnings(self, topics: KafkaTopics, *, now: bool) -> None:
+        """Where the logs begin. Retention moves that on, so what was heard before is a lower bound."""
+        seen = self._seen
+        if now or time.monotonic() - seen.beginnings_at > METADATA_AGE_MAX_S:
+            found = self._metadata.beginnings(topics.led, patient=False)
+            seen.beginnings.update({each: beginning.offset for each, beginning in found.items()})
+            seen.beginnings_at = time.monotonic()
+
+    def _begin(
+        self,
+        new: Sequence[str],
+        previous: Mapping[str, Meta | None],
+        topics: KafkaTopics,
+        ends: Mapping[str, Offset],
+    ) -> dict[str, Position]:
+        """Where partitions begin that were never planned before."""
+        start = self._source.start if not previous and not self._seen.found_nothing else "earliest"
+        if start == "latest":
+            found = dict(ends)
+        elif start == "earliest":
+            found = self._metadata.beginnings(new, patient=self._source.waits_for_leaders)
+        else:
+            found = self._metadata.at_timestamp(new, int(start))
+        positions = {}
+        for partition in new:
+            if partition in found:
+                offset = found[partition].offset
+                # No record at or after the timestamp: start at the end.
+                begin = offset if offset >= 0 else ends[partition].offset
+                positions[partition] = Position(begin, topics.topic_ids.get(topic_and_number(partition)[0]))
+        if len(positions) < len(new) and (self._source.waits_for_leaders or not previous):
+            self._metadata.refresh()
+            raise RetryableError("a partition's leader has moved; looking it up again")
+        return positions

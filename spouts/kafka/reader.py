@@ -1,0 +1,63 @@
+"""Reads planned ranges of Kafka, in tasks: exactly the range, decoded, or an error.
+
+Invariant: every record that a committed reader may see in the range becomes a row, or, when it cannot be decoded, what
+``on_bad_record`` says: an error, a count, or a row on the stream of dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from framework.clients.kafka import KafkaSettings
+from framework.topology import DEAD_LETTER_STREAM, OnStream, PartitionReader, ReadCounts, TransactionAttempt
+from framework.topology.spouts import Meta, Rows
+from spouts.codecs.bad_records import OnBadRecord
+from spouts.kafka.decoding import RecordDecoder
+from spouts.kafka.format import RecordFormat
+from spouts.kafka.partitions import position_after, position_of, topic_and_number
+from spouts.kafka.session import Range, sessions
+
+
+class KafkaReader(PartitionReader):
+    """``slot`` keeps the consumers of different tasks in one worker apart."""
+
+    def __init__(
+        self, settings: KafkaSettings, group: str, record_format: RecordFormat, on_bad_record: OnBadRecord, slot: int
+    ) -> None:
+        self._settings = settings
+        self._group = group
+        self._decoder = RecordDecoder(record_format, on_bad_record)
+        self._slot = slot
+        self._counts = ReadCounts()
+
+    @property
+    def counts(self) -> ReadCounts:
+        return self._counts
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
+        yield from self.read_all(attempt, {partition: meta})
+
+    def read_all(self, attempt: TransactionAttempt, ranges: Mapping[str, Meta]) -> Iterator[Rows]:
+        asked = {topic_and_number(partition): _range(meta) for partition, meta in ranges.items()}
+        if not any(each.first < each.end for each in asked.values()):
+            return
+        topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
+        with sessions.lend(self._settings, self._group, self._slot) as session:
+            for messages in session.read(asked):
+                self._counts.records += len(messages)
+                self._counts.bytes += sum(map(len, messages))
+                for decoded in self._decoder.decode(messages, topic_ids):
+                    if decoded.letters:
+                        self._counts.bad_records += len(decoded.messages)
+                    if decoded.rows is not None:
+                        yield OnStream(DEAD_LETTER_STREAM, decoded.rows) if decoded.letters else decoded.rows
+
+    def warm_up(self) -> None:
+        with sessions.lend(self._settings, self._group, self._slot) as session:
+            session.connect()
+        self._decoder.warm_up()
+
+
+def _range(meta: Meta) -> Range:
+    begin, end = position_of(meta), position_after(meta)
+    return Range(begin.offset, end.offset, begin.leader_epoch, begin.topic_id, end.leader_epoch)

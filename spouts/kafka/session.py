@@ -1,0 +1,352 @@
+"""Consumers that read exact ranges, and the pool that keeps them.
+
+Consumers are kept per worker process, configuration and spout task, positioned where the last range ended, so that the
+next batch may find its records fetched already.
+
+Invariants:
+
+1. A range is complete at a record at or after its end, or when the consumer reports the end of the partition at or after
+   it (C16): transaction markers, aborted and compacted records at the end of a range do not hang it.
+2. Every record of the range that a committed reader may see is delivered once, in the order of its partition.
+3. A record that belongs to no range of this read is kept for the next one, never dropped; ``resume`` says from which
+   offset on nothing has been dropped.
+4. A session is used by one read at a time.
+5. What was fetched for one log is never handed out for another (C26): a kept consumer is positioned anew, and the broker
+   asked, when the topic's id or the leader epoch of the plan is not the one it was last read under; a record of a later
+   leader epoch than the plan's is not the one that was planned.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.errors import DataLossError, RetryableError
+from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.partitions import Where, partition_id
+
+#: Records per call of ``consume`` and per record batch.
+CHUNK_RECORDS = 50_000
+#: Up to this many records in all, a task's partitions are read side by side; above, one after the other.
+SIDE_BY_SIDE_RECORDS_MAX = 20_000
+#: Records that a consumer may have ahead of a range and drops, before seeking is cheaper.
+SKIP_RECORDS_MAX = 5_000
+#: A partition that delivers nothing for this long fails the attempt; the replay waits in its turn.
+SILENCE_MAX_S = 10.0
+_POLL_S = 0.05
+#: Idle consumers kept per process: one per spout task that this worker has served lately.
+SESSIONS_MAX = 8
+#: An idle consumer goes on fetching what nobody may ever want: it is closed after this long.
+IDLE_MAX_S = 300.0
+#: What a consumer says of an offset that is not in the log, or not as it was.
+NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+
+
+class Range(NamedTuple):
+    """Half-open. ``leader_epoch``: in which ``first`` was known to be in the log; the broker then checks that it still is
+    the same log, and says so when it was truncated and has grown again. ``end_epoch``: the same for ``end``; every record
+    of the range was written in it or before. ``topic_id``: of the topic that is meant; what a consumer has ahead of another
+    one of that name is worth nothing."""
+
+    first: int
+    end: int
+    leader_epoch: int | None = None
+    topic_id: str | None = None
+    end_epoch: int | None = None
+
+    def of_same_log(self, other: Range) -> bool:
+        """Whether what was fetched for ``other`` serves this range too; what is unknown is trusted."""
+        return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
+
+    def rest(self, position: int) -> Range:
+        """What is left of it from ``position`` on. The end's epoch holds for every offset in between."""
+        return self if position == self.first else self._replace(first=position, leader_epoch=self.end_epoch)
+
+
+@dataclass(slots=True)
+class _Assigned:
+    """A partition of a consumer. ``wanted``: the range that it is read for, or was last. ``resume``: from this offset on,
+    everything is in ``ahead`` or still to come."""
+
+    resume: int
+    wanted: Range
+    ahead: list[Message] = field(default_factory=list)
+    end_seen: int = -1
+
+
+class KafkaSession:
+    """One consumer with its positions."""
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._where = settings.bootstrap_servers
+        self._errors = ConnectionErrors(self._where)
+        heard = {"error_cb": self._errors.heard}
+        self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
+        self._assignment = Assignment(self._consumer)
+        self._assigned: dict[Where, _Assigned] = {}
+
+    def read(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
+        """The records of all ranges, in chunks; a chunk may hold several partitions."""
+        wanted = {where: each for where, each in ranges.items() if each.first < each.end}
+        if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
+            records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
+            if records:
+                yield sorted(
+                    records, key=lambda each: (each.topic(), each.partition())
+                )  # stable: offsets stay in order
+        else:
+            for where, each in wanted.items():
+                self._unassign([other for other in self._assigned if other != where])
+                yield from self._read({where: each}, at_once=False)
+
+    def connect(self) -> None:
+        """Open the connections that the first read would open."""
+        try:
+            self._assignment.look_up()
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _read(self, ranges: Mapping[Where, Range], *, at_once: bool) -> Iterator[list[Message]]:
+        try:
+            yield from self._until_complete(ranges, at_once)
+        except BaseException:
+            self._unassign(list(self._assigned))  # whatever was under way, the next read starts clean
+            raise
+
+    def _consume(self, most: int, at_once: bool) -> list[Message]:
+        """Up to ``most`` records and events. ``at_once``: whatever is there, or the first to come; otherwise wait a
+        little for full chunks, which cost less per record."""
+        try:
+            if at_once:
+                heard: list[Message] = self._consumer.consume(most, 0) or self._consumer.consume(1, _POLL_S)
+            else:
+                heard = self._consumer.consume(min(most, CHUNK_RECORDS), _POLL_S)
+            return heard
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+
+    def _until_complete(self, ranges: Mapping[Where, Range], at_once: bool) -> Iterator[list[Message]]:
+        open_ranges = dict(ranges)
+        position = {where: each.first for where, each in ranges.items()}
+        for where, each in ranges.items():
+            self._position(where, each)
+            early = self._take_ahead(where, each)
+            if early:
+                position[where] = early[-1].offset() + 1
+                yield early
+        last_heard = time.monotonic()
+        while True:
+            for where in list(open_ranges):
+                assigned, end = self._assigned[where], open_ranges[where].end
+                if position[where] >= end or assigned.ahead or assigned.end_seen >= end:
+                    del open_ranges[where]
+                    assigned.resume = end
+            if not open_ranges:
+                return
+            missing = sum(each.end - position[where] for where, each in open_ranges.items())
+            heard = self._consume(missing, at_once)
+            if heard:
+                last_heard = time.monotonic()
+            elif time.monotonic() - last_heard > SILENCE_MAX_S:
+                silent = next(iter(open_ranges))
+                raise RetryableError(
+                    f"partition {partition_id(*silent)} delivered nothing for {SILENCE_MAX_S:g} s, at offset "
+                    f"{position[silent]} of a range to {open_ranges[silent].end}{self._errors.reason()}"
+                )
+            records = self._sorted_out(heard, open_ranges, position)
+            if records:
+                yield records
+
+    def _sorted_out(
+        self, heard: list[Message], open_ranges: Mapping[Where, Range], position: dict[Where, int]
+    ) -> list[Message]:
+        """The records of open ranges; events are acted on, what belongs to later ranges is kept."""
+        eventful = any(map(Message.error, heard))  # an error is true; a third faster than asking each message here
+        if eventful:
+            for message in heard:
+                if message.error() is not None:
+                    self._event(message, position)
+            heard = [message for message in heard if message.error() is None]
+        if not heard:
+            return heard
+        if (
+            len(self._assigned) == 1 and not eventful
+        ):  # an event may have taken the partition away that others here are of
+            # One partition and never more records asked for than its range can hold: only the ends need a look.
+            where, only = next(iter(open_ranges.items()))
+            if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:
+                position[where] = heard[-1].offset() + 1
+                _check_epochs(where, only, heard)
+                return heard
+        records = []
+        of_range: dict[Where, list[Message]] = {where: [] for where in open_ranges}
+        for message in heard:
+            where = (message.topic(), message.partition())
+            offset = message.offset()
+            wanted = open_ranges.get(where)
+            if wanted is None or offset >= wanted.end:
+                assigned = self._assigned.get(where)
+                if assigned is not None and offset >= assigned.resume:
+                    assigned.ahead.append(message)
+                    if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
+                        self._unassign([where])  # nobody asks for these here: another worker reads the partition
+            elif offset >= position[where]:
+                records.append(message)
+                of_range[where].append(message)
+                position[where] = offset + 1
+        for where, its in of_range.items():
+            _check_epochs(where, open_ranges[where], its)
+        return records
+
+    def _event(self, message: Message, position: Mapping[Where, int]) -> None:
+        error, where = message.error(), (message.topic(), message.partition())
+        assigned = self._assigned.get(where)
+        if error.code() == KafkaError._PARTITION_EOF:
+            if assigned is not None:
+                assigned.end_seen = max(assigned.end_seen, message.offset())
+            return
+        if error.code() in NOT_IN_LOG:
+            self._out_of_range(where, message, position)
+        elif error.fatal() or not error.retriable():
+            raise kafka_error(error, f"partition {partition_id(*where)}")
+
+    def _out_of_range(self, where: Where, message: Message, position: Mapping[Where, int]) -> None:
+        """An offset is not in the log. Raises ``DataLossError`` when it is one that is wanted; the consumer may also have
+        stood elsewhere, ahead of what is read or where an earlier range ended, and librdkafka tells that late."""
+        assigned, offset = self._assigned.get(where), message.offset()
+        if where not in position or assigned is None:
+            self._unassign([where])
+        elif offset is not None and offset >= 0 and offset != position[where]:
+            self._assign(where, assigned.wanted.rest(position[where]))
+        else:
+            raise DataLossError(
+                f"partition {partition_id(*where)} no longer holds offset {position[where]} as it was: {message.error().str()}. "
+                "Retention removed it, the log was truncated, or the topic was created again"
+            )
+
+    def _position(self, where: Where, wanted: Range) -> None:
+        """Make sure that everything from the range's first offset on is ahead or still to come."""
+        assigned = self._assigned.get(where)
+        if (
+            assigned is not None
+            and assigned.resume <= wanted.first <= assigned.resume + SKIP_RECORDS_MAX
+            and wanted.of_same_log(assigned.wanted)
+        ):
+            assigned.wanted = wanted
+        else:
+            self._assign(where, wanted)
+
+    def _assign(self, where: Where, wanted: Range) -> None:
+        """Begin at the range's first offset, whatever is there or under way."""
+        self._unassign([where])
+        first = wanted.first
+        try:
+            self._assignment.begin([placed(where, first, wanted.leader_epoch)])
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+        self._assigned[where] = _Assigned(first, wanted)
+
+    def _take_ahead(self, where: Where, wanted: Range) -> list[Message]:
+        """Records of the range that an earlier read has received already."""
+        assigned = self._assigned[where]
+        taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
+        assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
+        assigned.resume = max(assigned.resume, wanted.first)
+        _check_epochs(where, wanted, taken)
+        return taken
+
+    def _unassign(self, gone: list[Where]) -> None:
+        known = [where for where in gone if where in self._assigned]
+        if known:
+            self._consumer.incremental_unassign([TopicPartition(topic, partition) for topic, partition in known])
+            for where in known:
+                del self._assigned[where]
+
+
+def _check_epochs(where: Where, wanted: Range, records: list[Message]) -> None:
+    """Raises ``DataLossError`` when one of a range's records, given in their order, was written after the range was
+    planned: then it took the place of one that was planned."""
+    last = wanted.end_epoch
+    if last is None or not records or (records[-1].leader_epoch() or 0) <= last:
+        return
+    first = next(message for message in records if (message.leader_epoch() or 0) > last)
+    raise DataLossError(
+        f"partition {partition_id(*where)} holds another record at offset {first.offset()} than when it was planned (of leader "
+        f"epoch {first.leader_epoch()}, and the plan is of {last}): the log was truncated and has grown again"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What makes sessions interchangeable. ``slot``: the spout's task, so that each finds its own positions."""
+
+    group: str
+    fingerprint: str
+    slot: int
+
+
+class KafkaSessions:
+    """The idle sessions of this process. In a Spark worker tasks come one after the other; in the in-process executor
+    several attempts read at once, and a cancelled one may still be reading."""
+
+    def __init__(self) -> None:
+        self._idle: dict[SessionKey, tuple[KafkaSession, float]] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    @contextmanager
+    def lend(self, settings: KafkaSettings, group: str, slot: int) -> Iterator[KafkaSession]:
+        """A session that is nobody else's until the block ends. Raises ``ConfigError`` when none can be made."""
+        key = SessionKey(group, settings.fingerprint(), slot)
+        with self._lock:
+            self._forget_inherited()
+            kept = self._idle.pop(key, None)
+        session = kept[0] if kept is not None else KafkaSession(settings, group)
+        try:
+            yield session
+        finally:
+            now = time.monotonic()
+            with self._lock:
+                surplus = [self._idle.pop(key)[0]] if key in self._idle else []
+                for other in [each for each, (_, since) in self._idle.items() if now - since > IDLE_MAX_S]:
+                    surplus.append(self._idle.pop(other)[0])
+                while len(self._idle) >= SESSIONS_MAX:
+                    surplus.append(self._idle.pop(next(iter(self._idle)))[0])
+                self._idle[key] = session, now
+            for each in surplus:
+                each.close()
+
+    def close(self, group: str | None = None) -> None:
+        """Close idle sessions: of one group, or all."""
+        with self._lock:
+            self._forget_inherited()
+            keys = [key for key in self._idle if group is None or key.group == group]
+            closing = [self._idle.pop(key)[0] for key in keys]
+        for each in closing:
+            each.close()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def _forget_inherited(self) -> None:
+        """After a fork, librdkafka's threads are the parent's: its sessions must not be touched here."""
+        if self._process != os.getpid():
+            self._idle.clear()
+            self._process = os.getpid()
+
+
+#: Of this process. Closed when it ends by itself.
+sessions = KafkaSessions()
+atexit.register(sessions.close)

@@ -1,0 +1,389 @@
+"""A consumer that follows partitions to their ends and commits positions to its group, for spouts that are acked tuple by tuple.
+
+Partitions are assigned by hand: which spout task reads which is decided by their names and numbers alone, so that no task has to
+talk to another, and none loses its partitions when another is slow.
+
+Invariants:
+
+1. A position belongs to a topic id (C37). One of a topic that was deleted and made again is lost data: it is never read on from.
+2. A partition that nobody knew a position of gives nothing before the group has where it begins; where checkpoints hold the
+   positions, they have it first.
+3. No record that the consumer has handed out is dropped because of an error that came with it.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.errors import ConfigError, DataLossError, FailedException, RetryableError
+from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.group import GroupOffsets, position_of_group
+from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
+from spouts.kafka.partitions import Position, Where, partition_id, topic_and_number
+from spouts.kafka.session import NOT_IN_LOG
+
+_log = structlog.get_logger()
+
+#: How often topics are looked up again; new topics and partitions are seen this late.
+LOOK_UP_EVERY_S = 5.0
+#: And how soon after that has failed, or could not be done for all of them.
+AGAIN_AFTER_S = 0.25
+_REQUEST_S = 5.0
+CHUNK_RECORDS = 2_000
+#: Records that may wait while an answer of the group is waited for.
+EARLY_MAX = 10_000
+_DECIDE = "say on_data_loss='skip' to go on with what is there"
+
+
+def task_of(topic: str, partition: int, tasks: int) -> int:
+    """Which of the spout's tasks reads a partition; the same whatever else there is."""
+    return (zlib.crc32(topic.encode()) + partition) % tasks
+
+
+class KafkaTail:
+    """One consumer. ``start``: where a partition begins that the group has no position for: "earliest", "latest", or milliseconds
+    since 1970. ``skip_lost``: go on at the first offset there is when the position is no longer in the log; otherwise that raises
+    ``DataLossError``. Every method may raise ``RetryableError``, after which it may be called again, and ``ConfigError``."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        group: str,
+        *,
+        topics: tuple[str, ...],
+        pattern: str | None,
+        start: str | int,
+        skip_lost: bool,
+        task: int,
+        tasks: int,
+    ) -> None:
+        self._where = settings.bootstrap_servers
+        self._start = start
+        self._skip_lost = skip_lost
+        self._task, self._tasks = task, tasks
+        self._errors = ConnectionErrors(self._where)
+        self._metadata = KafkaMetadata(settings, topics, pattern)
+        self._group = GroupOffsets(settings, group, self._errors)
+        heard = {"error_cb": self._errors.heard, "on_commit": self._group.answered}
+        self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
+        self._group.use(self._consumer)
+        self._assignment = Assignment(self._consumer)
+        self._assigned: dict[Where, Position] = {}  # where each began
+        self._starting: dict[Where, Position] = {}  # as soon as the group has that
+        self._lost: dict[
+            Where, tuple[int, str]
+        ] = {}  # offsets that the log does not hold, and what the consumer says of that
+        self._paused: set[Where] = set()
+        self._ended: set[Where] = set()
+        self._early: list[Message] = []
+        self._problem: Exception | None = None
+        self._looked_up: float | None = None
+        self._missing: frozenset[str] = frozenset()
+        self._complete = False  # whether every partition that there is has begun, or is about to
+        self._unconfirmed = False
+        self._follows = False
+        self._anew = False
+        #: Whether partitions that are not known yet begin at their earliest offsets.
+        self.settled = False
+        #: Where partitions begin, by a checkpoint, that have not begun yet.
+        self.sought: dict[Where, Position] = {}
+
+    # --- before the first look_up --------------------------------------------------------------------------------
+
+    def follow_checkpoints(self) -> None:
+        """Checkpoints hold the positions: nobody reads on from the group."""
+        self._follows = True
+
+    def begin_anew(self) -> None:
+        """Begin where ``start`` says, whatever the group has."""
+        self._anew = True
+
+    def seek(self, positions: Mapping[Where, Position]) -> None:
+        """Begin at these offsets, as far as they are this task's, and at the earliest of other partitions."""
+        mine = {where: at for where, at in positions.items() if task_of(*where, self._tasks) == self._task}
+        self.sought, self.settled = mine, True
+
+    # --- while it runs -------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Partitions that appear from now on begin at their earliest offsets, wherever the group is. Raises ``RetryableError`` when
+        it is not known yet which there are, or where some begin."""
+        if not self._complete or self._starting:
+            raise RetryableError(f"Kafka at {self._where} has not told yet where all partitions begin")
+        self.settled = True
+
+    def confirm(self) -> None:
+        """What was read so far was read from the topics that were meant. Raises ``DataLossError`` or, where lost data is skipped,
+        ``FailedException``: what was read since the last checkpoint may be of another topic."""
+        if not self._unconfirmed:
+            return
+        try:
+            self._metadata.confirm_topics(
+                {where[0]: at.topic_id for where, at in self._assigned.items() if at.topic_id}
+            )
+        except DataLossError as error:
+            raise (FailedException(str(error)) if self._skip_lost else error) from None
+        self._unconfirmed = False
+
+    def look_up(self) -> dict[Where, Position]:
+        """Assign partitions that are new, or that have to begin again because what came next in them is lost. Returns where each
+        of those begins. Cheap when it was called lately."""
+        now = time.monotonic()
+        begins = {}
+        if self._looked_up is None or now - self._looked_up >= LOOK_UP_EVERY_S:
+            # When it fails: soon, but not in every round; and it must not hold up what there is to do already.
+            self._looked_up = now if self._assigned else _soon(now)
+            try:
+                begins = self._found()
+            except KafkaException as error:
+                raise self._errors.explain(error) from error
+            if self._complete:
+                self._looked_up = time.monotonic()
+        for where, position in list(self._starting.items()):
+            if self._group.has(partition_id(*where), position):
+                begins[where] = self._starting.pop(where)
+        self._assign(begins)
+        return begins
+
+    @property
+    def at_ends(self) -> bool:
+        """Whether every partition that there is has been read to its end."""
+        return self._complete and not self._starting and not self._lost and self._assigned.keys() <= self._ended
+
+    def poll(self) -> list[Message]:
+        """Records that have come, in the order of their partitions."""
+        if not self._early and self._problem is None:
+            self.hear()
+        if not self._early and self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise problem
+        records, self._early = self._early, []
+        return records
+
+    def hear(self) -> None:
+        """Take what has come, answers of the group among it; records are for the next ``poll``."""
+        if len(self._early) >= EARLY_MAX:
+            self.pause(self._assigned)  # the next call of ``pause`` lets them go on
+        try:
+            heard = self._consumer.consume(CHUNK_RECORDS, 0)
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+        for message in heard:
+            if message.error() is None:
+                self._ended.discard((message.topic(), message.partition()))
+                self._early.append(message)
+                self._unconfirmed = True
+                continue
+            try:
+                self._event(message)
+            except (ConfigError, DataLossError, RetryableError) as error:
+                self._problem = self._problem or error
+
+    def pause(self, wanted: Iterable[Where]) -> None:
+        """Fetch nothing from these partitions; go on with the others."""
+        now = self._assigned.keys() & set(wanted)
+        try:
+            if now - self._paused:
+                self._consumer.pause([TopicPartition(*where) for where in now - self._paused])
+            if self._paused - now:
+                self._consumer.resume([TopicPartition(*where) for where in self._paused - now])
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+        self._paused = now
+
+    def topic_id(self, where: Where) -> str | None:
+        """Of the topic that an assigned partition is read from."""
+        return self._assigned[where].topic_id
+
+    def publish(self, positions: Mapping[Where, Position]) -> None:
+        """Have the group have these positions; returns at once. All of them, changed or not: Kafka forgets offsets that nobody has
+        committed for long, also while somebody reads there."""
+        offsets = {partition_id(*where): at for where, at in positions.items() if where in self._assigned}
+        self._group.publish(offsets, again=True)
+
+    def published(self, positions: Mapping[Where, Position]) -> bool:
+        """Whether the group is known to have them."""
+        return all(self._group.has(partition_id(*where), at) for where, at in positions.items())
+
+    def advance(self) -> None:
+        """Go on with what is to be published. Raises, once, what that has begun to fail with."""
+        self._group.advance()
+        problem = self._group.problem()
+        if problem is not None and not self._follows:
+            raise self._errors.explain(problem) from problem
+
+    def close(self, *, publish: bool = True) -> None:
+        """What is to be published is, for a few seconds at most, unless the cluster is away."""
+        self._group.close(publish=publish)
+        self._consumer.close()
+        self._metadata.close()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _found(self) -> dict[Where, Position]:
+        """Look topics up. Returns where partitions begin, except those that the group has to have first."""
+        self._metadata.refresh()
+        topics = self._metadata.topics()
+        self._errors.connected = True
+        self._tell_missing(frozenset(topics.missing))
+        begins = self._placed_again(topics)
+        mine = [topic_and_number(each) for each in topics.leaders]
+        new = [
+            where
+            for where in mine
+            if where not in self._assigned
+            and where not in self._starting
+            and task_of(*where, self._tasks) == self._task
+        ]
+        begins.update(self._begins(new, topics) if new else {})
+        self._complete = not self._lost and all(where in begins or where in self._starting for where in new)
+        return begins
+
+    def _tell_missing(self, missing: frozenset[str]) -> None:
+        if missing - self._missing:
+            _log.warning("source.topics_missing", topics=sorted(missing), reason="waiting for them to be created")
+        self._missing = missing
+
+    def _begins(self, new: list[Where], topics: KafkaTopics) -> dict[Where, Position]:
+        """Where partitions begin: where a checkpoint says; else at what the group has committed, or else where ``start`` says."""
+        known = {where: self.sought[where] for where in new if where in self.sought}
+        if not self.settled and not self._anew:
+            known.update(self._of_group([where for where in new if where not in known]))
+        begins, replaced = {}, []
+        for where, position in known.items():
+            current = topics.topic_ids[where[0]]
+            if position.topic_id in (None, current):
+                begins[where] = Position(position.offset, current, position.leader_epoch)
+            else:
+                self._data_lost(_made_again(where, position, current))
+                replaced.append(where)
+        begins.update(self._starts(replaced, "earliest", topics))
+        start = "earliest" if self.settled else self._start
+        begins.update(self._starts([where for where in new if where not in known], start, topics))
+        if self._follows:
+            return begins
+        # What the group does not have yet it gets first: whoever goes on after a loss of this process begins there too.
+        said = {where for where in known if where not in self.sought and where not in replaced}
+        unsaid = {where: at for where, at in begins.items() if where not in said}
+        self._group.publish({partition_id(*where): at for where, at in unsaid.items()}, again=True)
+        self._starting.update(unsaid)
+        return {where: at for where, at in begins.items() if where in said}
+
+    def _of_group(self, wanted: list[Where]) -> dict[Where, Position]:
+        if not wanted:
+            return {}
+        found = {}
+        for each in self._consumer.committed([TopicPartition(*where) for where in wanted], timeout=_REQUEST_S):
+            if each.error is not None:
+                raise KafkaException(each.error)
+            if each.offset >= 0:
+                found[(each.topic, each.partition)] = position_of_group(each)
+        return found
+
+    def _starts(self, wanted: list[Where], start: str | int, topics: KafkaTopics) -> dict[Where, Position]:
+        """Where the logs begin or end now, or what came at a time; without partitions whose leader does not answer."""
+        names = [partition_id(*where) for where in wanted]
+        if not names:
+            return {}
+        if start == "earliest":
+            found = self._metadata.beginnings(names, patient=False)
+        elif start == "latest":
+            found = self._metadata.ends(names, patient=False)
+        else:
+            found = self._metadata.at_timestamp(names, int(start), patient=False)
+            late = [name for name, each in found.items() if each.offset < 0]  # nothing has come since: at the end
+            ends = self._metadata.ends(late, patient=False) if late else {}
+            found = {**{name: each for name, each in found.items() if each.offset >= 0}, **ends}
+        return {
+            where: Position(each.offset, topics.topic_ids[where[0]], each.leader_epoch)
+            for where, each in ((topic_and_number(name), each) for name, each in found.items())
+        }
+
+    def _placed_again(self, topics: KafkaTopics) -> dict[Where, Position]:
+        """Where partitions begin again whose topic is another one by now, or whose log has lost its end. Those that only go on
+        further on, because retention took what came next, are placed there."""
+        replaced = []
+        for where, position in self._assigned.items():
+            current = topics.topic_ids.get(where[0])
+            if current is not None and position.topic_id not in (None, current):
+                lost = _made_again(where, position, current)
+                self._data_lost(lost)
+                if self._follows:
+                    raise FailedException(f"{lost}; states and spouts go back to the last checkpoint")
+                replaced.append(where)
+        begins = self._starts(replaced, "earliest", topics)
+        cut = {where: asked for where, (asked, _) in self._lost.items() if where not in replaced}
+        for where, asked in cut.items():
+            self._data_lost(
+                f"partition {partition_id(*where)} no longer holds offset {asked}: {self._lost[where][1]}. Retention "
+                "removed it, or the log was truncated"
+            )
+        lows, ends = self._starts(list(cut), "earliest", topics), self._starts(list(cut), "latest", topics)
+        further: dict[Where, Position] = {}
+        for where, asked in cut.items():
+            if where in lows and where in ends:
+                at = min(max(asked, lows[where].offset), ends[where].offset)
+                placed = Position(at, lows[where].topic_id)  # which epoch that is of is not known
+                (begins if at < asked else further)[where] = placed
+        self._assign(further)
+        return begins
+
+    def _assign(self, begins: Mapping[Where, Position]) -> None:
+        """Read partitions from there on."""
+        if not begins:
+            return
+        try:
+            if not self._assigned.keys().isdisjoint(begins):
+                held = [each for each in self._consumer.assignment() if (each.topic, each.partition) in begins]
+                self._consumer.incremental_unassign(held)
+            self._assignment.begin([placed(where, at.offset, at.leader_epoch) for where, at in begins.items()])
+        except KafkaException as error:
+            self._complete, self._looked_up = False, _soon(time.monotonic())  # they begin when they are looked up again
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+        for where, position in begins.items():
+            self._assigned[where] = position
+            self.sought.pop(where, None)
+            self._lost.pop(where, None)
+            self._ended.discard(where)
+            self._paused.discard(where)
+        self._early = [each for each in self._early if (each.topic(), each.partition()) not in begins]
+
+    def _event(self, message: Message) -> None:
+        error, where = message.error(), (message.topic(), message.partition())
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._ended.add(where)
+        elif error.code() in NOT_IN_LOG:
+            self._lost[where] = self._next_offset(where, message), error.str()
+            self._looked_up = None  # what has become of it is asked at once
+        elif error.fatal() or not error.retriable():
+            raise kafka_error(error, f"Kafka at {self._where}")
+
+    def _next_offset(self, where: Where, event: Message) -> int:
+        """What was asked for of a partition; an event that the log is another one does not say it."""
+        if event.offset() is not None:
+            return int(event.offset())
+        after: int = self._consumer.position([TopicPartition(*where)])[0].offset  # below 0 when nothing has come
+        return after if after >= 0 else self._assigned[where].offset
+
+    def _data_lost(self, what: str) -> None:
+        if not self._skip_lost:
+            raise DataLossError(f"{what}; {_DECIDE}")
+        _log.warning("source.offsets_lost", reason=what)
+
+
+def _soon(now: float) -> float:
+    """When topics would have been looked up last, for that to be due again in ``AGAIN_AFTER_S``."""
+    return now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
+
+
+def _made_again(where: Where, position: Position, current: str) -> str:
+    return (
+        f"topic {where[0]!r} was deleted and created again (its id was {position.topic_id}, is {current}): "
+        f"what had not been read of partition {partition_id(*where)} is lost"
+    )

@@ -1,0 +1,181 @@
+"""The Kafka spouts: what a user gives them, and the two kinds of guarantee."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from framework.clients.kafka import KafkaSettings
+from framework.errors import ConfigError
+from framework.topology import (
+    DEAD_LETTER_FIELDS,
+    DEAD_LETTER_STREAM,
+    Bolt,
+    Fields,
+    OpaquePartitionedTransactionalSpout,
+    OutputFieldsDeclarer,
+    PartitionedTransactionalSpout,
+    PartitionPlanner,
+    PartitionReader,
+    TopologyContext,
+)
+from spouts.codecs.bad_records import BadRecordShare, OnBadRecord
+from spouts.codecs.codec import Codec
+from spouts.kafka.arguments import (
+    above_0,
+    at_least_1,
+    checked_format,
+    checked_group,
+    checked_start,
+    checked_topics,
+    fields_of,
+)
+from spouts.kafka.group import GroupOffsets
+from spouts.kafka.limits import KafkaLimits
+from spouts.kafka.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.reader import KafkaReader
+from spouts.kafka.session import sessions
+
+#: Records per batch while there is a backlog: a job's own cost hardly matters any more, and a replay repeats seconds.
+BATCH_RECORDS_MAX = 500_000
+#: Of the records read lately, so many may be bad before the topology stops.
+BAD_RECORD_SHARE_MAX = 0.1
+#: Batches are made so large that processing one takes this share of ``topology.message.timeout.secs``.
+_TIMEOUT_SHARE = 1 / 3
+
+
+class _KafkaSpout:
+    """The parameters of both kinds.
+
+    **Which records.** ``topics``: names; or ``pattern``: a regular expression that whole names must match. Topics and
+    partitions that appear later are read from their beginning. ``start``: where a new topology begins, "earliest",
+    "latest", milliseconds since 1970, or a ``datetime`` with a zone; a resumed one ignores it.
+
+    **Rows.** ``codec`` decodes values; its fields come first. Then come those of ``key_codec``, those of ``header_codecs``
+    (header name -> codec; the last header of that name counts, an absent one is null), and ``metadata``, fields of the
+    record itself: any of ``topic``, ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``.
+
+    **How much at a time.** ``batch_records_max`` and ``partition_records_max`` bound a batch exactly (in offsets).
+    ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of processing; by default a third of
+    ``topology.message.timeout.secs``) are aimed at, by what records weighed and took lately.
+
+    **What goes wrong.** ``on_data_loss``: offsets that are gone before they were read (retention, a truncated log, a topic
+    created again, another cluster) stop the topology ("fail") or are skipped and counted ("skip"). ``on_bad_record``: a
+    record that cannot be decoded stops the topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters``
+    under the same txid ("dead_letter"): a committer such as ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. More bad
+    records than ``bad_record_share_max`` stop the topology in any case (None: never).
+
+    **Clients.** ``bootstrap_servers`` and ``settings``, librdkafka's own, such as security; both may also come from the
+    configuration's ``kafka.*`` keys, and win over them. Settings that would break a guarantee are refused.
+    ``consumer_group``: publish the committed offsets to this group, for tools that show lag; nothing reads them back.
+    """
+
+    _waits_for_leaders: bool
+
+    def __init__(
+        self,
+        topics: Sequence[str] = (),
+        *,
+        bootstrap_servers: str | None = None,
+        pattern: str | None = None,
+        codec: Codec | None = None,
+        key_codec: Codec | None = None,
+        header_codecs: Mapping[str, Codec] | None = None,
+        metadata: Sequence[str] = (),
+        start: str | int | datetime.datetime = "earliest",
+        batch_records_max: int = BATCH_RECORDS_MAX,
+        partition_records_max: int | None = None,
+        batch_bytes_max: int | None = None,
+        batch_time_max_s: float | None = None,
+        on_data_loss: Literal["fail", "skip"] = "fail",
+        on_bad_record: Literal["fail", "skip", "dead_letter"] = "fail",
+        dead_letters: Bolt | None = None,
+        bad_record_share_max: float | None = BAD_RECORD_SHARE_MAX,
+        consumer_group: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if on_data_loss not in ("fail", "skip"):
+            raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
+        names = checked_topics(topics, pattern)
+        self._source = KafkaSource(
+            names, pattern, checked_start(start), on_data_loss == "skip", waits_for_leaders=self._waits_for_leaders
+        )
+        self._settings = KafkaSettings(bootstrap_servers, settings)
+        self._format = checked_format(codec, key_codec, header_codecs, metadata)
+        self._fields = fields_of(self._format)
+        self._limits = KafkaLimits(
+            at_least_1("batch_records_max", batch_records_max),
+            at_least_1("partition_records_max", partition_records_max) if partition_records_max is not None else None,
+            at_least_1("batch_bytes_max", batch_bytes_max) if batch_bytes_max is not None else None,
+            above_0("batch_time_max_s", batch_time_max_s) if batch_time_max_s is not None else None,
+        )
+        self._on_bad_record = OnBadRecord.of(on_bad_record)
+        self._dead_letters = dead_letters
+        if (dead_letters is not None) != (self._on_bad_record is OnBadRecord.DEAD_LETTER):
+            raise ConfigError(
+                "on_bad_record='dead_letter' and dead_letters= belong together: name the committer that takes the records, "
+                "such as sinks.DeadLetterTable or sinks.DeadLetterTopic"
+            )
+        BadRecordShare(bad_record_share_max)  # checked here, made anew for each leader
+        self._bad_record_share_max = bad_record_share_max
+        self._consumer_group = checked_group("consumer_group", consumer_group) if consumer_group is not None else None
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(self._fields)
+        if self._dead_letters is not None:
+            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+
+    def output_fields(self) -> Fields:
+        """The fields of the default stream."""
+        return self._fields
+
+    def dead_letters(self) -> Bolt | None:
+        return self._dead_letters
+
+    def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        self._settings.with_conf(conf)
+
+    def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
+        settings = self._settings.with_conf(conf)
+        return KafkaPlanner(
+            self._source,
+            settings,
+            self._limits.with_time(float(conf.get("topology.message.timeout.secs", 30.0)) * _TIMEOUT_SHARE),
+            bad_records=BadRecordShare(self._bad_record_share_max),
+            group=GroupOffsets(settings, self._consumer_group) if self._consumer_group is not None else None,
+            reader_group=_reader_group(context),
+        )
+
+    def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
+        settings = self._settings.with_conf(conf)
+        return KafkaReader(settings, _reader_group(context), self._format, self._on_bad_record, context.task_index)
+
+    def release(self) -> None:
+        sessions.close()
+
+
+def _reader_group(context: TopologyContext) -> str:
+    """What consumers name to the brokers; nothing is committed to it."""
+    return f"ratchet-{context.topology_id}"
+
+
+class KafkaTransactionalSpout(_KafkaSpout, PartitionedTransactionalSpout):
+    """Idempotent: a replayed batch is the same records in the same order per partition. While a partition has no
+    leader the topology waits for it. A planned range that is lost before it is committed ends the topology, whatever
+    ``on_data_loss`` says: an idempotent batch can only be replayed as it was.
+
+    Source: ``org.apache.storm.kafka.spout.trident.KafkaTridentSpoutTransactional``.
+    """
+
+    _waits_for_leaders = True
+
+
+class OpaqueKafkaTransactionalSpout(_KafkaSpout, OpaquePartitionedTransactionalSpout):
+    """Opaque: a batch that failed before its commit opened is planned afresh, without partitions that are away.
+    Needs opaque states.
+
+    Source: ``org.apache.storm.kafka.spout.trident.KafkaTridentSpoutOpaque``.
+    """
+
+    _waits_for_leaders = False

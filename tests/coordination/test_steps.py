@@ -1,0 +1,62 @@
+"""Steps: what is performed, and where what it raises is raised."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from framework.coordination.steps import Steps, Threads, perform
+from framework.errors import RetryableError
+
+
+def halves(numbers: list[int]) -> Steps[list[int]]:
+    """Half of each; -1 for the odd ones."""
+    found = []
+    for number in numbers:
+        try:
+            found.append((yield partial(_half, number)))
+        except RetryableError:
+            found.append(-1)
+    return found
+
+
+def _half(number: int) -> int:
+    if number % 2:
+        raise RetryableError(f"{number} is odd")
+    return number // 2
+
+
+def test_a_step_answers_where_it_was_yielded_and_what_it_raises_is_raised_there() -> None:
+    assert perform(halves([4, 3, 8])) == [2, -1, 4]
+
+
+def test_what_the_steps_do_not_catch_reaches_whoever_performs_them_and_what_they_hold_is_let_go() -> None:
+    released: list[str] = []
+
+    def steps() -> Steps[None]:
+        try:
+            yield partial(_interrupt)
+        finally:
+            released.append("released")
+
+    with pytest.raises(KeyboardInterrupt):
+        perform(steps())
+    assert released == ["released"]
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_spawned_thread_performs_its_steps() -> None:
+    threads = Threads()
+    messages = threads.queue()
+
+    def steps() -> Steps[None]:
+        yield partial(messages.put, "done")
+
+    thread = threads.spawn("steps", steps())
+    assert messages.get(timeout=30) == "done"
+    thread.join(30)
+    assert thread.name == "ratchet-steps"

@@ -1,0 +1,104 @@
+"""Topologies without state have one leader, too. In this process, with a store in memory."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+import structlog
+
+from framework import Config, CoreRun, CoreTopology, Fields, TopologyBuilder, submit
+from framework.core import driver
+from framework.core.stateful_run import read_record, store_for
+from framework.transactions import MemoryStore
+from tests.kit.core_parts import ListSpout, Rich, ack, seen
+from tests.kit.state_parts import Log, counting, journal, lmdb
+from tests.kit.stores import wait_for
+
+
+def topology(key: str, instance: str) -> CoreTopology:
+    """``instance``: whose tasks these are."""
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", ListSpout(instance, [1, 2, 3]))
+    builder.set_bolt("bolt", Rich(instance, ack)).fields_grouping("words", Fields("n"))
+    return builder.build()
+
+
+def phase(run: CoreRun) -> str:
+    return run.status().phase
+
+
+@pytest.mark.dies("core 7")
+@pytest.mark.rule("C40")
+def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_CONFIRM_S", 0.0)
+    key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    first, second = f"{key}-first", f"{key}-second"
+    with submit(topology(key, first), {}, executor="local", store=store) as leading:
+        leading.wait_until_idle(30)
+        with submit(topology(key, second), {}, executor="local", store=store) as waiting:
+            wait_for(lambda: phase(waiting) == "standby", 30)
+            assert (seen(first).acked, seen(second).opened) == ([1, 2, 3], 0)
+            store.depose(key)  # as when its session has ended
+            wait_for(lambda: phase(leading) == "standby", 30)
+            waiting.wait_until_idle(30)
+            assert seen(second).acked == [1, 2, 3]
+            assert seen(first).closed == seen(first).opened == 1  # nothing of what it knew is used again
+            waiting.stop()
+        wait_for(lambda: phase(leading) == "running", 30)
+        leading.wait_until_idle(30)
+        assert seen(first).opened == 2
+
+
+@pytest.mark.dies("core 7")
+def test_a_topology_without_state_and_without_zookeeper_runs_and_says_that_nothing_guards_it() -> None:
+    key = f"l{uuid.uuid4().hex[:8]}"
+    with structlog.testing.capture_logs() as logs, submit(topology(key, key), {}, executor="local") as run:
+        run.wait_until_idle(30)
+    said = [log["reason"] for log in logs if log["event"] == "driver.unguarded"]
+    assert len(said) == 1
+    assert said[0].startswith("transactional.zookeeper.servers is not set")
+
+
+@pytest.mark.rule("C40")
+def test_a_topology_whose_state_is_in_memory_is_elected_where_zookeeper_is_named() -> None:
+    key, named = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    built = counting(key, Log(key, []))
+    assert store_for(built, Config.of({"transactional.zookeeper.servers": "zk1"}), None, lambda _: named) is named
+    with structlog.testing.capture_logs() as logs:
+        alone = store_for(built, Config.of({}), None, lambda _: named)
+    assert alone is not None and alone is not named
+    assert [log["event"] for log in logs] == ["driver.unguarded"]
+
+
+@pytest.mark.rule("C40")
+@pytest.mark.parametrize("exact", [True, False])
+def test_of_two_drivers_with_state_in_memory_one_runs_and_whoever_leads_next_begins_anew(exact: bool) -> None:
+    key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    conf = {"topology.state.checkpoint.interval.ms": 20, "topology.state.exactly.once": exact}
+    words = ["the", "cow", "the", "moon"]
+    counts = {"the": 2, "cow": 1, "moon": 1}
+    with submit(counting(key, Log(key, [words])), conf, executor="local", store=store) as leading:
+        leading.wait_until_idle(30)
+        assert journal(key).results == counts
+        with submit(counting(key, Log(f"{key}-second", [[]])), conf, executor="local", store=store) as waiting:
+            wait_for(lambda: phase(waiting) == "standby", 30)
+            store.depose(key)
+            leading._terms._driver._checkpoints.worked()  # type: ignore[union-attr]
+            wait_for(lambda: phase(leading) == "standby", 30)
+            waiting.wait_until_idle(30)
+            waiting.stop()
+        journal(key).results.clear()
+        leading.wait_until_idle(30)
+        assert journal(key).results == counts
+
+
+def test_states_in_memory_leave_the_record_of_others_alone(tmp_path: Path) -> None:
+    key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    with submit(counting(key, Log(key, [["the"]])), lmdb(tmp_path), executor="local", store=store) as run:
+        run.wait_until_idle(30)
+    before = read_record(store, key)
+    with submit(counting(key, Log(key, [["the", "cow"]])), {}, executor="local", store=store) as run:
+        run.wait_until_idle(30)
+    assert before is not None and read_record(store, key) == before

@@ -1,0 +1,281 @@
+"""What a task makes in a round: all of it leaves together, all of it is done, and none of it is lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from framework import Fields, TopologyBuilder, Tuple
+from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.core.spout_task import LOSSES_MAX
+from framework.errors import RetryableError
+from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("4.3")
+def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: str) -> None:
+    """A value that does not fit one stream: what was emitted on the other leaves in the same round, or its tuple fails."""
+
+    def both(bolt: Any, tup: Tuple, collector: Any) -> None:
+        collector.emit(["six" if tup[0] == 6 else tup[0]], anchors=tup, stream="a")
+        collector.emit([tup[0]], anchors=tup, stream="b")
+        collector.ack(tup)
+
+    def note(bolt: Any, tup: Tuple, collector: Any) -> None:
+        assert tup[0] not in seen(key).acked, "acked before it was here"
+        ack(bolt, tup, collector)
+
+    builder = TopologyBuilder("streams")
+    builder.set_spout("spout", ListSpout(key, [5, 6], again=False))
+    builder.set_bolt("both", Rich(key, both, a=Fields(n=int), b=Fields(n=int))).shuffle_grouping("spout")
+    builder.set_bolt("a", Rich(f"{key}a", ack)).shuffle_grouping("both", "a")
+    builder.set_bolt("b", Rich(f"{key}b", note), 2).shuffle_grouping("both", "b")
+    stepped = Stepped(builder.build()).step(1)
+    assert sorted(seen(f"{key}b").executed) == [(5,), (6,)]
+    stepped.step(1)
+    assert (seen(key).acked, sorted(seen(key).failed)) == ([], [5, 6])  # both were lost on the other stream
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("4.3")
+def test_what_a_bolt_emits_while_it_is_cleaned_up_leaves_with_its_acks(key: str) -> None:
+    """A bolt that gives what it holds when it ends: the spout hears nothing before that has arrived."""
+
+    def gather(bolt: Any, tup: Tuple, collector: Any) -> None:
+        bolt.kept.append(tup)
+        if tup[0] == 3:
+            collector.emit(["three"])
+
+    class Gathers(Rich):
+        def cleanup(self) -> None:
+            for tup in self.kept:
+                self.collector.emit([tup[0]], anchors=tup, stream="rest")
+                self.collector.ack(tup)
+
+    def note(bolt: Any, tup: Tuple, collector: Any) -> None:
+        assert seen(key).acked == []
+        ack(bolt, tup, collector)
+
+    builder = TopologyBuilder("cleanup")
+    builder.set_spout("spout", ListSpout(key, [1, 2, 3], again=False))
+    gathers = Gathers(key, gather, Fields(n=int), rest=Fields(n=int))
+    builder.set_bolt("gather", gathers).shuffle_grouping("spout")
+    builder.set_bolt("end", Rich(f"{key}end", note), 2).shuffle_grouping("gather", "rest")
+    builder.set_bolt("default", Rich(f"{key}default", ack), 2).shuffle_grouping("gather")
+    stepped = Stepped(builder.build()).step(1)
+    assert sorted(seen(f"{key}end").executed) == [(1,), (2,), (3,)]
+    stepped.step(2)
+    assert sorted(seen(key).acked) == [1, 2, 3]
+
+
+# --- what is not done stays for the next round --------------------------------------------------------------------
+
+
+def given_up_after(stepped: Stepped, seconds: float) -> None:
+    """Rounds that take longer, by the clock of the test, are lost."""
+    run = stepped.rounds.run
+
+    def limited(round_: Round) -> Any:
+        began = stepped.clock.now
+        records = run(round_)
+        if stepped.clock.now - began > seconds:
+            raise RetryableError(f"it did not answer for {seconds} s")
+        return records
+
+    stepped.rounds.run = limited  # type: ignore[method-assign]
+
+
+@pytest.mark.rule("C38")
+@pytest.mark.behaviour("4.7")
+@pytest.mark.parametrize(("takes_s", "items"), [(0.015, 3_000), (2.0, 60), (9.0, 12)])
+def test_a_slow_bolt_completes_every_tuple_at_its_own_pace(key: str, takes_s: float, items: int) -> None:
+    """However much the spout has: no round is given up, no tuple times out while it waits, and none is executed twice."""
+
+    def slow(bolt: Any, tup: Tuple, collector: Any) -> None:
+        seen(f"{key}clock").held[0][1].now += takes_s  # type: ignore[attr-defined]
+        collector.emit([tup[0]], anchors=tup)
+        collector.ack(tup)
+
+    builder = TopologyBuilder("slow")
+    builder.set_spout("spout", ListSpout(key, list(range(items))))
+    builder.set_bolt("slow", Rich(key, slow, Fields(n=int))).shuffle_grouping("spout")
+    builder.set_bolt("end", Rich(f"{key}end", ack), 2).shuffle_grouping("slow")
+    stepped = Stepped(builder.build(), pending=10_000)
+    seen(f"{key}clock").held[:] = [("clock", stepped.clock)]  # type: ignore[list-item]
+    given_up_after(stepped, 10.0)
+    rounds = 0
+    while len(seen(key).acked) < items:
+        stepped.step()
+        rounds += 1
+        assert rounds < 2 * items
+    assert (sorted(seen(key).acked), seen(key).failed) == (list(range(items)), [])
+    assert len(seen(key).executed) == items
+    assert stepped.driver.status().rounds_lost == 0
+
+
+@pytest.mark.rule("C38")
+@pytest.mark.behaviour("4.7")
+def test_spouts_give_no_more_than_bolts_come_to(key: str) -> None:
+    """After the first surprise, what a round gives is done in it, or in the next."""
+    waited: list[int] = []
+
+    def slow(bolt: Any, tup: Tuple, collector: Any) -> None:
+        seen(f"{key}clock").held[0][1].now += 0.02  # type: ignore[attr-defined]
+        collector.ack(tup)
+
+    builder = TopologyBuilder("slow")
+    builder.set_spout("spout", ListSpout(key, list(range(3_000))))
+    builder.set_bolt("slow", Rich(key, slow), 2).shuffle_grouping("spout")
+    stepped = Stepped(builder.build(), pending=1_000)
+    seen(f"{key}clock").held[:] = [("clock", stepped.clock)]  # type: ignore[list-item]
+    while len(seen(key).acked) < 3_000:
+        stepped.step()
+        waited.append(stepped.driver.status().components["slow"].waiting)
+    assert max(waited) > 800  # nobody could know
+    calm = waited[waited.index(0) :]
+    assert max(calm) <= 30
+    assert stepped.driver.status().held == {}
+
+
+@pytest.mark.rule("C38")
+@pytest.mark.behaviour("4.6")
+def test_tuples_of_a_bolt_that_cannot_start_wait_for_it(key: str) -> None:
+    """Nobody tracks them: what is dropped would be gone."""
+
+    class Late(Basic):
+        def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+            seen(f"{key}starts").opened += 1
+            if seen(f"{key}starts").opened < 3:
+                raise ConnectionRefusedError("nobody there yet")
+
+    builder = TopologyBuilder("late")
+    builder.set_spout("spout", ListSpout(key, list(range(40)), tracked=False))
+    builder.set_bolt("late", Late(key)).shuffle_grouping("spout")
+    stepped = Stepped(builder.build()).step(4)
+    assert sorted(seen(key).executed) == list(range(40))
+    assert stepped.driver.failure is None
+
+
+# --- what user code may do ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("4.6")
+@pytest.mark.parametrize("where", ["execute", "prepare", "next_tuple", "ack"])
+def test_user_code_that_calls_exit_ends_its_instance_and_nothing_else(key: str, where: str) -> None:
+    def once(here: str) -> None:
+        if here == where and not seen(f"{key}ended").closed:
+            seen(f"{key}ended").closed = 1
+            sys.exit("enough")
+
+    class Ending(ListSpout):
+        def next_tuple(self) -> None:
+            once("next_tuple")
+            super().next_tuple()
+
+        def ack(self, message_id: Any) -> None:
+            once("ack")
+            super().ack(message_id)
+
+    class Exits(Rich):
+        def prepare(self, conf: Any, context: Any, collector: Any) -> None:  # type: ignore[override]
+            once("prepare")
+            super().prepare(conf, context, collector)
+
+    def leave(bolt: Any, tup: Tuple, collector: Any) -> None:
+        once("execute")
+        collector.ack(tup)
+
+    builder = TopologyBuilder("exits")
+    builder.set_spout("spout", Ending(key, [1, 2, 3]))
+    builder.set_bolt("bolt", Exits(key, leave)).shuffle_grouping("spout")
+    stepped = Stepped(builder.build()).step(6)
+    assert set(seen(key).acked) == {1, 2, 3}
+    assert "SystemExit: enough" in str(stepped.driver.status().last_error)
+
+
+def lose_from(stepped: Stepped, level: int) -> None:
+    """The next round, from a level on: nobody hears of it, and those levels have nothing of it."""
+    run_task = stepped.rounds._home.run_task
+
+    def lossy(round_: Round, at: int, partition: int, records: Sequence[RoundRecord]) -> Sequence[Addressed]:
+        if at >= level:
+            raise RetryableError("a home is gone")
+        return run_task(round_, at, partition, records)
+
+    stepped.rounds._home.run_task = lossy  # type: ignore[method-assign]
+    assert not stepped.driver.step()
+    stepped.rounds._home.run_task = run_task  # type: ignore[method-assign]
+
+
+def holding(key: str, *, again: bool = True) -> Stepped:
+    """Three tuples, and a bolt, in a place of its own, that holds them."""
+    builder = TopologyBuilder("lost")
+    builder.set_spout("spout", ListSpout(key, [1, 2, 3], again=again))
+    builder.set_bolt("bolt", Rich(key, hold), 2).global_grouping("spout")
+    return Stepped(builder.build())
+
+
+def until_held(stepped: Stepped, key: str, count: int) -> list[int]:
+    """Wait, by the topology's clock, until so many tuples have come to the bolt; returns them."""
+    for _ in range(20):
+        if len(seen(key).held) >= count:
+            break
+        stepped.step(seconds=8)
+    return sorted(tup[0] for _, tup in seen(key).held)
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.dies("core 1", "core 5")
+@pytest.mark.behaviour("4.6")
+@pytest.mark.parametrize("before", [0, 1], ids=["the bolt has not had them", "the bolt holds them"])
+def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_not_failed(key: str, before: int) -> None:
+    """Their spout may give them up when they fail."""
+    stepped = holding(key).step(
+        before, seconds=16
+    )  # the acker, which hears of them before time goes on, is the first to give up
+    lose_from(stepped, 1)
+    tasks = stepped.rounds._home._tasks
+    for place in [place for place in tasks if place[0] == 1]:  # the bolt's home is gone
+        del tasks[place]
+    seen(key).held.clear()
+    assert until_held(stepped, key, 3) == [1, 2, 3]
+    for collector, tup in seen(key).held:
+        collector.ack(tup)
+    stepped.step(2)
+    assert (sorted(seen(key).acked), seen(key).failed) == ([1, 2, 3], [])
+    assert stepped.driver.status().pending == 0
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("4.6")
+def test_a_tuple_that_a_bolt_fails_or_nobody_acks_after_the_loss_of_a_round_has_failed(key: str) -> None:
+    stepped = holding(key, again=False).step()
+    lose_from(stepped, 0)
+    collector, tup = seen(key).held[0]
+    collector.fail(tup)
+    assert until_held(stepped, key, 5) == [1, 2, 2, 3, 3]
+    assert seen(key).failed == [1]
+    stepped.step(10, seconds=8)
+    assert (seen(key).failed, len(seen(key).held)) == ([1, 2, 3], 5)
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("4.6")
+def test_tuples_that_take_a_round_with_them_each_time_have_failed_in_the_end(key: str) -> None:
+    stepped = holding(key)
+    losses = 0
+    while not seen(key).failed and losses < 20 * LOSSES_MAX:
+        lose_from(stepped, 1)
+        losses += 1
+        stepped.step(seconds=16)
+    assert sorted(seen(key).failed) == [1, 2, 3]
+    assert losses > LOSSES_MAX
