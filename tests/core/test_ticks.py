@@ -135,15 +135,10 @@ def test_a_bolt_that_dies_of_a_tick_is_made_anew(key: str) -> None:
     assert stepped.driver.status().components["bolt"].died == 1
 
 
-class Batches(BaseRichBolt):
-    """Holds words, and passes them on at ticks: as those do that write many at once."""
+class UntilTicks:
+    """Holds tuples until a tick comes, and does ``at_tick`` with each of them then: as those do that write many at once."""
 
-    def __init__(self, tick_s: float = 5.0) -> None:
-        self.tick_s = tick_s
-
-    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
-        self.collector = collector
-        self.held: list[Tuple] = []
+    held: list[Tuple]
 
     def execute(self, tup: Tuple) -> None:
         if not tup.is_tick:
@@ -151,8 +146,25 @@ class Batches(BaseRichBolt):
             return
         held, self.held = self.held, []
         for each in held:
-            self.collector.emit([each["word"]], anchors=each)
-            self.collector.ack(each)
+            self.at_tick(each)
+
+    def at_tick(self, tup: Tuple) -> None:
+        raise NotImplementedError
+
+
+class Batches(UntilTicks, BaseRichBolt):
+    """Passes words on."""
+
+    def __init__(self, tick_s: float = 5.0) -> None:
+        self.tick_s = tick_s
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector = collector
+        self.held = []
+
+    def at_tick(self, tup: Tuple) -> None:
+        self.collector.emit([tup["word"]], anchors=tup)
+        self.collector.ack(tup)
 
     def declare_output_fields(self, declarer: Any) -> None:
         declarer.declare(Fields(word=str))
@@ -199,22 +211,17 @@ def test_bolts_whose_ticks_come_at_different_times_do_not_keep_a_checkpoint_wait
     assert stepped.recoveries == 0
 
 
-class CountsAtTicks(Count):
-    """Holds words, and counts them at ticks."""
+class CountsAtTicks(UntilTicks, Count):
+    """Counts words."""
 
     tick_s = 3.0
 
     def prepare(self, conf: Any, context: Any, collector: Any) -> None:
         super().prepare(conf, context, collector)
-        self.held: list[Tuple] = []
+        self.held = []
 
-    def execute(self, tup: Tuple) -> None:
-        if not tup.is_tick:
-            self.held.append(tup)
-            return
-        held, self.held = self.held, []
-        for each in held:
-            super().execute(each)
+    def at_tick(self, tup: Tuple) -> None:
+        Count.execute(self, tup)
 
 
 def test_a_stateful_bolt_that_holds_tuples_is_given_its_ticks_while_a_checkpoint_waits_for_them(
