@@ -22,6 +22,7 @@ from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
 from tests.kit.stores import wait_for
+from tests.kit.targets import Often
 
 pytestmark = pytest.mark.spark
 
@@ -65,9 +66,8 @@ def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str,
 
 
 @pytest.mark.behaviour("4.1")
-@pytest.mark.slow
-def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str) -> None:
-    words = 300
+def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str, often: Often) -> None:
+    words = often(60, 300)
     conf = {"spark.master": cluster, "topology.collapse.records.max": 0, "topology.max.spout.pending": 100}
     with submit(word_count(tmp_path, words), {**conf, "topology.acker.executors": 2}) as run:
         run.wait_until_idle(180)
