@@ -77,7 +77,7 @@ def submit(
                 f"topology {topology.id!r} is a core topology: it has no transactional state, so submit() takes its "
                 "configuration, 'spark' or 'local' as its executor, a store, and nothing else"
             )
-        return submit_core(topology, checked, executor, store, store_of)
+        return submit_core(topology, checked, executor, store)
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
     if executor is None or executor == "spark":

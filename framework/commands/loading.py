@@ -6,10 +6,13 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from framework.config import Config
+from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError
 from framework.topology import CoreTopology, Topology
 
@@ -23,6 +26,25 @@ def load_transactional(name: str, config: Config) -> Topology:
             "bolts is for python -m framework.state"
         )
     return found
+
+
+@contextmanager
+def opened_transactional(
+    name: str, config: Path | None, overrides: Sequence[str] | None
+) -> Iterator[tuple[Topology, CoordinationStore, Config]]:
+    """A transactional topology, the store of its state, and the configuration that names both; store and states are closed in
+    the end. Raises ``ConfigError`` as ``load_transactional``, and where no store outlives a process."""
+    settings = Config.load(config, overrides or ())
+    topology = load_transactional(name, settings)
+    if settings.zookeeper_hosts() is None:
+        raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
+    store = store_of(settings)
+    try:
+        yield topology, store, settings
+    finally:
+        store.close()
+        for state in topology.states:
+            state.close()
 
 
 def load_topology(name: str, config: Config) -> Topology | CoreTopology:

@@ -12,9 +12,7 @@ from typing import Annotated
 import typer
 
 from framework.commands.exits import exit_codes
-from framework.commands.loading import load_transactional
-from framework.config import Config
-from framework.coordination import store_of
+from framework.commands.loading import opened_transactional
 from framework.errors import ConfigError
 from framework.observe import configure_logging
 from framework.transactions.reset import describe, reset_everything, reset_positions
@@ -46,28 +44,18 @@ def main(
     with exit_codes():
         if positions == everything:
             raise ConfigError("say what to forget: --positions, or --everything")
-        settings = Config.load(config, overrides or ())
-        built = load_transactional(topology, settings)
-        if settings.zookeeper_hosts() is None:
-            raise ConfigError("transactional.zookeeper.servers is not set: there is no state that outlives a process")
-        timeout_s = settings.zookeeper_election_timeout_secs
-        store = store_of(settings)
-        try:
+        with opened_transactional(topology, config, overrides) as (built, store, settings):
+            timeout_s = settings.zookeeper_election_timeout_secs
             for line in describe(built, store, timeout_s):
                 typer.echo(line)
             if not yes:
                 typer.echo(
                     f"nothing was changed; add --yes to forget {'everything' if everything else 'the positions'}"
                 )
-                return
-            if everything:
+            elif everything:
                 typer.echo(reset_everything(built, store, timeout_s, settings.for_components()))
-                return
-            txid = reset_positions(built, store, timeout_s)
-            typer.echo(
-                f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
-            )
-        finally:
-            store.close()
-            for state in built.states:
-                state.close()
+            else:
+                txid = reset_positions(built, store, timeout_s)
+                typer.echo(
+                    f"positions forgotten; transaction {txid} will start where the source's policy for a first start says"
+                )

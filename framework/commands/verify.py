@@ -10,10 +10,7 @@ from typing import Annotated
 import typer
 
 from framework.commands.exits import EXIT_FAILED, exit_codes
-from framework.commands.loading import load_transactional
-from framework.config import Config
-from framework.coordination import store_of
-from framework.errors import ConfigError
+from framework.commands.loading import opened_transactional
 from framework.observe import configure_logging
 from framework.transactions.audit import Unverifiable, verify
 
@@ -34,19 +31,8 @@ def main(
     configure_logging(level="warning")
     with exit_codes():
         try:
-            settings = Config.load(config, overrides or ())
-            built = load_transactional(topology, settings)
-            if settings.zookeeper_hosts() is None:
-                raise ConfigError(
-                    "transactional.zookeeper.servers is not set: there is no state that outlives a process"
-                )
-            store = store_of(settings)
-            try:
+            with opened_transactional(topology, config, overrides) as (built, store, settings):
                 report = verify(built, store, settings.for_components())
-            finally:
-                store.close()
-                for state in built.states:
-                    state.close()
         except Unverifiable as error:
             typer.echo(f"unverifiable: {error}", err=True)
             raise typer.Exit(EXIT_UNVERIFIABLE) from None

@@ -44,8 +44,8 @@ class Home:
         self._tasks: dict[tuple[int, int], SegmentTask | AckerTask] = {}
         self._turns: dict[tuple[int, int], Turns] = {}
         self._lock = threading.Lock()
-        self._hurried = threading.Condition()
-        self._hurried_round = 0
+        self._woken = threading.Condition()
+        self._woken_round = 0
         self._waiting_round = 0
         self._numbers = {each: number for number, each in enumerate(plan.rooted_tasks())}
         self._provider = provider_of(plan.conf) if plan.stateful else None
@@ -79,21 +79,21 @@ class Home:
 
     def wake(self, number: int) -> None:
         """Have the spouts wait no longer in a round; in any, when it is 0."""
-        with self._hurried:
-            self._hurried_round = max(self._hurried_round, number or self._waiting_round)
-            self._hurried.notify_all()
+        with self._woken:
+            self._woken_round = max(self._woken_round, number or self._waiting_round)
+            self._woken.notify_all()
 
     def _await_a_spout(self, round_: Round, tasks: Sequence[SegmentTask]) -> None:
         """Ask one spout after the other, less and less often, until one has given something or time is up."""
         until = time.monotonic() + round_.spout_wait_s
         pause_s = _POLL_MIN_S
-        with self._hurried:
+        with self._woken:
             self._waiting_round = round_.number
-            while (left := until - time.monotonic()) > 0 and self._hurried_round < round_.number:
+            while (left := until - time.monotonic()) > 0 and self._woken_round < round_.number:
                 gave = [task.give(round_) for task in tasks]
                 if any(gave):
                     break
-                self._hurried.wait(min(pause_s, left))
+                self._woken.wait(min(pause_s, left))
                 pause_s = min(pause_s * 2, _POLL_MAX_S)
             self._waiting_round = 0
 

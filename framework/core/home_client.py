@@ -108,7 +108,7 @@ class HomeClient:
                 self._send(number, ("run", round_, level, tasks))
             inboxes = {}
             if round_.spout_wait_s and not level:
-                self._hurry_after_the_first(round_, list(by_home))
+                self._wake_after_the_first(round_, list(by_home))
             for number in by_home:
                 for target, record in self._answer(number, self._limit_s(round_)):
                     inboxes.setdefault(target, []).append(record)
@@ -124,7 +124,7 @@ class HomeClient:
             except (OSError, EOFError):
                 continue
 
-    def _hurry_after_the_first(self, round_: Round, homes: Sequence[int]) -> None:
+    def _wake_after_the_first(self, round_: Round, homes: Sequence[int]) -> None:
         """Wait until one of the homes has answered; the others need not wait for a spout then."""
         with selectors.DefaultSelector() as selector:
             for home in homes:

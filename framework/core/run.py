@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
@@ -118,10 +117,9 @@ def submit_core(
     config: Config,
     executor: str | None,
     store: CoordinationStore | None,
-    store_of: Callable[[Config], CoordinationStore],
 ) -> CoreRun:
     """Start a core topology. ``store``: where its driver is elected, and where the record of its checkpoints is, if it has state;
-    otherwise ``store_of`` makes one. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
+    otherwise the one that the configuration names. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
     check_pickles(topology)
     check_stateful(topology, config)
     conf = config.for_components()
@@ -139,7 +137,7 @@ def submit_core(
     )
     runner = _executor(executor, plan, config)
     owned = store is None
-    store = store_for(topology, config, store, store_of)
+    store = store_for(topology, config, store)
     try:
         runner.start()
     except BaseException:

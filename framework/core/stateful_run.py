@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from framework.config import Config
+from framework.coordination.configured import store_of
 from framework.coordination.election import Candidate, leadership_of
 from framework.coordination.steps import Steps, perform
 from framework.coordination.store import CoordinationStore, Leadership, MemoryStore
@@ -59,12 +60,7 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
     provider.check_before_start(config.for_components())
 
 
-def store_for(
-    topology: CoreTopology,
-    config: Config,
-    store: CoordinationStore | None,
-    store_of: Callable[[Config], CoordinationStore],
-) -> CoordinationStore | None:
+def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:
     """Where drivers are elected and the record of checkpoints is kept: where the caller says, else in ZooKeeper. Where none is
     named: None for a topology without state, a store in memory for states in memory. Raises ``ConfigError``."""
     if store is not None:
@@ -231,10 +227,8 @@ class CoreTerms:
             self._driver.run(checkpoints=partial(self._checkpoints, leadership))
         else:
             self._driver.run(leadership.confirm)
-        if (
-            not self._driver.over and not self._durable
-        ):  # else a recovery makes new tasks, from what the next driver has committed
-            self._begin_anew()
+        if not (self._driver.over or self._durable):
+            self._begin_anew()  # else a recovery makes new tasks, from what the next driver has committed
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()

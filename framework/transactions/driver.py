@@ -124,10 +124,11 @@ class Driver:
                 self._update(phase="stopped", in_flight={})
 
     def _stand_by(self, error: Exception | None) -> None:
-        self._update(phase="standby")
-        if error is not None:  # what is repeatable is tried again
-            repeating = str(error) if isinstance(error, RetryableError) else None
-            self._update(last_error=str(error), repeating=repeating, in_flight={})
+        if error is None:
+            self._update(phase="standby")
+            return
+        repeating = str(error) if isinstance(error, RetryableError) else None  # it is tried again
+        self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
 
     def _lead(self, leadership: Leadership) -> Steps[bool]:
         """One term. Whether the topology has failed."""

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from framework import Config, CoreRun, CoreTopology, Fields, TopologyBuilder, submit
-from framework.core import driver
+from framework.core import driver, stateful_run
 from framework.core.stateful_run import read_record, store_for
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
@@ -62,12 +62,15 @@ def test_a_topology_without_state_and_without_zookeeper_runs_and_says_that_nothi
 
 
 @pytest.mark.rule("C40")
-def test_a_topology_whose_state_is_in_memory_is_elected_where_zookeeper_is_named() -> None:
+def test_a_topology_whose_state_is_in_memory_is_elected_where_zookeeper_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     key, named = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    monkeypatch.setattr(stateful_run, "store_of", lambda _: named)
     built = counting(key, Log(key, []))
-    assert store_for(built, Config.of({"transactional.zookeeper.servers": "zk1"}), None, lambda _: named) is named
+    assert store_for(built, Config.of({"transactional.zookeeper.servers": "zk1"}), None) is named
     with structlog.testing.capture_logs() as logs:
-        alone = store_for(built, Config.of({}), None, lambda _: named)
+        alone = store_for(built, Config.of({}), None)
     assert alone is not None and alone is not named
     assert [log["event"] for log in logs] == ["driver.unguarded"]
 
