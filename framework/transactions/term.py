@@ -131,7 +131,7 @@ class Term:
         return self._planning.call(function)
 
     def covers(self, goal: Plan) -> bool:
-        return self._planner.covers(self._coordinator.committed_plan or {}, goal)
+        return self._planner.covers(self._plans[0], goal)  # what is durable; the coordinator is a step ahead of the store
 
     def progress(self) -> Mapping[str, PartitionProgress]:
         return self._planner.progress(*self._plans)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.coordination import Change, Put
 from framework.errors import RetryableError
 from framework.topology import Header
 from framework.transactions import MemoryStore
@@ -32,6 +35,37 @@ class Away(MemoryBackend):
     def _check_there(self) -> None:
         if Away.away.is_set():
             raise RetryableError("the store says: no room on the disk")
+
+
+class SlowToClose(MemoryStore):
+    """A store that takes the step that closes a transaction only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.asked = threading.Event()
+
+    def _apply_as(self, leadership: Any, changes: Sequence[Change]) -> None:
+        if any(isinstance(each, Put) and each.path.endswith("/currtx") for each in changes):
+            self.asked.set()
+            self.may.wait(30)
+        super()._apply_as(leadership, changes)
+
+
+def test_a_run_has_caught_up_when_the_last_transaction_is_closed_in_the_store_and_not_before(name: str) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 5}, Fields(word=str), 5)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("words", StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})).global_grouping(
+        "spout"
+    )
+    store = SlowToClose()
+    with submit(builder.build(), store=store, executor="local") as run:
+        assert store.asked.wait(30)
+        with pytest.raises(TimeoutError):
+            run.wait_until_caught_up(0.5)
+        store.may.set()
+        run.wait_until_caught_up(30)
+        assert run.status().committed_txid == 1
 
 
 def started(name: str) -> tuple[Run, OpaqueMemoryTransactionalSpout, OpaqueMapState]:
