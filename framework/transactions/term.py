@@ -131,7 +131,8 @@ class Term:
         return self._planning.call(function)
 
     def covers(self, goal: Plan) -> bool:
-        return self._planner.covers(self._plans[0], goal)  # what is durable; the coordinator is a step ahead of the store
+        # What was published is durable; the coordinator itself is a step ahead of the store.
+        return self._planner.covers(self._plans[0], goal)
 
     def progress(self) -> Mapping[str, PartitionProgress]:
         return self._planner.progress(*self._plans)

@@ -55,9 +55,9 @@ class SlowToClose(MemoryStore):
 def test_a_run_has_caught_up_when_the_last_transaction_is_closed_in_the_store_and_not_before(name: str) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 5}, Fields(word=str), 5)
     builder = TransactionalTopologyBuilder(name, "spout", spout)
-    builder.set_bolt("words", StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})).global_grouping(
-        "spout"
-    )
+    builder.set_bolt(
+        "words", StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})
+    ).global_grouping("spout")
     store = SlowToClose()
     with submit(builder.build(), store=store, executor="local") as run:
         assert store.asked.wait(30)
