@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 from rich.console import Console
@@ -33,7 +34,7 @@ def main(config: Config, *, json_lines: bool = False) -> int:
                 console.print(f"{state} the Kafka topic {TOPIC!r}")
                 if stopped.is_set():
                     return 130
-                finished = _run(config, servers, folder, json_lines=json_lines)
+                finished = _run(config, servers, folder, stopped, json_lines=json_lines)
                 if not finished:
                     console.print("stopped before the end; run again to go on from here")
                     return 130
@@ -43,7 +44,7 @@ def main(config: Config, *, json_lines: bool = False) -> int:
         return 2
 
 
-def _run(config: Config, servers: EmbeddedServers, folder: Path, *, json_lines: bool) -> bool:
+def _run(config: Config, servers: EmbeddedServers, folder: Path, stopped: threading.Event, *, json_lines: bool) -> bool:
     """Submit the flights topology, as a user would. False when a signal ended it early."""
     app = {"app.kafka": servers.bootstrap_servers, "app.database": str(folder / "flights.db"), **config.app}
     settings = config.model_copy(
@@ -55,7 +56,7 @@ def _run(config: Config, servers: EmbeddedServers, folder: Path, *, json_lines: 
         }
     )
     run = submit(topology(app), settings)
-    return supervise(run, until_caught_up=True, json_lines=json_lines)
+    return supervise(run, stopped, until_caught_up=True, json_lines=json_lines)
 
 
 def _compare(console: Console, database: Path) -> int:

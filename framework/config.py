@@ -63,51 +63,134 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    spout_pending: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(None, alias="topology.max.spout.pending")
-    acker_executors: Annotated[int, Field(ge=0, le=1_000)] = Field(1, alias="topology.acker.executors")
+    spout_pending: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None,
+        alias="topology.max.spout.pending",
+        description="Transactions that are processed at once, 1 by default; of a core topology the tuples of each spout "
+        "task whose fate is open, 10,000 by default.",
+    )
+    acker_executors: Annotated[int, Field(ge=0, le=1_000)] = Field(
+        1,
+        alias="topology.acker.executors",
+        description="Acker tasks of a core topology; 0 tracks no tuple: each is acked when it is emitted.",
+    )
     message_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
-        30.0, alias="topology.message.timeout.secs"
+        30.0,
+        alias="topology.message.timeout.secs",
+        description="Seconds an attempt, or a tuple tree of a core topology, may take before it fails and is replayed.",
     )
     tick_tuple_freq_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = Field(
-        None, alias="topology.tick.tuple.freq.secs"
+        None,
+        alias="topology.tick.tuple.freq.secs",
+        description="Seconds between tick tuples for every bolt of a core topology; a bolt's own tick_s wins. Not set: no ticks.",
     )
-    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(5, alias="topology.max.attempts")
-    idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(100, alias="topology.spout.idle.poll.max.ms")
-    emit_empty_batches: bool = Field(False, alias="topology.spout.emit.empty.batches")
+    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        5,
+        alias="topology.max.attempts",
+        description="Attempts at one transaction, or recoveries in a row, before the topology stops with the last error.",
+    )
+    idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
+        100,
+        alias="topology.spout.idle.poll.max.ms",
+        description="Longest pause between two looks at a source that has nothing, in milliseconds.",
+    )
+    emit_empty_batches: bool = Field(
+        False,
+        alias="topology.spout.emit.empty.batches",
+        description="Whether an idle source makes empty batches, so that bolts and sinks see time pass.",
+    )
     empty_batch_every_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
-        500, alias="topology.trident.batch.emit.interval.millis"
+        500,
+        alias="topology.trident.batch.emit.interval.millis",
+        description="Milliseconds between two empty batches of an idle source.",
     )
     collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
-        20_000, alias="topology.collapse.records.max"
+        20_000,
+        alias="topology.collapse.records.max",
+        description="Batches, or rounds, of up to so many records run as one Spark task; 0 spreads all of them.",
     )
-    state_provider: str = Field("framework.state.InMemoryKeyValueStateProvider", alias="topology.state.provider")
-    state_provider_config: Mapping[str, Any] | str = Field(default_factory=dict, alias="topology.state.provider.config")
+    state_provider: str = Field(
+        "framework.state.InMemoryKeyValueStateProvider",
+        alias="topology.state.provider",
+        description="The class that keeps the state of stateful bolts.",
+    )
+    state_provider_config: Mapping[str, Any] | str = Field(
+        default_factory=dict,
+        alias="topology.state.provider.config",
+        description="The provider's own settings, as a table or as JSON.",
+    )
     checkpoint_interval_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
-        1_000, alias="topology.state.checkpoint.interval.ms"
+        1_000,
+        alias="topology.state.checkpoint.interval.ms",
+        description="Milliseconds between two checkpoints of the state.",
     )
-    state_exactly_once: bool = Field(True, alias="topology.state.exactly.once")
-    zookeeper_servers: tuple[str, ...] = Field((), alias="transactional.zookeeper.servers")
-    zookeeper_port: Annotated[int, Field(ge=1, le=65_535)] = Field(2181, alias="transactional.zookeeper.port")
-    zookeeper_root: str = Field("/ratchet", alias="transactional.zookeeper.root")
+    state_exactly_once: bool = Field(
+        True,
+        alias="topology.state.exactly.once",
+        description="Whether state counts each record once; false spares the spouts going back: at least once then.",
+    )
+    zookeeper_servers: tuple[str, ...] = Field(
+        (),
+        alias="transactional.zookeeper.servers",
+        description="ZooKeeper servers, a list of host or host:port. Not set: the state ends with the process.",
+    )
+    zookeeper_port: Annotated[int, Field(ge=1, le=65_535)] = Field(
+        2181, alias="transactional.zookeeper.port", description="The port of servers that are given without one."
+    )
+    zookeeper_root: str = Field(
+        "/ratchet", alias="transactional.zookeeper.root", description="The path below which all topologies are kept."
+    )
     zookeeper_session_timeout_secs: Annotated[float, Field(ge=1, le=600, strict=False)] = Field(
-        10.0, alias="transactional.zookeeper.session.timeout.secs"
+        10.0,
+        alias="transactional.zookeeper.session.timeout.secs",
+        description="Seconds after which a leader that is not heard of loses the lead.",
     )
     zookeeper_connection_timeout_secs: Annotated[float, Field(gt=0, le=600, strict=False)] = Field(
-        15.0, alias="transactional.zookeeper.connection.timeout.secs"
+        15.0,
+        alias="transactional.zookeeper.connection.timeout.secs",
+        description="Seconds in which a server must answer at the start.",
     )
     zookeeper_election_timeout_secs: Annotated[float, Field(gt=0, le=600, strict=False)] = Field(
-        15.0, alias="transactional.zookeeper.election.timeout.secs"
+        15.0,
+        alias="transactional.zookeeper.election.timeout.secs",
+        description="Seconds that a command such as reset waits for the lead.",
     )
-    zookeeper_auth: SecretStr | None = Field(None, alias="transactional.zookeeper.auth")
-    zookeeper_tls_enabled: bool = Field(False, alias="transactional.zookeeper.tls.enabled")
-    zookeeper_tls_ca: str | None = Field(None, alias="transactional.zookeeper.tls.ca")
-    zookeeper_tls_certificate: str | None = Field(None, alias="transactional.zookeeper.tls.certificate")
-    zookeeper_tls_key: str | None = Field(None, alias="transactional.zookeeper.tls.key")
-    zookeeper_tls_password: SecretStr | None = Field(None, alias="transactional.zookeeper.tls.password")
-    zookeeper_sasl_username: str | None = Field(None, alias="transactional.zookeeper.sasl.username")
-    zookeeper_sasl_password: SecretStr | None = Field(None, alias="transactional.zookeeper.sasl.password")
-    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(None, alias="metrics.prometheus.port")
-    metrics_host: str = Field("127.0.0.1", alias="metrics.prometheus.host")
+    zookeeper_auth: SecretStr | None = Field(
+        None,
+        alias="transactional.zookeeper.auth",
+        description="digest:user:password for ACLs. Secret: give it as ${NAME} from the environment.",
+    )
+    zookeeper_tls_enabled: bool = Field(
+        False,
+        alias="transactional.zookeeper.tls.enabled",
+        description="Whether connections to ZooKeeper are encrypted.",
+    )
+    zookeeper_tls_ca: str | None = Field(
+        None,
+        alias="transactional.zookeeper.tls.ca",
+        description="A PEM file with the authorities that sign the servers' certificates.",
+    )
+    zookeeper_tls_certificate: str | None = Field(
+        None, alias="transactional.zookeeper.tls.certificate", description="A PEM file with this client's certificate."
+    )
+    zookeeper_tls_key: str | None = Field(
+        None, alias="transactional.zookeeper.tls.key", description="A PEM file with the key of that certificate."
+    )
+    zookeeper_tls_password: SecretStr | None = Field(
+        None, alias="transactional.zookeeper.tls.password", description="The password of that key. Secret."
+    )
+    zookeeper_sasl_username: str | None = Field(
+        None, alias="transactional.zookeeper.sasl.username", description="The user of SASL with DIGEST-MD5."
+    )
+    zookeeper_sasl_password: SecretStr | None = Field(
+        None, alias="transactional.zookeeper.sasl.password", description="The password of that user. Secret."
+    )
+    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        None, alias="metrics.prometheus.port", description="The port where metrics are served. Not set: nowhere."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", alias="metrics.prometheus.host", description="The address where metrics are served."
+    )
     spark: Mapping[str, str] = Field(default_factory=dict)
     kafka: Mapping[str, Any] = Field(default_factory=dict)
     app: Mapping[str, Any] = Field(default_factory=dict)

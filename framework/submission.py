@@ -81,7 +81,7 @@ def submit(
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
     if executor is None or executor == "spark":
-        _check_reach(topology, checked.spark.get("spark.master", "local[*]"))
+        check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     check_pickles(topology)
     for component in topology.components:
         if isinstance(component.instance, (Spout, Bolt)):
@@ -117,7 +117,7 @@ def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
     return executor
 
 
-def _check_reach(topology: Topology, master: str) -> None:
+def check_reach(topology: Topology, master: str) -> None:
     """C23: a state must be reachable from where its commit tasks run."""
     local = master.startswith("local")  # local-cluster too: its executors are processes of this host
     for state in topology.states:

@@ -24,6 +24,10 @@ def table_at(path: Path, target_bytes: int) -> FileTable:
     return ParquetTable(path, target_bytes=target_bytes)
 
 
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
 def main(
     path: Annotated[Path, typer.Argument(help="the table's folder")],
     target_bytes: Annotated[int, typer.Option(min=1, help="size to aim at, in bytes")] = TARGET_BYTES,
@@ -44,4 +48,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

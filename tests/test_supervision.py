@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from framework.commands.supervision import supervise
+from framework.commands.supervision import stop_on_signal, supervise
 from framework.observe.progress import ProgressLines
 from framework.transactions.status import RunStatus
 from tests.kit.words_runs import EXACT, Setup
@@ -91,11 +91,12 @@ def test_a_signal_stops_a_run_in_order_and_the_next_one_goes_on(tmp_path: Path, 
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    assert supervise(first, until_caught_up=False) is False
+    with stop_on_signal() as stopped:
+        assert supervise(first, stopped, until_caught_up=False) is False
     stopping.join()
     assert first.status().phase == "stopped"
     setup.spout.append(0, [["w0"]])
     with setup.start() as second:
-        assert supervise(second, until_caught_up=True) is True
+        assert supervise(second, threading.Event(), until_caught_up=True) is True
         assert second.status().epoch == 2
     assert setup.counts() == {**EXACT, "w0": 11}

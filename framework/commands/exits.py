@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,13 +12,21 @@ from framework.errors import ConfigError, RatchetError, TopologyError
 
 EXIT_FAILED = 1
 EXIT_MISUSED = 2
+EXIT_DIFFERS = 3
+EXIT_INTERRUPTED = 130
 
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
-    """Ends the command with one line and status 2 for what its user can mend, 1 for anything else of ours."""
+def exit_codes(*, as_json: bool = False) -> Iterator[None]:
+    """End the command with one line and status 2 for what its user can mend, 1 for any other error of ours, 130 for Ctrl-C.
+    ``as_json``: say it on standard output too, as a line of type ``error``."""
     try:
         yield
-    except RatchetError as error:
+    except (RatchetError, TimeoutError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise SystemExit(EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED) from None
+        status = EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED
+        if as_json:
+            typer.echo(json.dumps({"type": "error", "status": status, "text": str(error)}))
+        raise SystemExit(status) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +15,12 @@ from typing import Any
 
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
-from framework.errors import ConfigError
+from framework.errors import ConfigError, RatchetError
 from framework.topology import CoreTopology, Topology
+
+#: Where the packages of Ratchet are.
+_OURS = Path(__file__).resolve().parents[2]
+_PACKAGES = ("framework", "spouts", "sinks", "integration")
 
 
 def load_transactional(name: str, config: Config) -> Topology:
@@ -49,12 +55,51 @@ def opened_transactional(
 
 def load_topology(name: str, config: Config) -> Topology | CoreTopology:
     """The topology at ``MODULE:TOPOLOGY``. Raises ``ConfigError`` saying what is not there."""
-    found = resolve(name)
-    if not isinstance(found, (Topology, CoreTopology)) and callable(found):
-        found = found(config.app) if inspect.signature(found).parameters else found()
+    found: Any = resolve(name)
+    called = not isinstance(found, (Topology, CoreTopology)) and callable(found)
+    if called:
+        with _users_errors(name):
+            found = found(_AppSettings(config.app)) if inspect.signature(found).parameters else found()
+    if found is None and called:
+        raise ConfigError(f'{name} returned None: is "return builder.build()" missing?')
+    if hasattr(found, "build"):
+        raise ConfigError(f"{name} {'returned' if called else 'is'} a builder: call its build()")
     if not isinstance(found, (Topology, CoreTopology)):
         raise ConfigError(f"{name} is a {type(found).__name__}: name a Topology (what build() returns) or a function")
     return found
+
+
+class _AppSettings(dict[str, Any]):
+    """The ``app.*`` keys, as a topology function gets them. A key that is missing is a mistake in the configuration."""
+
+    def __missing__(self, key: str) -> Any:
+        near = difflib.get_close_matches(key, list(self), n=1)
+        raise ConfigError(
+            f"{key} is not set"
+            + (f"; there is {near[0]}: is one of the two misspelt?" if near else ": give it in [app]")
+        )
+
+
+@contextmanager
+def _users_errors(name: str) -> Iterator[None]:
+    """Errors in the user's own file as a ``ConfigError`` that names file and line."""
+    try:
+        yield
+    except (RatchetError, KeyboardInterrupt, SystemExit):
+        raise
+    except SyntaxError as error:
+        raise ConfigError(
+            f"{name}: {error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
+        ) from error
+    except Exception as error:
+        own = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
+        where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: " if own else ""
+        raise ConfigError(f"{name}: {where}{type(error).__name__}: {error}") from error
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither Python's, nor an installed package's, nor one of ours."""
+    return not file.startswith(("<", sys.base_prefix, str(_OURS))) and "site-packages" not in file
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -62,17 +107,32 @@ def resolve(name: str) -> Callable[..., Any]:
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
         raise ConfigError(f"{name!r}: write MODULE:TOPOLOGY, such as myproject.pipeline:topology")
+    if "/" in module_name or module_name.endswith(".py"):
+        wanted = module_name.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        raise ConfigError(f"{name!r}: write {wanted}:{attribute}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's modules lie where the command is called
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(
-                f"{name}: there is no module {error.name!r} here or among the installed packages"
-            ) from None
-        raise
+    _check_hidden(Path.cwd())
+    with _users_errors(name):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and module_name.startswith(error.name):
+                raise ConfigError(
+                    f"{name}: there is no module {error.name!r} here or among the installed packages"
+                ) from None
+            raise
     found = getattr(module, attribute, None)
     if found is None:
         raise ConfigError(f"{name}: module {module_name!r} has no {attribute!r}")
     return found  # type: ignore[no-any-return]
+
+
+def _check_hidden(folder: Path) -> None:
+    """A folder or module of the user's that is called as a package of ours would be imported in its place."""
+    if folder.resolve() == _OURS:
+        return
+    for name in _PACKAGES:
+        for found in (folder / name, folder / f"{name}.py"):
+            if found.exists():
+                raise ConfigError(f"{found} hides Ratchet's package {name!r}: rename it")

@@ -6,13 +6,13 @@ it from doing anything.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from framework.commands.exits import exit_codes
 from framework.commands.loading import opened_transactional
+from framework.commands.options import ConfigFile, Overrides, TopologyName, Yes
 from framework.errors import ConfigError
 from framework.observe import configure_logging
 from framework.transactions.reset import describe, reset_everything, reset_positions
@@ -22,9 +22,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    topology: Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="Whose state.")],
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")] = None,
+    topology: TopologyName,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
     positions: Annotated[
         bool,
         typer.Option(
@@ -37,7 +37,7 @@ def main(
         bool,
         typer.Option("--everything", help="Forget all, and empty the sinks: the next run starts with transaction 1."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only show.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Forget a topology's positions, or all of its state and its sinks' rows."""
     configure_logging(level="warning")

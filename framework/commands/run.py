@@ -1,4 +1,4 @@
-"""``python -m framework.run``: runs a topology from the command line.
+"""``ratchet run MODULE:TOPOLOGY``, and ``python -m framework.run``: runs a topology from the command line.
 
 Without arguments, the demo. ``MODULE:TOPOLOGY`` names a ``Topology``, or a function that makes one: without arguments, or
 with the configuration's ``app.*`` keys as its one argument.
@@ -6,26 +6,33 @@ with the configuration's ``app.*`` keys as its one argument.
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 from typing import Annotated
 
+import structlog
 import typer
 
-from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.exits import EXIT_INTERRUPTED, exit_codes
 from framework.commands.loading import load_topology, resolve
-from framework.commands.supervision import supervise
+from framework.commands.options import AsJson, ConfigFile, Overrides
+from framework.commands.poison import show_poison
+from framework.commands.supervision import stop_on_signal, supervise
 from framework.config import Config
-from framework.coordination import store_of
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
 from framework.observe import configure_logging
+from framework.preflight import has_run, preflight
 from framework.submission import submit
 from framework.topology import CoreTopology, Topology
-from framework.transactions.poison import find_poison
 from framework.transactions.run import Run
 
 #: The demo is a program like any user's; the framework knows it by name only.
 DEMO = "examples.flights_demo:main"
+#: How long a first start waits for servers that do not answer. Later starts wait as a running topology does.
+FIRST_ANSWER_S = 15.0
+_POLL_S = 0.5
+
+_log = structlog.get_logger()
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,8 +42,8 @@ def main(
     topology: Annotated[
         str | None, typer.Argument(metavar="[MODULE:TOPOLOGY]", help="What to run; without it, the demo.")
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
     until_caught_up: Annotated[
         bool,
         typer.Option(
@@ -45,7 +52,11 @@ def main(
             "nothing and every tuple is acked or failed.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Progress and logs as JSON lines.")] = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.1, help="With --until-caught-up: fail when that takes longer, in seconds."),
+    ] = None,
+    as_json: AsJson = False,
     accept_changed: Annotated[
         bool,
         typer.Option(
@@ -63,10 +74,7 @@ def main(
     ] = False,
     poison: Annotated[
         bool,
-        typer.Option(
-            "--find-poison",
-            help="Run nothing for good: narrow the batch that is due down to the records that make it fail, and show them.",
-        ),
+        typer.Option("--find-poison", help="Run nothing for good: as ratchet find-poison."),
     ] = False,
     txid: Annotated[
         int | None, typer.Option("--txid", help="With --find-poison: another batch than the one due.")
@@ -85,49 +93,57 @@ def main(
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
     configure_logging(json_lines=as_json, level="debug" if verbose else "info")
-    with exit_codes():
+    with exit_codes(as_json=as_json):
         settings = Config.load(config, overrides or ())
+        if timeout_s is not None and not until_caught_up:
+            raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
         if topology is None:
             raise typer.Exit(resolve(DEMO)(settings, json_lines=as_json))
         built = load_topology(topology, settings)
         if poison:
-            raise typer.Exit(_show_poison(built, settings, txid))
-        run: Run | CoreRun
-        if isinstance(built, CoreTopology):
-            if accept_changed or fresh or standby:
-                raise ConfigError(
-                    f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
-                    "--standby have no meaning for it"
-                )
-            run = submit(built, settings, executor=executor)
-        else:
-            run = submit(
-                built,
-                settings,
-                executor=executor,
-                accept_changed_topology=accept_changed,
-                fresh=fresh,
-                standby=standby,
+            raise typer.Exit(show_poison(built, settings, txid))
+        if isinstance(built, CoreTopology) and (accept_changed or fresh or standby):
+            raise ConfigError(
+                f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
+                "--standby have no meaning for it"
             )
-        supervise(run, until_caught_up=until_caught_up, json_lines=as_json)
+        _check_first(built, settings, executor)
+        with stop_on_signal() as stopped:
+            run: Run | CoreRun
+            if isinstance(built, CoreTopology):
+                run = submit(built, settings, executor=executor)
+            else:
+                run = submit(
+                    built,
+                    settings,
+                    executor=executor,
+                    accept_changed_topology=accept_changed,
+                    fresh=fresh,
+                    standby=standby,
+                )
+            done = supervise(run, stopped, until_caught_up=until_caught_up, timeout_s=timeout_s, json_lines=as_json)
+        if until_caught_up and not done:
+            raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _show_poison(topology: Topology | CoreTopology, settings: Config, txid: int | None) -> int:
-    """Returns the exit status: 1 when something was found."""
-    if isinstance(topology, CoreTopology):
-        raise ConfigError(
-            f"topology {topology.id!r} is a core topology, which has no batches: --find-poison is for those"
-        )
-    store = store_of(settings)
-    try:
-        found = find_poison(topology, store, settings.for_components(), txid)
-    finally:
-        store.close()
-    if found is None:
-        typer.echo(
-            "the batch is processed without an error here: it fails in its commit phase, by chance, or for where it runs"
-        )
-        return 0
-    for line in found.lines():
-        typer.echo(line)
-    return EXIT_FAILED
+def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str) -> None:
+    """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a first start only so long:
+    their address may be wrong."""
+    deadline = time.monotonic() + FIRST_ANSWER_S
+    announced = False
+    while True:
+        away = None
+        for finding in preflight(topology, settings, executor):
+            if finding.error is None:
+                continue
+            if not finding.waits:
+                raise finding.error
+            away = away or finding.error
+        if away is None or has_run(topology, settings):
+            return
+        if time.monotonic() > deadline:
+            raise away
+        if not announced:
+            announced = True
+            _log.warning("start.waiting", topology=topology.id, reason=str(away), at_most_s=FIRST_ANSWER_S)
+        time.sleep(_POLL_S)

@@ -26,6 +26,7 @@ import typer
 
 from framework.commands.exits import EXIT_FAILED, exit_codes
 from framework.commands.loading import load_topology
+from framework.commands.options import ConfigFile, Overrides, TopologyName
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.reader import TopologyState
@@ -45,16 +46,17 @@ app = typer.Typer(
     help="The state of a topology. Name the topology first, as MODULE:TOPOLOGY, or after the command.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY")]
-Settings = Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")]
 Component = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
 File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its name ends in .gz.")]
 
 
 @app.command()
 def get(
-    topology: Name, key: str, component: Component = None, config: Settings = None, overrides: Overrides = None
+    topology: TopologyName,
+    key: str,
+    component: Component = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
 ) -> None:
     """Show the value of a key. Exits with 1 when it is not there."""
     with _opened(topology, config, overrides) as (_, state):
@@ -68,10 +70,10 @@ def get(
 
 @app.command()
 def scan(
-    topology: Name,
+    topology: TopologyName,
     component: Component = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show so many keys at most.")] = None,
-    config: Settings = None,
+    config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
     """Show all keys with their values, one JSON array per line: component, key, value."""
@@ -88,7 +90,11 @@ def scan(
 
 @app.command()
 def export(
-    topology: Name, file: Path, component: Component = None, config: Settings = None, overrides: Overrides = None
+    topology: TopologyName,
+    file: Path,
+    component: Component = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
 ) -> None:
     """Write all keys and values as JSON lines for other programs: {"component", "key", "value"}."""
     with _opened(topology, config, overrides) as (_, state), _written(file) as out:
@@ -103,7 +109,7 @@ def export(
 
 
 @app.command()
-def snapshot(topology: Name, file: File, config: Settings = None, overrides: Overrides = None) -> None:
+def snapshot(topology: TopologyName, file: File, config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Save the state of all bolts, and the positions of the spouts, of one checkpoint. Needs a store that can be read as of one
     moment, or a topology that is not running."""
     with _opened(topology, config, overrides) as (built, state), _written(file) as out:
@@ -133,7 +139,7 @@ def snapshot(topology: Name, file: File, config: Settings = None, overrides: Ove
 
 
 @app.command()
-def restore(topology: Name, file: File, config: Settings = None, overrides: Overrides = None) -> None:
+def restore(topology: TopologyName, file: File, config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Put the state and the positions of a snapshot in place of those that are there. The topology must not be running; its
     parallelism may differ from the snapshot's."""
     settings, built, store = _loaded(topology, config, overrides)
@@ -156,7 +162,7 @@ def restore(topology: Name, file: File, config: Settings = None, overrides: Over
 
 
 @app.command()
-def forget(topology: Name, config: Settings = None, overrides: Overrides = None) -> None:
+def forget(topology: TopologyName, config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Remove all states and the positions of the spouts: the topology begins anew. It must not be running."""
     settings, built, store = _loaded(topology, config, overrides)
     try:
@@ -168,10 +174,10 @@ def forget(topology: Name, config: Settings = None, overrides: Overrides = None)
 
 @app.command()
 def diff(
-    topology: Name,
+    topology: TopologyName,
     file: File,
     other: Annotated[Path | None, typer.Argument(help="Another snapshot; without it, the state as it is now.")] = None,
-    config: Settings = None,
+    config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
     """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there

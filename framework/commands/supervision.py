@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,32 +15,39 @@ from framework.observe import ProgressLines
 from framework.transactions.run import Run
 
 _POLL_S = 0.2
+_STOPPING = "stopping, the commit under way is finished (Ctrl-C again to end now)\n"
 
 
-def supervise(run: Run | CoreRun, *, until_caught_up: bool, json_lines: bool = False) -> bool:
-    """Show progress until the run ends, is stopped by a signal, or has caught up: True, unless a signal ended it. Raises
-    what the topology failed with."""
+def supervise(
+    run: Run | CoreRun,
+    stopped: threading.Event,
+    *,
+    until_caught_up: bool,
+    timeout_s: float | None = None,
+    json_lines: bool = False,
+) -> bool:
+    """Show progress until the run ends, ``stopped`` is set, or it has caught up: True, unless ``stopped`` ended it. Raises
+    what the topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
     progress = ProgressLines(json_lines=json_lines)
     caught_up = threading.Event()
     problem: list[BaseException] = []
 
     def wait() -> None:
         try:
-            run.wait_until_caught_up() if isinstance(run, Run) else run.wait_until_idle()
+            run.wait_until_caught_up(timeout_s) if isinstance(run, Run) else run.wait_until_idle(timeout_s)
         except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
             problem.append(error)
         caught_up.set()
 
     if until_caught_up:
         threading.Thread(target=wait, name="ratchet-caught-up", daemon=True).start()
-    with stop_on_signal() as stopped:
-        try:
-            while not stopped.is_set() and not caught_up.is_set() and not run.join(_POLL_S):
-                progress.show(run.status())
-        finally:
-            run.stop()
-            progress.show(run.status(), force=True)
-            progress.done()
+    try:
+        while not stopped.is_set() and not caught_up.is_set() and not run.join(_POLL_S):
+            progress.show(run.status())
+    finally:
+        run.stop()
+        progress.show(run.status(), force=True)
+        progress.done()
     if problem and not stopped.is_set():
         raise problem[0]
     run.join(0)
@@ -48,13 +56,15 @@ def supervise(run: Run | CoreRun, *, until_caught_up: bool, json_lines: bool = F
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets. A second signal ends the process at once: nothing is lost by that either."""
+    """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal ends the process at once:
+    nothing is lost by that either."""
     stopped = threading.Event()
 
     def on_signal(number: int, frame: Any) -> None:
         if stopped.is_set():
             os._exit(128 + number)
         stopped.set()
+        sys.stderr.write(_STOPPING)
 
     before = {name: signal.signal(name, on_signal) for name in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes
 from framework.commands.loading import opened_transactional
+from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.observe import configure_logging
 from framework.transactions.audit import Unverifiable, verify
-
-EXIT_UNVERIFIABLE = 3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
-    topology: Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="What to verify.")],
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file of configuration keys.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; may be repeated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON document.")] = False,
+    topology: TopologyName,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Recompute a topology's sinks from its source and report every key that differs. Exit status: 0 all agree, 1 some
-    differ, 3 unverifiable."""
+    """Recompute a topology's sinks from its source and report every key that differs. Exit status: 0 all agree, 3 some
+    differ, 1 the answer cannot be known."""
     configure_logging(level="warning")
     with exit_codes():
         try:
@@ -35,10 +32,10 @@ def main(
                 report = verify(built, store, settings.for_components())
         except Unverifiable as error:
             typer.echo(f"unverifiable: {error}", err=True)
-            raise typer.Exit(EXIT_UNVERIFIABLE) from None
+            raise typer.Exit(EXIT_FAILED) from None
     if as_json:
-        typer.echo(json.dumps({**asdict(report), "right": report.right}, default=str))
+        typer.echo(json.dumps({"type": "verify", **asdict(report), "right": report.right}, default=str))
     else:
         for line in report.lines():
             typer.echo(line)
-    raise typer.Exit(0 if report.right else EXIT_FAILED)
+    raise typer.Exit(0 if report.right else EXIT_DIFFERS)

@@ -89,6 +89,12 @@ class CoordinationStore(ABC):
         """Whether somebody leads below ``path`` now, or is about to."""
 
     @abstractmethod
+    def announce(self, path: str, data: bytes | None) -> None:
+        """Create a node that ends with this process's session, or replace its data; None removes it. Needs no leadership. The
+        protocol must not depend on such nodes: they are for observers. Raises ``RetryableError`` when the store does not
+        answer."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice."""
 
@@ -131,6 +137,9 @@ class MemoryStore(CoordinationStore):
     def is_led(self, path: str) -> bool:
         with self._changed:
             return path in self._leaders
+
+    def announce(self, path: str, data: bytes | None) -> None:
+        self.apply([Delete(path) if data is None else Put(path, data)])
 
     def depose(self, path: str) -> None:
         """Take leadership away, as an expired session would. For tests."""

@@ -177,6 +177,20 @@ class ZooKeeperStore(CoordinationStore):
     def is_led(self, path: str) -> bool:
         return bool(self.children(f"{path}/leader"))
 
+    def announce(self, path: str, data: bytes | None) -> None:
+        node = self._node(path)
+        try:
+            if data is None:
+                self._client.delete(node)
+                return
+            self._ensure_parents(node)
+            try:
+                self._client.set(node, data)
+            except NoNodeError:
+                self._client.create(node, data, ephemeral=True)
+        except KazooException as error:
+            raise self._named(error, node) from error
+
     def close(self) -> None:
         self._stop_giving_up()
         self._client.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination import CoordinationStore
+from framework.coordination.presence import Presence
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
@@ -67,7 +69,12 @@ class CoreRun(RunningThread):
         if store is not None:
             self._terms = CoreTerms(topology, config, store, self._driver, self._begin_anew)
         super().__init__(topology.id)
-        self._begin(config, executor.close, *([store.close] if owned and store is not None else []))
+        owns: list[Callable[[], None]] = [executor.close]
+        if store is not None:
+            owns.append(Presence(store, topology.id, "core", lambda: self.status().summary()).close)
+            if owned:
+                owns.append(store.close)
+        self._begin(config, *owns)
 
     def _work(self) -> None:
         (self._terms or self._driver).run()

@@ -61,6 +61,10 @@ class CoreStatus:
         """Everything, JSON-able."""
         return {**asdict(self), "pending": self.pending, "held": self.held}
 
+    def summary(self) -> dict[str, Any]:
+        """As ``document``: components are few."""
+        return self.document()
+
     @property
     def held(self) -> dict[str, int]:
         return {

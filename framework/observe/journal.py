@@ -67,6 +67,14 @@ class TransactionRecord:
     attempts: tuple[AttemptRecord, ...] = ()
     attempts_total: int = 0
 
+    @property
+    def closed_at(self) -> float | None:
+        """When its last attempt was committed, in seconds since the epoch, by the clock of its driver; None if it was not."""
+        last = self.attempts[-1] if self.attempts else None
+        if last is None or last.commit_ms is None:
+            return None
+        return last.started_at + sum(each or 0 for each in (last.processing_ms, last.waiting_ms, last.commit_ms)) / 1000
+
     def document(self) -> dict[str, Any]:
         """JSON-able, for ``from_document``. What it holds is not copied: a plan may have thousands of partitions."""
         attempts = [{name: getattr(each, name) for name in AttemptRecord.__slots__} for each in self.attempts]

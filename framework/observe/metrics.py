@@ -5,7 +5,8 @@ Served on the loopback interface by default, read-only. Source: https://promethe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -13,6 +14,78 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from framework.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDescription:
+    """What is measured. ``kind``: gauge, or counter, whose name ends in ``_total`` where it is served."""
+
+    name: str
+    kind: str
+    text: str
+    labels: tuple[str, ...] = ("topology",)
+
+    def family(self) -> GaugeMetricFamily | CounterMetricFamily:
+        kind = GaugeMetricFamily if self.kind == "gauge" else CounterMetricFamily
+        return kind(self.name, self.text, labels=self.labels)
+
+
+_BY_PARTITION = ("topology", "partition")
+_BY_COMPONENT = ("topology", "component")
+#: Everything that is served, by name.
+METRICS = {
+    each.name: each
+    for each in (
+        MetricDescription("ratchet_leading", "gauge", "Whether this process leads the topology."),
+        MetricDescription("ratchet_epoch", "gauge", "The epoch of the leadership."),
+        MetricDescription("ratchet_committed_txid", "gauge", "The last committed transaction."),
+        MetricDescription(
+            "ratchet_transactions_in_flight", "gauge", "Transactions that are planned and not committed."
+        ),
+        MetricDescription("ratchet_rows_read", "counter", "Source rows processed; those of a replay count again."),
+        MetricDescription("ratchet_rows_committed", "counter", "Source rows committed."),
+        MetricDescription("ratchet_bad_records", "counter", "Committed records that could not be decoded."),
+        MetricDescription("ratchet_attempts_failed", "counter", "Attempts at transactions that failed."),
+        MetricDescription("ratchet_source_end_offset", "gauge", "Where the source ends.", _BY_PARTITION),
+        MetricDescription("ratchet_source_committed_offset", "gauge", "The next to commit.", _BY_PARTITION),
+        MetricDescription("ratchet_source_in_flight", "gauge", "Offsets planned, not committed.", _BY_PARTITION),
+        MetricDescription("ratchet_source_lag", "gauge", "Offsets from what is committed to the end.", _BY_PARTITION),
+        MetricDescription(
+            "ratchet_source_lost_records", "gauge", "Offsets gone before they were read, and skipped.", _BY_PARTITION
+        ),
+        MetricDescription("ratchet_rounds", "counter", "Rounds of a core topology."),
+        MetricDescription("ratchet_rounds_lost", "counter", "Rounds of which nothing came back."),
+        MetricDescription("ratchet_trees", "gauge", "Tuple trees that the ackers track."),
+        MetricDescription("ratchet_checkpoint", "gauge", "The last committed checkpoint."),
+        MetricDescription("ratchet_recoveries", "counter", "How often all states went back to the last checkpoint."),
+        MetricDescription("ratchet_tuples_pending", "gauge", "Tuples of a spout whose fate is open.", _BY_COMPONENT),
+        MetricDescription("ratchet_tuples_emitted", "counter", "Tuples that a component emitted.", _BY_COMPONENT),
+        MetricDescription("ratchet_tuples_executed", "counter", "Tuples that a bolt executed.", _BY_COMPONENT),
+        MetricDescription("ratchet_tuples_acked", "counter", "Tuples that a bolt acked.", _BY_COMPONENT),
+        MetricDescription(
+            "ratchet_tuples_failed",
+            "counter",
+            "Tuples that a bolt failed, or that a spout was told have failed.",
+            _BY_COMPONENT,
+        ),
+        MetricDescription(
+            "ratchet_tuples_completed", "counter", "Tuples of a spout that were fully processed.", _BY_COMPONENT
+        ),
+        MetricDescription(
+            "ratchet_tuples_timed_out",
+            "counter",
+            "Tuples of a spout that were not fully processed in time.",
+            _BY_COMPONENT,
+        ),
+        MetricDescription("ratchet_tuples_died", "counter", "Instances that an error of theirs ended.", _BY_COMPONENT),
+        MetricDescription(
+            "ratchet_tuple_latency_seconds",
+            "counter",
+            "Seconds from emission to completion, summed over what was completed.",
+            _BY_COMPONENT,
+        ),
+    )
+}
 
 
 class ObservedPartition(Protocol):
@@ -67,48 +140,32 @@ class RunCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         status = self._status()
         topology = [status.topology_id]
-        for name, text, value in (
-            ("ratchet_leading", "Whether this process leads the topology.", float(status.phase == "running")),
-            ("ratchet_epoch", "The epoch of the leadership.", status.epoch),
-            ("ratchet_committed_txid", "The last committed transaction.", status.committed_txid),
-            (
-                "ratchet_transactions_in_flight",
-                "Transactions that are planned and not committed.",
-                len(status.in_flight),
-            ),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=["topology"])
-            gauge.add_metric(topology, value)
-            yield gauge
-        for name, text, value in (
-            ("ratchet_rows_read", "Source rows processed; those of a replay count again.", status.read_rows),
-            ("ratchet_rows_committed", "Source rows committed.", status.committed_rows),
-            ("ratchet_bad_records", "Committed records that could not be decoded.", status.bad_records),
-            ("ratchet_attempts_failed", "Attempts at transactions that failed.", status.attempts_failed),
-        ):
-            counter = CounterMetricFamily(name, text, labels=["topology"])
-            counter.add_metric(topology, value)
-            yield counter
-        yield from _of_partitions(status)
+        yield from _measured(
+            topology,
+            ratchet_leading=float(status.phase == "running"),
+            ratchet_epoch=status.epoch,
+            ratchet_committed_txid=status.committed_txid,
+            ratchet_transactions_in_flight=len(status.in_flight),
+            ratchet_rows_read=status.read_rows,
+            ratchet_rows_committed=status.committed_rows,
+            ratchet_bad_records=status.bad_records,
+            ratchet_attempts_failed=status.attempts_failed,
+        )
+        for field in ("end_offset", "committed_offset", "in_flight", "lag", "lost_records"):
+            family = METRICS[f"ratchet_source_{field}"].family()
+            for partition, progress in status.partitions.items():
+                value = getattr(progress, field)
+                if value is not None:  # what is not known is left out
+                    family.add_metric([*topology, partition], value)
+            yield family
 
 
-def _of_partitions(status: ObservedRun) -> Iterable[Metric]:
-    labels = ["topology", "partition"]
-    families: dict[str, GaugeMetricFamily] = {
-        "end_offset": GaugeMetricFamily("ratchet_source_end_offset", "Where the source ends.", labels=labels),
-        "committed_offset": GaugeMetricFamily("ratchet_source_committed_offset", "The next to commit.", labels=labels),
-        "in_flight": GaugeMetricFamily("ratchet_source_in_flight", "Offsets planned, not committed.", labels=labels),
-        "lag": GaugeMetricFamily("ratchet_source_lag", "Offsets from what is committed to the end.", labels=labels),
-        "lost_records": GaugeMetricFamily(
-            "ratchet_source_lost_records", "Offsets gone before they were read, and skipped.", labels=labels
-        ),
-    }
-    for partition, progress in status.partitions.items():
-        for name, family in families.items():
-            value = getattr(progress, name)
-            if value is not None:  # what is not known is left out
-                family.add_metric([status.topology_id, partition], value)
-    yield from families.values()
+def _measured(labels: Sequence[str], **values: float) -> Iterable[Metric]:
+    """One figure of each name."""
+    for name, value in values.items():
+        family = METRICS[name].family()
+        family.add_metric(labels, value)
+        yield family
 
 
 class ObservedCounts(Protocol):
@@ -158,18 +215,6 @@ class ObservedCoreRun(Protocol):
     def checkpoint(self) -> ObservedCheckpoint | None: ...
 
 
-_CORE_COUNTERS = {
-    "emitted": "Tuples that a component emitted.",
-    "executed": "Tuples that a bolt executed.",
-    "acked": "Tuples that a bolt acked.",
-    "failed": "Tuples that a bolt failed, or that a spout was told have failed.",
-    "completed": "Tuples of a spout that were fully processed.",
-    "timed_out": "Tuples of a spout that were not fully processed in time.",
-    "died": "Instances that an error of theirs ended.",
-    "latency_s": "Seconds from emission to completion, summed over what was completed.",
-}
-
-
 class CoreRunCollector(Collector):
     """The same for a core topology."""
 
@@ -182,36 +227,30 @@ class CoreRunCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         status = self._status()
-        for name, text, value in (
-            ("ratchet_rounds", "Rounds run.", status.rounds),
-            ("ratchet_rounds_lost", "Rounds of which nothing came back.", status.rounds_lost),
-        ):
-            counter = CounterMetricFamily(name, text, labels=["topology"])
-            counter.add_metric([self._topology_id], value)
-            yield counter
-        trees = GaugeMetricFamily("ratchet_trees", "Tuple trees that the ackers track.", labels=["topology"])
-        trees.add_metric([self._topology_id], status.trees)
-        yield trees
+        topology = [self._topology_id]
+        yield from _measured(
+            topology,
+            ratchet_rounds=status.rounds,
+            ratchet_rounds_lost=status.rounds_lost,
+            ratchet_trees=status.trees,
+        )
         if status.checkpoint is not None:
-            last = GaugeMetricFamily("ratchet_checkpoint", "The last committed checkpoint.", labels=["topology"])
-            last.add_metric([self._topology_id], status.checkpoint.txid)
-            yield last
-            recoveries = CounterMetricFamily(
-                "ratchet_recoveries", "How often all states went back to the last checkpoint.", labels=["topology"]
+            yield from _measured(
+                topology,
+                ratchet_checkpoint=status.checkpoint.txid,
+                ratchet_recoveries=status.checkpoint.recoveries,
             )
-            recoveries.add_metric([self._topology_id], status.checkpoint.recoveries)
-            yield recoveries
-        labels = ["topology", "component"]
-        pending = GaugeMetricFamily("ratchet_tuples_pending", "Tuples of a spout whose fate is open.", labels=labels)
-        for component, counts in status.components.items():
-            pending.add_metric([self._topology_id, component], counts.pending)
-        yield pending
-        for field, text in _CORE_COUNTERS.items():
-            name = "ratchet_tuple_latency_seconds" if field == "latency_s" else f"ratchet_tuples_{field}"
-            family = CounterMetricFamily(name, text, labels=labels)
+        for name, field in _OF_COMPONENTS.items():
+            family = METRICS[name].family()
             for component, counts in status.components.items():
-                family.add_metric([self._topology_id, component], getattr(counts, field))
+                family.add_metric([*topology, component], getattr(counts, field))
             yield family
+
+
+_OF_COMPONENTS = {
+    "ratchet_tuple_latency_seconds": "latency_s",
+    **{name: name.removeprefix("ratchet_tuples_") for name in METRICS if name.startswith("ratchet_tuples_")},
+}
 
 
 def serve_metrics(collector: Collector, host: str, port: int) -> Callable[[], None]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import sys
+import threading
 import time
 from typing import IO, Any, Protocol
+
+_CLEAR = "\r\x1b[2K"
 
 
 class Observed(Protocol):
@@ -21,14 +26,58 @@ class Observed(Protocol):
         """Everything, JSON-able."""
 
 
+class TerminalStream(io.TextIOBase):
+    """A terminal whose last line is rewritten in place. What else is written stands above that line."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._line = ""
+        self._lock = threading.Lock()
+
+    def isatty(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            below = self._line if text.endswith("\n") else ""
+            self._stream.write((_CLEAR if self._line else "") + text + below)
+            self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def show(self, line: str) -> None:
+        """Put another line in place of the last one, cut to the width of the terminal."""
+        width = max(shutil.get_terminal_size().columns - 1, 1)
+        with self._lock:
+            self._line = line if len(line) <= width else f"{line[: width - 1]}…"
+            self._stream.write(_CLEAR + self._line)
+            self._stream.flush()
+
+    def leave(self) -> None:
+        """Let the last line stand; what follows comes below it."""
+        with self._lock:
+            if self._line:
+                self._line = ""
+                self._stream.write("\n")
+                self._stream.flush()
+
+
 class ProgressLines:
-    """Prints a status at most every ``every_s``. On a terminal the line is rewritten in place; elsewhere each one stays."""
+    """Prints a status at most every ``every_s``. On a terminal the line is rewritten in place; elsewhere each one stays.
+    ``json_lines``: on standard output, as lines of type ``status``."""
 
     def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stderr
+        chosen = stream or (sys.stdout if json_lines else sys.stderr)
+        if not json_lines and chosen.isatty() and not isinstance(chosen, TerminalStream):
+            chosen = TerminalStream(chosen)
+        self._stream = chosen
         self._json = json_lines
         self._every_s = every_s
-        self._in_place = not json_lines and self._stream.isatty()
         self._last = 0.0
         self._recent: list[tuple[float, int]] = []
 
@@ -39,16 +88,19 @@ class ProgressLines:
         self._last = now
         self._recent = [*self._recent[-9:], (now, status.rows_done())]
         if self._json:
-            self._stream.write(json.dumps(status.document()) + "\n")
+            self._print(json.dumps({"type": "status", **status.document()}))
+        elif isinstance(self._stream, TerminalStream):
+            self._stream.show(status.progress_line(self._rate()))
         else:
-            line = status.progress_line(self._rate())
-            self._stream.write(f"\r\x1b[2K{line}" if self._in_place else f"{line}\n")
-        self._stream.flush()
+            self._print(status.progress_line(self._rate()))
 
     def done(self) -> None:
-        if self._in_place:
-            self._stream.write("\n")
-            self._stream.flush()
+        if isinstance(self._stream, TerminalStream):
+            self._stream.leave()
+
+    def _print(self, line: str) -> None:
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
 
     def _rate(self) -> float:
         """Rows per second over the last lines."""

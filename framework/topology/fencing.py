@@ -195,6 +195,9 @@ class FencedState(ABC):
         """Create what is missing, check what is there, and return the header. Called once per leader, before the
         first batch. Raises ``ConfigError`` when the place belongs to another topology or has the wrong shape."""
 
+    def check(self, topology_id: str) -> None:
+        """As ``prepare``, but change nothing: for ``ratchet check``, and before a run starts. Raises as ``prepare``."""
+
     @abstractmethod
     def read_header(self) -> Header:
         """The header as it is now."""

@@ -273,6 +273,10 @@ class PartitionPlanner(ABC):
         """What the reader gets for ``meta``: the default is ``meta`` itself. An in-memory source adds its rows."""
         return meta
 
+    def check(self) -> None:
+        """Find out whether the source is there and may be read. Raises ``ConfigError`` naming what is missing, and
+        ``RetryableError`` when nobody answers. Called before a topology starts, by ``ratchet check`` and ``ratchet run``."""
+
     def source_identity(self) -> Mapping[str, Any]:
         """What must stay the same over the life of a topology's state, JSON-able; compared at every start."""
         return {}

@@ -341,18 +341,38 @@ def read_history(store: CoordinationStore, topology_id: str) -> list[Transaction
     """The records of the last thousand closed transactions of a topology, oldest first; no leadership is needed. Raises
     ``CorruptStateError`` naming the record that does not parse."""
     state = TransactionalState(store, topology_id)
-    records = []
-    for name in state.children(HISTORY):
-        document = state.get_data(f"{HISTORY}/{name}")
-        if document is None:
-            continue
-        try:
-            records.append(TransactionRecord.from_document(document))
-        except (KeyError, TypeError) as error:
-            raise CorruptStateError(
-                f"{topology_id}/{HISTORY}/{name}: not a record ({error}); delete the node"
-            ) from error
-    return sorted(records, key=lambda each: each.txid)
+    found = (_record_in(state, topology_id, name) for name in state.children(HISTORY))
+    return sorted((each for each in found if each is not None), key=lambda each: each.txid)
+
+
+def read_transaction(store: CoordinationStore, topology_id: str, txid: int) -> TransactionRecord | None:
+    """The record of one closed transaction, or None when it is not kept any more. Raises as ``read_history``."""
+    found = _record_in(TransactionalState(store, topology_id), topology_id, _slot(txid))
+    return found if found is not None and found.txid == txid else None
+
+
+def is_transactional(store: CoordinationStore, topology_id: str) -> bool:
+    """Whether a transactional topology of that id has ever led."""
+    return store.get(f"{topology_id}/{INCARNATION}") is not None or store.get(f"{topology_id}/{CURRTX}") is not None
+
+
+def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequence[str]:
+    """In what a topology has another shape than the state of its id was written by; nothing when there is none. No leadership
+    is needed. Raises ``CorruptStateError``."""
+    meta = TransactionalState(store, topology.id).get_data(META)
+    if not isinstance(meta, dict) or meta.get("digest") == topology.digest():
+        return ()
+    return _differences(meta["outline"], topology.outline()) or ["its outline differs"]
+
+
+def _record_in(state: TransactionalState, topology_id: str, name: str) -> TransactionRecord | None:
+    document = state.get_data(f"{HISTORY}/{name}")
+    if document is None:
+        return None
+    try:
+        return TransactionRecord.from_document(document)
+    except (KeyError, TypeError) as error:
+        raise CorruptStateError(f"{topology_id}/{HISTORY}/{name}: not a record ({error}); delete the node") from error
 
 
 def _slot(txid: int) -> str:

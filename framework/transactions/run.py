@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination import CoordinationStore
+from framework.coordination.presence import Presence
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, TaskFailure
 from framework.observe import TransactionEvent, TransactionRecord
@@ -75,7 +76,8 @@ class Run(RunningThread):
         )
         self._started = time.monotonic()
         super().__init__(topology.id)
-        self._begin(config, executor.close, *([store.close] if owned else []))
+        presence = Presence(store, topology.id, "transactional", lambda: self.status().summary())
+        self._begin(config, executor.close, presence.close, *([store.close] if owned else []))
 
     def _work(self) -> None:
         self._driver.run()

@@ -39,6 +39,10 @@ class RunStatus:
     waiting_for: str | None
     repeating: str | None
 
+    def summary(self) -> dict[str, Any]:
+        """As ``document``, without the partitions: there may be thousands of them."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "partitions"}
+
     def rows_done(self) -> int:
         """What the rate of progress is taken of."""
         return self.committed_rows

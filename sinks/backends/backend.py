@@ -76,6 +76,9 @@ class MapBackend(ABC):
     def prepare(self, topology_id: str) -> Header:
         """Create what is missing; return the header. Raises ``ConfigError`` for another owner or a wrong shape."""
 
+    def check(self, topology_id: str) -> None:
+        """As ``prepare``, but change nothing. Raises as it does."""
+
     @abstractmethod
     def read_header(self) -> Header: ...
 

@@ -265,26 +265,40 @@ class RedisBackend(MapBackend):
 
     # --- header ----------------------------------------------------------------------------------------------
 
+    def check(self, topology_id: str) -> None:
+        with self._named(writes=False):
+            self._probe()
+            client = _clients.get(self._url)
+            header, columns = client.get(self._key("header")), client.get(self._key("columns"))
+        if header is not None:
+            self._check_owned(header, columns or b"no columns", topology_id)
+
     def prepare(self, topology_id: str) -> Header:
-        columns = orjson.dumps([[[name, str(each.type_of(name))] for name in each] for each in self.fields])
         new = Header(topology_id, uuid.uuid4().hex)
         with self._named(writes=False):
             self._probe()
         with self._named():
-            answer = self._script(_CREATE, ["header", "columns", ""], [_header_text(new), columns])
+            answer = self._script(_CREATE, ["header", "columns", ""], [_header_text(new), self._columns_text()])
         if not answer:
             raise ConfigError(
                 f"{self.location} has rows and no header in '{{{self._name}}}:header': restore the header"
             )
-        header = self._header_in(answer[0])
+        return self._check_owned(answer[0], answer[1], topology_id)
+
+    def _columns_text(self) -> bytes:
+        return orjson.dumps([[[name, str(each.type_of(name))] for name in each] for each in self.fields])
+
+    def _check_owned(self, header_text: bytes, found: bytes, topology_id: str) -> Header:
+        """The header that is there. Raises ``ConfigError`` when it is another topology's, or of other columns."""
+        header, columns = self._header_in(header_text), self._columns_text()
         if header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
                 "another name"
             )
-        if answer[1] != columns:
+        if found != columns:
             raise ConfigError(
-                f"{self.location} has other columns than this topology writes (it has {answer[1].decode()}, and "
+                f"{self.location} has other columns than this topology writes (it has {found.decode()}, and "
                 f"{columns.decode()} is written): use another name, or remove what starts with '{{{self._name}}}'"
             )
         return header

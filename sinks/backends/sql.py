@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -39,6 +39,10 @@ from sinks.backends.sql_schema import (
 
 #: Rows per page of a scan.
 SCAN_ROWS = 10_000
+
+
+class _RollBack(Exception):
+    """Ends an sql_txn that only looks."""
 
 
 class SqlBackend(MapBackend):
@@ -137,39 +141,48 @@ class SqlBackend(MapBackend):
 
     # --- header ----------------------------------------------------------------------------------------------
 
+    def check(self, topology_id: str) -> None:
+        """Prepares in an sql_txn that is rolled back."""
+        with suppress(_RollBack), self._writing() as connection:
+            self._prepare(connection, topology_id)
+            raise _RollBack
+
     def prepare(self, topology_id: str) -> Header:
         with self._writing() as connection:
-            columns = self._found_columns(connection)
-            self._probe(connection, exists=bool(columns))
-            self._create_headers(connection)
-            header = self._select_header(connection, self._own_header)
-            if header is not None and header.topology_id != topology_id:
+            return self._prepare(connection, topology_id)
+
+    def _prepare(self, connection: Any, topology_id: str) -> Header:
+        columns = self._found_columns(connection)
+        self._probe(connection, exists=bool(columns))
+        self._create_headers(connection)
+        header = self._select_header(connection, self._own_header)
+        if header is not None and header.topology_id != topology_id:
+            raise ConfigError(
+                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one "
+                "owner; use another table"
+            )
+        if columns:
+            problem = self.shape.check_columns(columns)
+            if problem:
+                raise ConfigError(f"{self.location} {problem}")
+            problem = self._told_apart(connection)
+            if problem:
                 raise ConfigError(
-                    f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one "
-                    "owner; use another table"
+                    f"{self.location} {problem}: use another table, or drop it and create it with: {self.shape.ddl()}"
                 )
-            if columns:
-                problem = self.shape.check_columns(columns)
-                if problem:
-                    raise ConfigError(f"{self.location} {problem}")
-                problem = self._told_apart(connection)
-                if problem:
-                    raise ConfigError(
-                        f"{self.location} {problem}: use another table, or drop it and create it with: {self.shape.ddl()}"
-                    )
-            else:
-                if header is not None:
-                    raise CorruptStateError(
-                        f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: "
-                        "restore the table"
-                    )
-                self._create_table(connection)
-            if header is None:
-                if columns and connection.execute(f'SELECT 1 FROM "{self._table}" LIMIT 1').fetchone():
-                    raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
-                header = Header(topology_id, uuid.uuid4().hex)
-                connection.execute(self.dialect.insert_header(), (self._table, *header_values(header)))
-            return header
+        else:
+            if header is not None:
+                raise CorruptStateError(
+                    f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: "
+                    "restore the table"
+                )
+            self._create_table(connection)
+        if header is None:
+            if columns and connection.execute(f'SELECT 1 FROM "{self._table}" LIMIT 1').fetchone():
+                raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
+            header = Header(topology_id, uuid.uuid4().hex)
+            connection.execute(self.dialect.insert_header(), (self._table, *header_values(header)))
+        return header
 
     def read_header(self) -> Header:
         with self._reading() as connection:

@@ -176,6 +176,15 @@ class SqliteBackend(SqlBackend):
     def location(self) -> str:
         return f"table {self._table!r} of {self._path}"
 
+    def check(self, topology_id: str) -> None:
+        path = Path(self._path)
+        if path.exists():
+            super().check(topology_id)
+            return
+        folder = next(each for each in path.parents if each.exists())  # the others are made
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigError(f"{self._path}: {folder} cannot be written to; check the path and its permissions")
+
     def close(self) -> None:
         _File.at(self._path).close()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 import re
 import shutil
 import uuid
@@ -256,13 +257,29 @@ class FileTable(FencedState):
 
     # --- on the driver ---------------------------------------------------------------------------------------
 
-    def prepare(self, topology_id: str) -> Header:
+    def check(self, topology_id: str) -> None:
+        self._check_place()
+        if not self.path.exists():
+            folder = next(each for each in self.path.resolve().parents if each.exists())
+            if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+                raise ConfigError(f"{self.location}: {folder} cannot be written to; check the path and its permissions")
+            return
+        header = self._chain.read()
+        if header is None:
+            self._check_foreign()
+        else:
+            self._check_owned(header, topology_id)
+
+    def _check_place(self) -> None:
         for each in self.path.resolve().parents:
             if TableShape.read(each) is not None:
                 raise ConfigError(
                     f"{self.location} would be inside of the table {each}, whose compaction removes what it does not know: use "
                     "another path"
                 )
+
+    def prepare(self, topology_id: str) -> Header:
+        self._check_place()
         make_folder(self.path)
         header = self._chain.read()
         if header is None:
@@ -271,6 +288,12 @@ class FileTable(FencedState):
             self.create_table()
             overwrite(self._folder / "schema.json", self.shape.document())
             header = self._chain.create(Header(topology_id, uuid.uuid4().hex))
+        self._shape = self._check_owned(header, topology_id)
+        make_folder(self._folder / "pending")
+        return header
+
+    def _check_owned(self, header: Header, topology_id: str) -> TableShape:
+        """The shape of the table that is there. Raises ``ConfigError`` when it is another topology's, or of other columns."""
         if header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
@@ -280,9 +303,7 @@ class FileTable(FencedState):
         if held is None:
             raise CorruptStateError(f"{self._folder / 'schema.json'} is gone; restore it from a backup")
         self._check_shape(held)
-        self._shape = held
-        make_folder(self._folder / "pending")
-        return header
+        return held
 
     def _check_foreign(self) -> None:
         with named_errors(self.path):

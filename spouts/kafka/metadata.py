@@ -46,6 +46,8 @@ METADATA_AGE_MAX_S = 5.0
 #: How long all brokers together may take to say whether logs were truncated.
 ANSWER_S = 10.0
 _POLL_S = 0.05
+#: How many topics a message names.
+_OTHERS_SHOWN = 20
 #: Whether a fetch works is of interest then, not what it brings.
 _LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 
@@ -53,12 +55,13 @@ _LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 @dataclass(frozen=True, slots=True)
 class KafkaTopics:
     """Topics as last looked up. ``leaders``: partition -> broker id, None without a leader. ``missing``: topics asked for
-    by name that do not exist."""
+    by name that do not exist. ``others``: the topics that there are, when some of those asked for are not."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
     leaders: Mapping[str, int | None]
     missing: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def leaderless(self) -> list[str]:
@@ -105,6 +108,20 @@ class KafkaMetadata:
             self._known = self._asked(self._look_up)
             self._looked_up = time.monotonic()
         return self._known
+
+    def check_topics(self) -> None:
+        """Raises ``ConfigError`` when a topic that was named does not exist, or none matches the pattern; else as ``topics``."""
+        self.refresh()  # it may have been created a moment ago
+        found = self.topics()
+        if not found.missing and found.topic_ids:
+            return
+        there = ", ".join(found.others[:_OTHERS_SHOWN]) + (", ..." if len(found.others) > _OTHERS_SHOWN else "")
+        what = (
+            f"topic {found.missing[0]!r} does not exist"
+            if found.missing
+            else f"no topic matches {self._pattern.pattern if self._pattern is not None else ''!r}"
+        )
+        raise ConfigError(f"{what} at {self._settings.bootstrap_servers}; there are: {there or 'none'}")
 
     def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
         """Raises ``DataLossError`` when a topic is another one by now. A topic that is gone is not: it may come back."""
@@ -187,7 +204,8 @@ class KafkaMetadata:
         for name, (topic_id, led_by) in self._described(names, internal=self._pattern is None).items():
             topic_ids[name] = topic_id
             leaders.update(led_by)
-        return KafkaTopics(str(listed.cluster_id), topic_ids, leaders, tuple(missing))
+        others = sorted(name for name in listed.topics if not name.startswith("__")) if missing or not names else []
+        return KafkaTopics(str(listed.cluster_id), topic_ids, leaders, tuple(missing), tuple(others))
 
     def _described(self, names: list[str], *, internal: bool = True) -> dict[str, tuple[str, dict[str, int | None]]]:
         """Topic -> its id, and partition -> leader. Topics that do not exist are left out."""

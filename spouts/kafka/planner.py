@@ -188,11 +188,16 @@ class KafkaPlanner(PartitionPlanner):
         bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
         return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
 
+    def check(self) -> None:
+        self._metadata.check_topics()
+        self._metadata.ends(patient=False)
+
     def source_identity(self) -> Mapping[str, Any]:
         topics = self._metadata.topics()
         return {"cluster": topics.cluster_id, "topics": dict(topics.topic_ids)}
 
     def end(self) -> Mapping[str, Meta]:
+        self._metadata.check_topics()
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
         begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
         self._seen.ends.update({each: end.offset for each, end in ends.items()})

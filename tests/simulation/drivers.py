@@ -561,6 +561,9 @@ class SimClient(CoordinationStore):
     def apply(self, changes: Sequence[Change]) -> None:
         self._store.apply(changes)
 
+    def announce(self, path: str, data: bytes | None) -> None:
+        self._store.announce(path, data)
+
     def is_led(self, path: str) -> bool:
         return self._store.is_led(path)
 

@@ -475,6 +475,9 @@ class SimStore(CoordinationStore):
     def apply(self, changes: Any) -> None:
         raise Violation("9: a write without a fence")
 
+    def announce(self, path: str, data: bytes | None) -> None:
+        raise Violation("9: a write without a fence")
+
     def lead(self, path: str, identity: str, timeout_s: float | None = None) -> SimLeadership | None:
         if self.holder is not None:
             return None

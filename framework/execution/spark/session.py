@@ -9,10 +9,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 
 from framework.errors import ConfigError, InvariantViolation, TopologyError
+from framework.execution.spark.output import SparkOutput
 from framework.execution.spark.shipping import ship_code
 
 PROCESSING_POOL = "ratchet-processing"
@@ -86,6 +89,8 @@ class Spark:
         """Safe to call twice."""
         context, self._context = self._context, None
         if context is not None and self._owned:
+            if _output is not None:
+                _output.show(False)  # workers that are ended in the middle of something say so
             context.stop()
 
 
@@ -112,14 +117,33 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
     try:
-        context = SparkContext(conf=conf)
+        context = SparkContext(conf=conf, gateway=_gateway(conf))
+        context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
     except Exception as error:
+        said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
         raise ConfigError(
             f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
-            "that Java 17 or newer is on the PATH and that the master can be reached"
+            f"that Java 17 or newer is on the PATH and that the master can be reached{said}"
         ) from error
-    context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
+    if _output is not None:
+        _output.show(True)
     return _with_code(context)
+
+
+#: Of the one JVM that this process has started for Spark, which outlives a context; None before.
+_output: SparkOutput | None = None
+
+
+def _gateway(conf: SparkConf) -> Any:
+    """The JVM that Spark is to run in, with its output caught; None where there is one already."""
+    global _output
+    if SparkContext._gateway is not None:
+        return None
+    _output = SparkOutput()
+    try:
+        return launch_gateway(conf, _output.popen_arguments())
+    finally:
+        _output.started()
 
 
 def _with_code(context: SparkContext) -> SparkContext:

@@ -1,0 +1,48 @@
+"""``ratchet check MODULE:TOPOLOGY``: everything that can be known before Spark starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.loading import load_topology
+from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
+from framework.config import Config
+from framework.observe import configure_logging
+from framework.preflight import preflight
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    topology: TopologyName,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = "spark",
+    as_json: AsJson = False,
+) -> None:
+    """Check Java, the topology, ZooKeeper, the source and the sinks, and say what is wrong and what to do. Changes nothing. Exit
+    status: 1 when something is wrong."""
+    configure_logging(level="error")
+    with exit_codes():
+        settings = Config.load(config, overrides or ())
+        built = load_topology(topology, settings)
+        failed = 0
+        for finding in preflight(built, settings, executor):
+            failed += finding.error is not None
+            if as_json:
+                document = {
+                    "type": "check",
+                    "subject": finding.subject,
+                    "ok": finding.error is None,
+                    "text": finding.text,
+                }
+                typer.echo(json.dumps(document))
+            else:
+                sign = typer.style("✗", fg="red") if finding.error is not None else typer.style("✓", fg="green")
+                typer.echo(f"{sign} {finding.subject:<20} {finding.text}")
+    raise typer.Exit(EXIT_FAILED if failed else 0)

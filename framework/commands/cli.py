@@ -1,0 +1,84 @@
+"""``ratchet``: all commands under one name. Each is imported when it is asked for, so that ``ratchet list`` does not wait for
+Spark's modules, and so that the framework knows commands of sinks and servers by name only."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+#: Command -> where it is, and what it does in a line.
+COMMANDS = {
+    "run": ("framework.commands.run:app", "Run a topology."),
+    "check": ("framework.commands.check:app", "Find what is wrong before a topology runs."),
+    "list": ("framework.commands.topologies:list_app", "Show all topologies: what runs, where it stands."),
+    "status": ("framework.commands.topologies:status_app", "Show where one topology stands."),
+    "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
+    "verify": ("framework.commands.verify:app", "Recompute the sinks from the source, and compare."),
+    "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),
+    "reset": ("framework.commands.reset:app", "Forget positions, or everything."),
+    "state": ("framework.commands.state:app", "Read, save and restore the state of stateful bolts."),
+    "compact": ("sinks.compact:app", "Merge the small files of a table."),
+    "new": ("framework.commands.new:app", "Write a project that works."),
+    "topic": ("spouts.kafka.topic:app", "Create a topic, write to it, look into it."),
+    "servers": ("integration.__main__:app", "Real servers for development: up, down, status."),
+    "config": ("framework.commands.reference:config_app", "Explain the configuration keys."),
+    "metrics": ("framework.commands.reference:metrics_app", "Explain the metrics."),
+}
+
+
+class _Commands(TyperGroup):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = typer.main.get_command(getattr(import_module(module), attribute))
+        command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The table above: to show it, nothing is imported."""
+        formatter.write_usage("ratchet", "[OPTIONS] COMMAND [ARGS]...")
+        formatter.write_paragraph()
+        formatter.write_text("Exactly-once Kafka pipelines in Python, executed by Spark.")
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        with formatter.section("Options"):
+            formatter.write_dl([record for each in self.get_params(ctx) if (record := each.get_help_record(ctx))])
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Exit status: 0 done, 1 failed, 2 misused, 3 differences found, 130 interrupted. "
+            "ratchet COMMAND --help says more."
+        )
+
+
+app = typer.Typer(
+    cls=_Commands, name="ratchet", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+def _show_versions(wanted: bool) -> None:
+    if wanted:
+        for name in ("ratchet-pipelines", "pyspark", "confluent-kafka"):
+            try:
+                typer.echo(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                typer.echo(f"{name} is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    versions: Annotated[
+        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
+    """Exactly-once Kafka pipelines in Python, executed by Spark."""

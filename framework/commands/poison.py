@@ -1,0 +1,53 @@
+"""``ratchet find-poison MODULE:TOPOLOGY``: narrows a batch that fails down to the records that make it fail."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.loading import load_topology
+from framework.commands.options import ConfigFile, Overrides, TopologyName
+from framework.config import Config
+from framework.coordination import store_of
+from framework.errors import ConfigError
+from framework.observe import configure_logging
+from framework.topology import CoreTopology, Topology
+from framework.transactions.poison import find_poison
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    topology: TopologyName,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    txid: Annotated[int | None, typer.Option("--txid", help="Another batch than the one that is due.")] = None,
+) -> None:
+    """Process the batch that is due in this process, writing nothing, and narrow it down to the records that make it fail. Exit
+    status: 1 when there are such records."""
+    configure_logging(level="warning")
+    with exit_codes():
+        settings = Config.load(config, overrides or ())
+        raise typer.Exit(show_poison(load_topology(topology, settings), settings, txid))
+
+
+def show_poison(topology: Topology | CoreTopology, settings: Config, txid: int | None) -> int:
+    """Returns the exit status."""
+    if isinstance(topology, CoreTopology):
+        raise ConfigError(f"topology {topology.id!r} is a core topology, which has no batches to look into")
+    store = store_of(settings)
+    try:
+        found = find_poison(topology, store, settings.for_components(), txid)
+    finally:
+        store.close()
+    if found is None:
+        typer.echo(
+            "the batch is processed without an error here: it fails in its commit phase, by chance, or for where it runs"
+        )
+        return 0
+    for line in found.lines():
+        typer.echo(line)
+    return EXIT_FAILED

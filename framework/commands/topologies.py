@@ -1,0 +1,279 @@
+"""``ratchet list``, ``status`` and ``history``: topologies as the coordination store knows them, from any process and host."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyId
+from framework.commands.tables import ago, in_columns, local_time, number
+from framework.config import Config
+from framework.coordination import CoordinationStore, store_of
+from framework.errors import ConfigError
+from framework.observe import AttemptRecord, TransactionRecord, configure_logging
+from framework.overview import TopologyOverview, read_topologies, read_topology
+from framework.transactions.documents import read_history
+
+#: How often ``status --watch`` looks: as often as drivers tell.
+_WATCH_S = 2.0
+
+list_app = typer.Typer(pretty_exceptions_enable=False)
+status_app = typer.Typer(pretty_exceptions_enable=False)
+history_app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@list_app.command("list")
+def list_topologies(config: ConfigFile = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show every topology under transactional.zookeeper.root: running or not, transactional or core."""
+    with _opened(config, overrides) as store:
+        found = read_topologies(store)
+        if as_json:
+            for each in found:
+                _print_json("topology", each.document())
+            return
+        if not found:
+            typer.echo("no topology has run under this root")
+            return
+        heading = ("topology", "kind", "state", "leader", "txid", "lag", "rows/s", "committed", "trouble")
+        for line in in_columns([heading, *(_row(each) for each in found)], right=(4, 5, 6)):
+            typer.echo(line)
+
+
+@status_app.command("status")
+def show_status(
+    topology: TopologyId,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, until Ctrl-C.")] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit status: 1 when nothing leads it."""
+    with _opened(config, overrides) as store:
+        while True:
+            found = read_topology(store, topology)
+            if found is None:
+                raise _unknown(store, topology)
+            if as_json:
+                _print_json("topology", found.document())
+            else:
+                if watch:
+                    typer.echo("\x1b[H\x1b[2J", nl=False)
+                for line in in_columns(list(_details(found))):
+                    typer.echo(line)
+            if not watch:
+                raise typer.Exit(0 if found.leader is not None else EXIT_FAILED)
+            time.sleep(_WATCH_S)
+
+
+@history_app.command("history")
+def show_history(
+    topology: TopologyId,
+    txid: Annotated[
+        int | None, typer.Option("--txid", min=1, help="Everything that is recorded of one transaction.")
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only transactions that took more than one attempt.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Show so many, the last ones.")] = 20,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the transactions that are recorded: of each topology the last thousand that were closed."""
+    with _opened(config, overrides) as store:
+        if read_topology(store, topology) is None:
+            raise _unknown(store, topology)
+        records = read_history(store, topology)
+        if txid is not None:
+            records = [each for each in records if each.txid == txid]
+            if not records:
+                raise ConfigError(
+                    f"topology {topology!r} has no record of transaction {txid}: it is not closed yet, or longer ago than a "
+                    "thousand transactions, or this is a core topology"
+                )
+        if failed:
+            records = [each for each in records if each.attempts_total > 1]
+        records = records[-limit:]
+        if as_json:
+            for each in records:
+                _print_json("transaction", {"topology": topology, **each.document()})
+        elif txid is not None:
+            for line in _everything(records[0]):
+                typer.echo(line)
+        elif records:
+            for line in in_columns([_HEADING, *map(_transaction_row, records)], right=range(2, 9)):
+                typer.echo(line)
+        else:
+            typer.echo("no transaction failed" if failed else "no transaction is recorded")
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def _row(found: TopologyOverview) -> tuple[str, ...]:
+    leader = found.leader
+    status = leader.status if leader is not None else {}
+    return (
+        found.id,
+        found.kind,
+        found.state + (f" +{len(found.standbys)}" if leader is not None and found.standbys else ""),
+        f"{leader.host}:{leader.pid}" if leader is not None else "-",
+        number(found.txid),
+        number(status.get("lag")),
+        number(status.get("rows_per_second")),
+        ago(found.last.closed_at) if found.last is not None else "-",
+        _shortened(found.trouble or "-"),
+    )
+
+
+def _details(found: TopologyOverview) -> Iterator[tuple[str, str]]:
+    leader = found.leader
+    yield "topology", f"{found.id} ({found.kind})"
+    yield "state", found.state
+    if leader is not None:
+        epoch = f", epoch {leader.status['epoch']}" if "epoch" in leader.status else ""
+        yield "leader", f"{leader.host}:{leader.pid}{epoch}, since {local_time(leader.started_at)}"
+        quiet_s = time.time() - leader.said_at
+        if quiet_s > 5 * _WATCH_S:
+            yield "", f"it last said so {ago(leader.said_at)}"
+    for each in found.standbys:
+        yield "standby", f"{each.host}:{each.pid}, since {local_time(each.started_at)}"
+    name = "committed" if found.kind == "transactional" else "checkpoint"
+    yield (
+        name,
+        "nothing yet"
+        if found.txid is None
+        else f"{found.txid:,}" + (f" ({ago(found.last.closed_at)})" if found.last is not None else ""),
+    )
+    if leader is None:
+        return
+    status = leader.status
+    yield from (_transactional_details if found.kind == "transactional" else _core_details)(status)
+    for label, key in (("waiting for", "waiting_for"), ("repeating", "repeating"), ("last error", "last_error")):
+        if status.get(key):
+            yield label, str(status[key])
+
+
+def _transactional_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for txid, what in status["in_flight"].items():
+        yield "in flight", f"{txid}: attempt {what}"
+    yield "lag", f"{number(status['lag'])} records"
+    yield "rate", f"{number(status['rows_per_second'])} rows/s since the start"
+    for label, key in (
+        ("rows", "committed_rows"),
+        ("failed attempts", "attempts_failed"),
+        ("bad records", "bad_records"),
+        ("lost records", "lost_records"),
+    ):
+        yield label, number(status[key])
+
+
+def _core_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "pending", f"{number(status['pending'])} tuples"
+    for name, counts in status["components"].items():
+        counted = ", ".join(f"{key} {value:,}" for key, value in counts.items() if value and key != "latency_s")
+        yield f"  {name}", counted or "nothing yet"
+
+
+_HEADING = (
+    "txid",
+    "closed",
+    "attempts",
+    "rows",
+    "bad",
+    "processing",
+    "waiting",
+    "commit",
+    "ms in all",
+    "why not at once",
+)
+
+
+def _transaction_row(record: TransactionRecord) -> tuple[str, ...]:
+    last = record.attempts[-1] if record.attempts else None
+    times = (last.processing_ms, last.waiting_ms, last.commit_ms) if last is not None else (None, None, None)
+    closed = record.closed_at
+    reasons = [each.reason for each in record.attempts if each.reason]
+    return (
+        str(record.txid),
+        local_time(closed) if closed is not None else "-",
+        str(record.attempts_total),
+        number(last.source_rows if last is not None else None),
+        number(last.bad_records if last is not None else None),
+        *map(number, times),
+        number(sum(each or 0 for each in times)),
+        _shortened(reasons[-1]) if reasons else "",
+    )
+
+
+def _everything(record: TransactionRecord) -> Iterator[str]:
+    yield f"transaction {record.txid}, {record.attempts_total} attempts, plan {record.plan_digest}"
+    if record.plan:
+        names = list(dict.fromkeys(name for meta in record.plan.values() for name in meta))
+        rows = [[partition, *(str(meta.get(name, "-")) for name in names)] for partition, meta in record.plan.items()]
+        yield from in_columns([["partition", *names], *rows], right=range(1, len(names) + 1))
+    for attempt in record.attempts:
+        yield from _attempt_lines(attempt)
+
+
+def _attempt_lines(attempt: AttemptRecord) -> Iterator[str]:
+    times = ", ".join(
+        f"{name} {number(value)} ms"
+        for name, value in (
+            ("processing", attempt.processing_ms),
+            ("waiting", attempt.waiting_ms),
+            ("commit", attempt.commit_ms),
+        )
+        if value is not None
+    )
+    yield (
+        f"attempt {attempt.attempt_id}, epoch {attempt.epoch}, {local_time(attempt.started_at)}: {attempt.outcome}"
+        + (f" ({times})" if times else "")
+    )
+    if attempt.reason:
+        yield f"  {attempt.reason}"
+    yield f"  read {attempt.source_rows:,} rows, {attempt.source_bytes:,} bytes, {attempt.bad_records:,} bad records"
+    for edge, rows in attempt.rows.items():
+        yield f"  {edge}: {rows:,} rows"
+
+
+def _shortened(text: str, most: int = 100) -> str:
+    line = text.splitlines()[0] if text else text
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _print_json(kind: str, document: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps({"type": kind, **document}, default=str))
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(config: Path | None, overrides: list[str] | None) -> Iterator[CoordinationStore]:
+    """The store that the configuration names. Raises ``ConfigError`` where it names none."""
+    configure_logging(level="warning")
+    with exit_codes():
+        settings = Config.load(config, overrides or ())
+        if settings.zookeeper_hosts() is None:
+            raise ConfigError(
+                "transactional.zookeeper.servers is not set: give the --config of the topologies, or --set "
+                "transactional.zookeeper.servers=HOST"
+            )
+        store = store_of(settings)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def _unknown(store: CoordinationStore, topology_id: str) -> ConfigError:
+    known = ", ".join(each.id for each in read_topologies(store)) or "none"
+    return ConfigError(f"no topology {topology_id!r} has run under this root; there are: {known}")

@@ -1,0 +1,93 @@
+"""The topologies under a ZooKeeper root, as any process sees them: running or not, of both kinds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from framework.coordination import CoordinationStore
+from framework.coordination.presence import Driver, read_drivers
+from framework.core.checkpoints import CheckpointRecord
+from framework.core.stateful_run import read_record
+from framework.observe import TransactionRecord
+from framework.transactions.documents import committed_txid, is_transactional, read_transaction
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyOverview:
+    """One topology.
+
+    ``kind``: transactional or core. ``drivers``: those that live, the leader first. ``led``: whether somebody holds the
+    leadership, a driver or a command. ``txid``: the last committed transaction, of a core topology the last checkpoint; None
+    when there is none. ``last``: the record of that transaction, while it is kept.
+    """
+
+    id: str
+    kind: str
+    drivers: list[Driver]
+    led: bool
+    txid: int | None
+    last: TransactionRecord | None
+
+    @property
+    def leader(self) -> Driver | None:
+        return self.drivers[0] if self.drivers and self.drivers[0].phase != "standby" else None
+
+    @property
+    def standbys(self) -> list[Driver]:
+        return [each for each in self.drivers if each.phase == "standby"]
+
+    @property
+    def state(self) -> str:
+        """One word: running, waiting (what it does fails and is tried again), starting, standby, led, or stopped."""
+        leader = self.leader
+        if leader is None:
+            return "standby" if self.drivers else "led" if self.led else "stopped"
+        if leader.status.get("waiting_for") or leader.status.get("repeating"):
+            return "waiting"
+        return leader.phase
+
+    @property
+    def trouble(self) -> str | None:
+        """What it waits for, or what failed last."""
+        status = self.leader.status if self.leader is not None else {}
+        return status.get("repeating") or status.get("waiting_for") or status.get("last_error")
+
+    def document(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        status = dict(self.leader.status) if self.leader is not None else None
+        return {
+            "topology": self.id,
+            "kind": self.kind,
+            "state": self.state,
+            "txid": self.txid,
+            "committed_at": self.last.closed_at if self.last is not None else None,
+            "trouble": self.trouble,
+            "drivers": [
+                {"host": each.host, "pid": each.pid, "phase": each.phase, "started_at": each.started_at}
+                for each in self.drivers
+            ],
+            "status": status,
+        }
+
+
+def read_topologies(store: CoordinationStore) -> list[TopologyOverview]:
+    """All topologies that the store knows, by name. Raises ``CorruptStateError``."""
+    found = (read_topology(store, name) for name in store.children(""))
+    return [each for each in found if each is not None]
+
+
+def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOverview | None:
+    """One topology; None when the store does not know it. Raises ``CorruptStateError``."""
+    drivers = read_drivers(store, topology_id)
+    led = store.is_led(topology_id)
+    if is_transactional(store, topology_id):
+        txid = committed_txid(store, topology_id)
+        last = read_transaction(store, topology_id, txid) if txid else None
+        return TopologyOverview(topology_id, "transactional", drivers, led, txid or None, last)
+    record: CheckpointRecord | None = read_record(store, topology_id)
+    if record is None and store.get(f"{topology_id}/epoch") is None:
+        return None
+    kind = drivers[0].kind if drivers else "core"
+    txid = record.txid if record is not None else 0
+    return TopologyOverview(topology_id, kind, drivers, led, txid or None, None)

@@ -1,0 +1,163 @@
+"""What can be known before a topology starts: ``ratchet check`` shows it all, ``ratchet run`` only what is wrong.
+
+Nothing is changed anywhere, and Spark is not started.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Union
+
+from framework.clients.java import find_java
+from framework.config import Config
+from framework.coordination import CoordinationStore, store_of
+from framework.core.stateful_run import check_stateful, read_record, stateful_components
+from framework.errors import RatchetError, RetryableError
+from framework.execution.plan import check_pickles
+from framework.submission import check_reach
+from framework.topology import (
+    BaseRichSpout,
+    Bolt,
+    Component,
+    CoreTopology,
+    FencedState,
+    Spout,
+    Topology,
+    TopologyContext,
+    ValueType,
+)
+from framework.transactions.documents import committed_txid, differences_to_state
+from framework.transactions.sources import ImmutableSource, planner_of
+
+Check = Callable[[], str]
+AnyTopology = Union[Topology, CoreTopology]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. ``error``: None when all is well; else the message is its text."""
+
+    subject: str
+    text: str
+    error: RatchetError | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a run would wait for what is missing, rather than end."""
+        return isinstance(self.error, RetryableError)
+
+
+def preflight(topology: AnyTopology, config: Config, executor: str = "spark") -> Iterator[Finding]:
+    """Check one thing after the other, what is quick first. Gives one finding each."""
+    for subject, check in _checks(topology, config, executor):
+        try:
+            yield Finding(subject, check())
+        except RatchetError as error:
+            yield Finding(subject, str(error), error)
+
+
+def has_run(topology: AnyTopology, config: Config) -> bool:
+    """Whether a topology of this id has committed anything: then what it needs was there once."""
+    if config.zookeeper_hosts() is None:
+        return False
+    store = store_of(config)
+    try:
+        if isinstance(topology, Topology):
+            return committed_txid(store, topology.id) > 0
+        return read_record(store, topology.id) is not None
+    finally:
+        store.close()
+
+
+def _checks(topology: AnyTopology, config: Config, executor: str) -> Iterator[tuple[str, Check]]:
+    yield "python", platform.python_version
+    if executor == "spark":
+        yield "java", find_java
+        if isinstance(topology, Topology):
+            yield "spark.master", lambda: _reachable(topology, config)
+    yield "components", lambda: _travelling(topology)
+    if isinstance(topology, CoreTopology):
+        yield "state", lambda: _stateful(topology, config)
+    for component in topology.components:
+        instance = component.instance
+        if isinstance(instance, (Spout, BaseRichSpout, Bolt)):
+            yield _named(component), lambda each=instance: _settled(each, config)  # type: ignore[misc]
+    yield "zookeeper", lambda: _coordinated(topology, config)
+    if isinstance(topology, Topology):
+        yield f"source {topology.spout.id}", lambda: _source(topology, config)
+        for component in topology.components:
+            for state in component.states:
+                yield f"sink {component.id}", lambda each=state: _sink(topology, each)  # type: ignore[misc]
+
+
+def _reachable(topology: Topology, config: Config) -> str:
+    master = config.spark.get("spark.master", "local[*]")
+    check_reach(topology, master)
+    return master
+
+
+def _travelling(topology: AnyTopology) -> str:
+    check_pickles(topology)
+    return f"{len(topology.components)} components can be sent to tasks"
+
+
+def _stateful(topology: CoreTopology, config: Config) -> str:
+    check_stateful(topology, config)
+    names = ", ".join(stateful_components(topology))
+    return f"{names}: kept by {config.state_provider}" if names else "none is kept"
+
+
+def _named(component: Component) -> str:
+    return f"{'bolt' if isinstance(component.instance, Bolt) else 'spout'} {component.id}"
+
+
+def _settled(instance: Spout | BaseRichSpout | Bolt, config: Config) -> str:
+    instance.check_before_start(config.for_components())
+    return type(instance).__name__
+
+
+def _coordinated(topology: AnyTopology, config: Config) -> str:
+    hosts = config.zookeeper_hosts()
+    if hosts is None:
+        return "transactional.zookeeper.servers is not set: the state ends with the process"
+    store = store_of(config)
+    try:
+        changed = differences_to_state(store, topology) if isinstance(topology, Topology) else []
+        where = f"{hosts}{config.zookeeper_root}"
+        if changed:
+            return (
+                f"{where}; its state is of another shape, so --accept-changed-topology is needed: {'; '.join(changed)}"
+            )
+        return f"{where}; {_led(store, topology.id)}"
+    finally:
+        store.close()
+
+
+def _led(store: CoordinationStore, topology_id: str) -> str:
+    return "another driver leads, so this one would stand by" if store.is_led(topology_id) else "nobody leads"
+
+
+def _source(topology: Topology, config: Config) -> str:
+    spout, conf = topology.spout.instance, config.for_components()
+    if not isinstance(spout, Spout):
+        return "none"
+    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms())
+    planner = planner_of(spout, conf, context)
+    try:
+        planner.check()
+        partitions = planner.partitions()
+        ImmutableSource(planner, topology.skips_replays()).check(partitions)
+        return f"{len(partitions)} partitions"
+    finally:
+        planner.close()
+
+
+def _sink(topology: Topology, state: FencedState) -> str:
+    try:
+        state.check(topology.id)
+    finally:
+        state.close()
+    once = "at-least-once" if state.value_type is ValueType.NON_TRANSACTIONAL else "exactly-once"
+    return f"{state.location}, {state.value_type.value} values: {once}"

@@ -1,0 +1,206 @@
+"""``ratchet topic``: create a topic, write to it, look into it. For first steps and for looking around; records of a
+pipeline are written by producers of one's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.commands.exits import exit_codes
+from framework.commands.options import AsJson, ConfigFile, Overrides
+from framework.config import Config
+from framework.errors import ConfigError, RetryableError
+
+_TIMEOUT_S = 30.0
+#: How much of a key or value is shown.
+_SHOWN = 200
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, help="Create a topic, write to it, look into it."
+)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC")]
+Brokers = Annotated[
+    str | None, typer.Option("--kafka", help="host:port of a broker; by default kafka.bootstrap.servers.")
+]
+
+
+@app.command()
+def create(
+    topic: Name,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, max=10_000)] = 1,
+    replication: Annotated[
+        int | None,
+        typer.Option("--replication", min=1, help="Copies of each partition; by default the broker's choice."),
+    ] = None,
+    kafka: Brokers = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Create a topic."""
+    with _connected(kafka, config, overrides) as (settings, _):
+        admin = AdminClient(settings.admin())
+        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1)
+        admin.create_topics([wanted], request_timeout=_TIMEOUT_S)[topic].result(_TIMEOUT_S)
+    typer.echo(f"topic {topic} has {partitions} partition{'s' if partitions > 1 else ''}")
+
+
+@app.command()
+def produce(
+    topic: Name,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="One record a line; by default standard input.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="The field of the JSON on each line that is the record's key.")
+    ] = None,
+    kafka: Brokers = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Write the lines of a file, or of standard input, to a topic. Empty lines are left out."""
+    with _connected(kafka, config, overrides) as (settings, errors):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{file}: the file does not exist")
+        producer = Producer({**settings.producer(), "error_cb": errors.heard})
+        failed: list[str] = []
+        written = 0
+        with file.open("rb") if file is not None else sys.stdin.buffer as lines:
+            for number, line in enumerate(lines, 1):
+                value = line.rstrip(b"\r\n")
+                if not value:
+                    continue
+                _send(producer, topic, value, _key_in(value, key, number), failed)
+                written += 1
+        left = producer.flush(_TIMEOUT_S)
+        if left or failed:
+            raise RetryableError(
+                f"{left + len(failed)} of {written} records were not written: {failed or errors.reason()}"
+            )
+    typer.echo(f"{written} records written to {topic}")
+
+
+@app.command()
+def peek(
+    topic: Name,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Show so many, the last of each partition.")] = 10,
+    kafka: Brokers = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the last committed records of a topic."""
+    with _connected(kafka, config, overrides) as (settings, _):
+        begins, ends = _bounds(AdminClient(settings.admin()), topic)
+        share = max(limit // max(len(ends), 1), 1)
+        consumer = Consumer(settings.consumer("ratchet-peek"))
+        try:
+            consumer.assign([TopicPartition(topic, each, max(begins[each], end - share)) for each, end in ends.items()])
+            for message in _records(consumer, {each for each, end in ends.items() if end > begins[each]}, limit):
+                typer.echo(json.dumps(_document(message)) if as_json else _line(message))
+        finally:
+            consumer.close()
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _connected(
+    kafka: str | None, config: Path | None, overrides: list[str] | None
+) -> Iterator[tuple[KafkaSettings, ConnectionErrors]]:
+    """The settings of a client, and what it hears; errors in one line."""
+    with exit_codes():
+        settings = KafkaSettings(kafka, {}).with_conf(Config.load(config, overrides or ()).for_components())
+        errors = ConnectionErrors(settings.bootstrap_servers)
+        try:
+            yield settings, errors
+        except KafkaException as error:
+            raise errors.explain(error) from error
+
+
+def _key_in(value: bytes, field: str | None, number: int) -> bytes | None:
+    if field is None:
+        return None
+    try:
+        found = json.loads(value)[field]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"line {number} is not a JSON object with a field {field!r}: {value[:80]!r}") from None
+    return (found if isinstance(found, str) else json.dumps(found)).encode()
+
+
+def _send(producer: Producer, topic: str, value: bytes, key: bytes | None, failed: list[str]) -> None:
+    def on_delivery(error: Any, message: Any) -> None:
+        if error is not None:
+            failed.append(str(error))
+
+    while True:
+        try:
+            producer.produce(topic, value, key, on_delivery=on_delivery)
+            break
+        except BufferError:  # the client's queue is full
+            producer.poll(0.1)
+    producer.poll(0)
+
+
+def _bounds(admin: AdminClient, topic: str) -> tuple[dict[int, int], dict[int, int]]:
+    found = admin.list_topics(timeout=_TIMEOUT_S).topics
+    if topic not in found:
+        there = ", ".join(sorted(each for each in found if not each.startswith("__")))
+        raise ConfigError(f"topic {topic!r} does not exist; there are: {there or 'none'}")
+    partitions = [TopicPartition(topic, each) for each in found[topic].partitions]
+
+    def offsets(spec: OffsetSpec) -> dict[int, int]:
+        answers = admin.list_offsets(dict.fromkeys(partitions, spec), request_timeout=_TIMEOUT_S)
+        return {each.partition: answer.result().offset for each, answer in answers.items()}
+
+    return offsets(OffsetSpec.earliest()), offsets(OffsetSpec.latest())
+
+
+def _records(consumer: Consumer, partitions: set[int], limit: int) -> Iterator[Any]:
+    """Until every partition has been read to its end, or there are enough."""
+    shown = 0
+    while partitions and shown < limit:
+        message = consumer.poll(_TIMEOUT_S)
+        if message is None:
+            raise RetryableError(f"partitions {sorted(partitions)} did not answer for {_TIMEOUT_S:g} s")
+        error = message.error()
+        if error is None:
+            shown += 1
+            yield message
+        elif error.name() == "_PARTITION_EOF":
+            partitions.discard(message.partition())
+        else:
+            raise KafkaException(error)
+
+
+def _line(message: Any) -> str:
+    key = f"{_text(message.key())}  " if message.key() is not None else ""
+    return f"{message.partition()}/{message.offset()}  {key}{_text(message.value())}"
+
+
+def _document(message: Any) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp_ms": message.timestamp()[1],
+        "key": _text(message.key()),
+        "value": _text(message.value()),
+    }
+
+
+def _text(data: bytes | None) -> str | None:
+    if data is None:
+        return None
+    text = data.decode(errors="backslashreplace")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(data):,} bytes)"
