@@ -2,7 +2,8 @@
 
 Source: ``org.apache.storm.transactional.state.TransactionalState`` and
 ``RotatingTransactionalState``. Departures: values are JSON documents with a format version, and
-several changes can be made in one atomic step. """
+several changes can be made in one atomic step.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import structlog
 
 
 def configure_logging(*, json_lines: bool = False, level: str = "info") -> None:
-    """Set up structlog and Python's own logging alike. Called by the command line; a program that embeds Ratchet
-    configures its own."""
+    """Set up structlog and Python's own logging. Called by the command line. A program that embeds
+    Ratchet configures its own logging."""
     number = logging.getLevelNamesMapping()[level.upper()]
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if json_lines else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())

@@ -12,17 +12,18 @@ class Observed(Protocol):
     """A status that can be shown."""
 
     def rows_done(self) -> int:
-        """What the rate is taken of."""
+        """The number of rows done so far, from which the rate is computed."""
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: rows done per second, lately."""
+        """One line for a person. ``rate``: rows done per second over the last lines."""
 
     def document(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
+        """The whole status, JSON-able."""
 
 
 class ProgressLines:
-    """Prints a status at most every ``every_s``. On a terminal the line is rewritten in place; elsewhere each one stays."""
+    """Prints a status at most every ``every_s`` seconds. On a terminal it rewrites the line in
+    place; elsewhere it appends lines."""
 
     def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr

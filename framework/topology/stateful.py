@@ -8,7 +8,8 @@ Life of a stateful bolt, in one task::
                                         forgotten; a new instance begins
 
 Source: *Storm State Management*; ``org.apache.storm.topology.base.BaseStatefulBolt``,
-``org.apache.storm.state``. """
+``org.apache.storm.state``.
+"""
 
 from __future__ import annotations
 
