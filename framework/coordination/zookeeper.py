@@ -128,8 +128,7 @@ class ZooKeeperStore(CoordinationStore):
                 reason="the servers' minSessionTimeout and maxSessionTimeout bound it",
             )
 
-    # --- CoordinationStore
-    # -----------------------------------------------------------------------------------
+    # --- CoordinationStore ------------------------------------------------------------------------
 
     def get(self, path: str) -> bytes | None:
         node = self._node(path)
@@ -187,8 +186,7 @@ class ZooKeeperStore(CoordinationStore):
         self._client.stop()
         self._client.close()
 
-    # --- inside
-    # ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _node(self, path: str) -> str:
         parts = [part for part in path.split("/") if part]

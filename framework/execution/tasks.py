@@ -106,7 +106,7 @@ class _Outbox:
 
     def put(self, piece: Piece) -> None:
         """Address a piece to its target task when that is in the next level, otherwise to the task
-        there that passes it on."""
+        of the next level that passes it on."""
         partition, arrives = self._level.next_partition(piece)
         self.records.append((partition, piece))
         if arrives:

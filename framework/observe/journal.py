@@ -102,8 +102,7 @@ class Journal:
         self.read_rows = 0
         self.attempts_failed = 0
 
-    # --- steps, in the order in which an attempt goes through them
-    # -----------------------------------------------
+    # --- steps, in the order in which an attempt goes through them --------------------------------
 
     def emitted(self, txid: int, attempt_id: int, epoch: int, plan: Mapping[str, Any], digest: str) -> None:
         with self._lock:
@@ -175,8 +174,7 @@ class Journal:
             since_s = self._phase_since_s.get((txid, attempt_id))
             return time.monotonic() - since_s if since_s is not None else 0.0
 
-    # --- what was seen
-    # -------------------------------------------------------------------------------------------
+    # --- what was seen ----------------------------------------------------------------------------
 
     def events(self) -> list[TransactionEvent]:
         """All kept events, oldest first."""
@@ -199,8 +197,7 @@ class Journal:
             self._open.clear()
             self._phase_since_s.clear()
 
-    # --- inside, with the lock held
-    # ------------------------------------------------------------------------------
+    # --- inside, with the lock held ---------------------------------------------------------------
 
     def _note(self, kind: str, txid: int, attempt_id: int, detail: str = "") -> None:
         self._events.append(TransactionEvent(kind, txid, attempt_id, time.monotonic(), detail))

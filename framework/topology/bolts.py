@@ -124,7 +124,7 @@ class Combiner(ABC):
 
 
 class Bolt(ABC):
-    """What all bolts have in common."""
+    """The base of all bolts."""
 
     #: True promises that equal input in equal order always gives equal output: no clock, no
     #: look-ups, no randomness. A transactional state skips replays, so the bolt that holds it and

@@ -5,10 +5,11 @@ or stored.
    in Spark.
 2. A value has exactly the type of its column: a decimal has the column's scale, an integer has no
    fraction and fits its size, a timestamp has no more digits than its unit, a text is a text. A
-   value that would have to be rounded or converted is an error.
+   value that the type cannot hold without rounding is an error. So is a value of another kind, such
+   as a datetime in a column of dates.
 3. A timestamp is in UTC. Where its column has a zone, a timestamp without one is taken as UTC. The
-   conversion to UTC also tells apart the two hours of one name in the night when the clock goes
-   back, which Python takes for equal within their zone.
+   conversion to UTC also tells apart the two hours of the same name in the night when clocks go
+   back: within their zone, Python takes them for equal.
 
 Text and bytes stay as they are, and compare by code points. Hashes do not depend on the form: see
 ``hashing``.

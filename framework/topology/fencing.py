@@ -231,7 +231,7 @@ class FencedState(ABC):
         """Make what the tasks of ``header.open`` wrote the content of that txid, in one atomic
         step.
 
-        Called on states that ``publishes``, after all those tasks have ended and before ``done`` is
+        Called when ``publishes`` is True, after all those tasks have ended and before ``done`` is
         set. Called for the same txid again when it is replayed. Raises ``StaleWriterError`` under
         another header.
         """
@@ -240,7 +240,7 @@ class FencedState(ABC):
         """Undo everything that any attempt of ``header.open.txid`` wrote. Each row is then as the
         transaction before left it, under the txid of that transaction.
 
-        Called under ``header``, on states that ``can_undo``, before another plan follows (C7).
+        Called under ``header``, when ``can_undo`` is True, before another plan follows (C7).
         Returns the number of rows restored.
         """
         raise ConfigError(f"{self.location} cannot undo a transaction")

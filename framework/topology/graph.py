@@ -125,11 +125,11 @@ class BoltDeclarer:
         return self.grouping(component_id, PartialKeyGrouping(fields), stream)
 
     def global_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Everything to task 0."""
+        """All tuples go to task 0."""
         return self.grouping(component_id, GlobalGrouping(), stream)
 
     def all_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Everything to every task."""
+        """Every tuple goes to every task."""
         return self.grouping(component_id, AllGrouping(), stream)
 
     def direct_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
@@ -200,8 +200,8 @@ class Bolts:
 
 
 def in_order(components: Iterable[Component], *, attempts: bool = True) -> tuple[Component, ...]:
-    """Return spouts first and each bolt after the components it subscribes to, with every input
-    checked and bound. Raises ``TopologyError`` naming what is wrong."""
+    """Order the components: spouts first, each bolt after the components it subscribes to. Check
+    and bind every input. Raises ``TopologyError`` naming what is wrong."""
     by_id = {each.id: each for each in components}
     ordered: list[Component] = []
     for component in _topological(by_id):

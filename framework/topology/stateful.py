@@ -115,7 +115,7 @@ class KeyValueState(State, Generic[K, V]):
         return self.txid or 0, self.items()
 
     def sweep(self, unwanted: Callable[[V], bool], most: int) -> None:
-        """Delete keys whose values are ``unwanted``. Look at ``most`` of the committed keys,
+        """Delete keys whose values are ``unwanted``. Look at up to ``most`` committed keys,
         starting where the last call ended. The default looks at all keys."""
         for key in [key for key, value in self.items() if unwanted(value)]:
             self.delete(key)
@@ -210,7 +210,7 @@ class BaseStatefulBolt(BaseRichBolt):
 
     def tick_in_s(self) -> float | None:
         """Seconds until this task wants a tick, in addition to those of ``tick_s``. 0 or less: at
-        once. None: no such tick until the next call. Called after each round.
+        once. None: no such tick for now. Asked again in each round.
 
         Where state is exactly-once, a tick is the root of a tree: when a tuple anchored to the tick
         fails, everything goes back to a checkpoint before the tick.

@@ -74,8 +74,7 @@ class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
         return value1
 
 
-# --- in Python workers
-# ------------------------------------------------------------------------------------------
+# --- in Python workers ----------------------------------------------------------------------------
 
 _topologies: dict[str, PlannedTopology] = {}
 
@@ -241,8 +240,7 @@ def by_partition(key: int) -> int:
     return key
 
 
-# --- on the driver
-# ----------------------------------------------------------------------------------------------
+# --- on the driver --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -314,8 +312,7 @@ class SparkExecutor:
             self.release(header)
         self._spark.stop()
 
-    # --- phases
-    # ----------------------------------------------------------------------------------------------
+    # --- phases -----------------------------------------------------------------------------------
 
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
         context = self._spark.context
@@ -412,8 +409,7 @@ class SparkExecutor:
             result.spread.unpersist(blocking=False)
         return summary
 
-    # --- inside
-    # ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _accumulator(self) -> Accumulator[Reports]:
         if self._reports is None:

@@ -153,8 +153,7 @@ def _spark_types(fields: Fields, component_id: str, input_name: str) -> tuple[St
     return spark_schema, to_arrow_schema(spark_schema, timezone="UTC")
 
 
-# --- in Python workers
-# ----------------------------------------------------------------------------------------------
+# --- in Python workers ----------------------------------------------------------------------------
 
 
 def _as_row(payload: bytes) -> tuple[bytes]:

@@ -31,7 +31,8 @@ def ship_code(context: Any) -> None:
     """Make the modules that this process has imported importable on the executors of a
     ``SparkContext``.
 
-    Raises ``ConfigError`` for a module that cannot be read, or that is too large.
+    Raises ``ConfigError`` for a file that cannot be read, and when the modules are too large
+    together.
     """
     context.addPyFile(str(make_archive(Path(tempfile.mkdtemp(prefix="ratchet-code-")))))
 
