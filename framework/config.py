@@ -3,8 +3,7 @@ refused.
 
 Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for settings that
 would break a guarantee. ``kafka.*`` goes to Kafka's clients under librdkafka's names. ``app.*`` is
-the user's own and reaches components through
-``conf``.
+the user's own and reaches components through ``conf``.
 """
 
 from __future__ import annotations
@@ -148,7 +147,8 @@ class Config(BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
-        """Check a flat mapping of dotted keys. Raises ``ConfigError`` with one line per problem."""
+        """Check a flat mapping of dotted keys. Raises ``ConfigError`` for the first key that is
+        unknown or must not be set, otherwise one that names every value that does not fit."""
         if isinstance(values, Config):
             return values
         values = _gathered(values)

@@ -13,7 +13,7 @@
     ├── LeadershipLostError    another driver leads, or the session ended; stand for election again
     ├── CorruptStateError      a znode, row or file cannot be parsed; look at what the message names
     ├── DataLossError          the source lost planned records; decide what to do about the gap
-    ├── BadRecordError         cannot decode a record; the message names topic, partition, offset
+    ├── BadRecordError         a record cannot be decoded, or a value stored; the message names it
     └── InvariantViolation     a bug of Ratchet: stop before more is written
 """
 
@@ -81,7 +81,8 @@ class DataLossError(RatchetError):
 
 
 class BadRecordError(RatchetError):
-    """A record of the source cannot be decoded."""
+    """A record of the source cannot be decoded, or a state or sink cannot store a value. The
+    message names the record or the value."""
 
 
 class InvariantViolation(RatchetError):

@@ -65,8 +65,8 @@ def submit(
     different shape. The difference is logged. A state that is new to the topology starts empty at
     the next txid. ``fresh``: forget the positions in the source and read from where the spout's
     ``start`` says. The txids keep rising and the states stay as they are, so records that are read
-    again count again. ``standby``: start, but let another driver lead first, and take over when it
-    is gone. Without it, a driver leads as soon as nobody else does.
+    again count again. ``standby``: make everything ready, let another driver lead first, and take
+    over when it is gone. Without it, a driver leads as soon as nobody else does.
 
     A core topology, built by ``TopologyBuilder``, takes only ``config``, ``executor`` (a name) and
     ``store``, where its driver is elected and the record of its checkpoints is kept. For it
