@@ -1,8 +1,9 @@
-"""The configuration of a run: typed, checked whole before anything starts, unknown keys refused.
+"""The configuration of a run: typed, checked completely before anything starts, with unknown keys
+refused.
 
-Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for what would break a guarantee.
-``kafka.*`` goes to Kafka's clients under librdkafka's names. ``app.*`` is the user's own and reaches components through
-``conf``.
+Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for settings that
+would break a guarantee. ``kafka.*`` goes to Kafka's clients under librdkafka's names. ``app.*`` is
+the user's own and reaches components through ``conf``.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from framework.errors import ConfigError
 
 #: Keys that go to Kafka clients as they are, under librdkafka's names.
 KAFKA_PREFIX = "kafka."
-#: Limits of ``topology.max.spout.pending``: the most transactions, and the tuples of a core topology when it is not set.
+#: ``topology.max.spout.pending``: its limit for transactions, and its default for the tuples of a
+#: core topology.
 TRANSACTIONS_PENDING_MAX = 1_000
 TUPLES_PENDING = 10_000
-#: Environment variables that set them: RATCHET_KAFKA_SASL_PASSWORD is kafka.sasl.password.
+#: Prefix of environment variables that set ``kafka.*``: RATCHET_KAFKA_SASL_PASSWORD sets
+#: kafka.sasl.password.
 KAFKA_ENVIRONMENT = "RATCHET_KAFKA_"
-#: Whatever could hold a secret has one of these in its name.
+#: A setting whose name contains one of these may hold a secret.
 _SECRET_FRAGMENTS = (
     "password",
     "secret",
@@ -41,7 +44,7 @@ _SECRET_FRAGMENTS = (
 _PROVIDER_CONFIG = "topology.state.provider.config"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-#: Spark settings that the protocol depends on (C10), and why.
+#: Spark settings that the protocol depends on (C10), each with the reason.
 _SPARK_FIXED = {
     "spark.task.maxFailures": "Spark must repeat nothing inside an attempt; Ratchet replays the batch",
     "spark.stage.maxConsecutiveAttempts": "Spark must repeat nothing inside an attempt; Ratchet replays the batch",
@@ -227,7 +230,8 @@ class Config(BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
-        """Check a flat mapping of dotted keys. Raises ``ConfigError`` with one line per problem."""
+        """Check a flat mapping of dotted keys. Raises ``ConfigError`` for the first key that is
+        unknown or must not be set, otherwise one that names every value that does not fit."""
         if isinstance(values, Config):
             return values
         values = _gathered(values)
@@ -255,11 +259,13 @@ class Config(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
-        """Read a TOML file (nested tables become dotted keys) and ``KEY=VALUE`` overrides, values in TOML or plain.
+        """Read a TOML file, whose nested tables become dotted keys, and ``KEY=VALUE`` overrides,
+        whose values are TOML or plain text. Raises ``ConfigError``.
 
-        ``${NAME}`` in a value stands for an environment variable, and ``RATCHET_KAFKA_SASL_PASSWORD`` sets
-        ``kafka.sasl.password``, as any such name does its key: for secrets, which belong neither in files nor in command
-        lines. The file wins over such variables, overrides win over the file.
+        ``${NAME}`` in a value stands for an environment variable. An environment variable such as
+        ``RATCHET_KAFKA_SASL_PASSWORD`` sets a ``kafka.*`` key, here ``kafka.sasl.password``. Use
+        both for secrets, which belong neither in files nor in command lines. The file wins over
+        such variables; overrides win over the file.
         """
         values: dict[str, Any] = {
             KAFKA_PREFIX + name.removeprefix(KAFKA_ENVIRONMENT).lower().replace("_", "."): value
@@ -282,8 +288,8 @@ class Config(BaseModel):
 
     @property
     def max_spout_pending(self) -> int:
-        """Transactions that are processed at once: 1 unless it was set. Raises ``ConfigError`` for a number that can only have
-        been meant for tuples."""
+        """The number of transactions that are processed at once; 1 by default. Raises
+        ``ConfigError`` for a number so large that only tuples can have been meant."""
         pending = 1 if self.spout_pending is None else self.spout_pending
         if pending > TRANSACTIONS_PENDING_MAX:
             raise ConfigError(
@@ -294,11 +300,13 @@ class Config(BaseModel):
 
     @property
     def max_tuples_pending(self) -> int:
-        """Tuples of each spout task of a core topology whose fate is open at once."""
+        """The number of tuples of each spout task of a core topology that may be pending at
+        once."""
         return TUPLES_PENDING if self.spout_pending is None else self.spout_pending
 
     def zookeeper_hosts(self) -> str | None:
-        """``host:port,...``, or None when no servers are configured. A server may carry a port of its own."""
+        """``host:port,...``, or None when no servers are configured. A server may carry a port of
+        its own."""
         if not self.zookeeper_servers:
             return None
         return ",".join(
@@ -306,8 +314,8 @@ class Config(BaseModel):
         )
 
     def for_components(self) -> dict[str, Any]:
-        """What components see as ``conf``. Secrets of ``kafka.*`` are wrapped, so that they do not print; those of
-        ZooKeeper are not in it."""
+        """The configuration that components get as ``conf``. Secrets of ``kafka.*`` are wrapped, so
+        that they do not print. Secrets of ZooKeeper are left out."""
         visible = {
             field.alias: getattr(self, name)
             for name, field in type(self).model_fields.items()
@@ -317,7 +325,8 @@ class Config(BaseModel):
 
 
 def _gathered(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys below the one of the state provider, which are the provider's own, as one table."""
+    """Gather the keys below ``topology.state.provider.config``, which belong to the provider, into
+    one table."""
     gathered = {key: value for key, value in values.items() if not key.startswith(f"{_PROVIDER_CONFIG}.")}
     for key, value in values.items():
         if key not in gathered:
@@ -332,14 +341,14 @@ def _gathered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrapped(value: Any, key: str = "") -> Any:
-    """A table with its secrets hidden."""
+    """Return a table with its secrets wrapped."""
     if isinstance(value, Mapping):
         return {each: _wrapped(item, each) for each, item in value.items()}
     return SecretStr(value) if isinstance(value, str) and is_secret(key) else value
 
 
 def is_secret(key: str) -> bool:
-    """Whether a setting of that name is never shown.
+    """Whether a setting of this name may hold a secret, and is never shown.
 
     >>> is_secret("kafka.sasl.password"), is_secret("kafka.sasl.username")
     (True, False)
@@ -348,18 +357,18 @@ def is_secret(key: str) -> bool:
 
 
 def _hides(key: str) -> bool:
-    """Whether a key of ZooKeeper's or Ratchet's own holds a secret."""
+    """Whether one of Ratchet's own keys, including those for ZooKeeper, holds a secret."""
     return "zookeeper.auth" in key or is_secret(key)
 
 
 def revealed(value: Any) -> Any:
-    """A setting as a client needs it."""
+    """A setting in plain text, as a client needs it."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def resolved(key: str, value: Any) -> Any:
-    """A value with the environment variables that it refers to as ``${NAME}``; ``key`` names it in messages. Raises
-    ``ConfigError`` for a variable that is not set."""
+    """Replace each ``${NAME}`` in a value by that environment variable. ``key`` names the value in
+    messages. Raises ``ConfigError`` for a variable that is not set."""
 
     def look_up(match: re.Match[str]) -> str:
         found = os.environ.get(match.group(1))
@@ -375,7 +384,8 @@ def resolved(key: str, value: Any) -> Any:
 
 
 def checked_zookeeper_root(value: str) -> str:
-    """The path without empty components. Raises ``ValueError`` for one that is not absolute or could leave the root.
+    """Return the path without empty components. Raises ``ValueError`` for a path that is empty, not
+    absolute, or has a component that could leave the root.
 
     >>> checked_zookeeper_root("/a//b/")
     '/a/b'

@@ -1,18 +1,19 @@
-"""Every error of Ratchet, named by how one recovers from it.
+"""Every error of Ratchet, named by how to recover from it.
 
 ::
 
     RatchetError
     ├── ConfigError            fix the configuration; nothing was started
     ├── TopologyError          fix the topology; raised by build() or submit()
-    ├── FailedException        the batch is replayed (raise it from a bolt to ask for that)
+    ├── FailedException        the batch is replayed (a bolt may raise it to ask for that)
     ├── RetryableError         a server did not answer; the batch is replayed
-    │   └── CommitOutcomeUnknown   the answer to a commit was lost; the replay reads what happened
+    │   ├── MovedOnError           a row has changed since; ask for a later transaction
+    │   └── CommitOutcomeUnknown   the reply to a commit was lost; the replay reads what happened
     ├── StaleWriterError       a newer attempt or leader has written; this writer stops
-    ├── LeadershipLostError    another driver leads, or the ZooKeeper session ended; stand for election again
-    ├── CorruptStateError      a znode, row or file does not parse; look at what the message names
-    ├── DataLossError          the source no longer holds what was planned; decide what to do about the gap
-    ├── BadRecordError         a record cannot be decoded; the message names topic, partition and offset
+    ├── LeadershipLostError    another driver leads, or the session ended; stand for election again
+    ├── CorruptStateError      a znode, row or file cannot be parsed; look at what the message names
+    ├── DataLossError          the source lost planned records; decide what to do about the gap
+    ├── BadRecordError         a record cannot be decoded, or a value stored; the message names it
     └── InvariantViolation     a bug of Ratchet: stop before more is written
 """
 
@@ -32,29 +33,31 @@ class TopologyError(RatchetError):
 
 
 class FailedException(RatchetError):
-    """Fails the batch that is being processed, and only that: it is replayed, the process goes on.
+    """Fails the current batch only: it is replayed, and the process continues. In a core topology,
+    fails the current tuple.
 
     Source: ``org.apache.storm.topology.FailedException``.
     """
 
 
 class RetryableError(RatchetError):
-    """Something outside did not answer. Trying again later is safe and is what the driver does."""
+    """An external system did not answer. It is safe to try again later, and the driver does so."""
 
 
 class MovedOnError(RetryableError):
-    """A row has changed more than once since the transaction that was asked for: ask for a later one."""
+    """A row has changed more than once since the requested transaction. Ask for a later one."""
 
 
 class CommitOutcomeUnknown(RetryableError):
-    """A store took a commit and its answer was lost. Read the stamps to learn what happened; never guess."""
+    """A commit was sent to a store and the reply was lost. Read the stamps to learn what happened;
+    never guess."""
 
 
 class StaleWriterError(RatchetError):
     """A newer attempt or a newer leader has written to this state.
 
-    ``epoch`` is the epoch found there, or None. A driver steps down only when it is above its own; a late task of
-    an attempt that is already dead is refused without further ado.
+    ``epoch`` is the epoch found there, or None. A driver steps down only when it is above its own.
+    Otherwise the writer is a late task of a dead attempt, and the error only refuses its write.
     """
 
     def __init__(self, message: str, epoch: int | None = None) -> None:
@@ -70,15 +73,16 @@ class LeadershipLostError(RatchetError):
 
 
 class CorruptStateError(RatchetError):
-    """Something persisted does not parse or contradicts itself. It is never read as absent."""
+    """Persisted data cannot be parsed or contradicts itself. It is never treated as absent."""
 
 
 class DataLossError(RatchetError):
-    """The source no longer holds offsets that a plan needs, or is not the source it was."""
+    """The source no longer holds offsets that a plan needs, or is no longer the same source."""
 
 
 class BadRecordError(RatchetError):
-    """A record of the source cannot be decoded."""
+    """A record of the source cannot be decoded, or a state or sink cannot store a value. The
+    message names the record or the value."""
 
 
 class InvariantViolation(RatchetError):

@@ -1,4 +1,4 @@
-"""``python -m framework.reset``."""
+"""Entry point of ``python -m framework.reset``, and ``reset_everything`` for programs."""
 
 from framework.commands.reset import app
 from framework.transactions.reset import reset_everything

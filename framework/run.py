@@ -1,4 +1,4 @@
-"""``python -m framework.run``."""
+"""Entry point of ``python -m framework.run``."""
 
 from framework.commands.run import app
 

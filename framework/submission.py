@@ -56,19 +56,24 @@ def submit(
 ) -> Run | CoreRun:
     """Start a topology and return its run.
 
-    ``config``: dotted keys, see ``framework.config``. ``store``: where transactional state is kept; by default
-    ZooKeeper at ``transactional.zookeeper.servers``, and when none is configured a ``MemoryStore`` that ends with the
-    process. ``executor``: by default Spark at ``spark.master``; ``"local"`` runs in this process.
-    ``accept_changed_topology``: go on from the state of a topology of the same id and another shape; the difference is
-    logged. A state that is new to the topology begins empty at the next txid. ``fresh``: forget where the source was read,
-    so that it is read from where the spout's ``start`` says; txids go on rising and the states stay as they are, so records
-    that are read again count again. ``standby``: make everything ready, leave the lead to another driver, and take over when
-    that one is gone; without it a driver leads when nobody else does.
+    ``config``: dotted keys, see ``framework.config``. ``store``: where transactional state is kept.
+    The default is ZooKeeper at ``transactional.zookeeper.servers``, or, when none is configured, a
+    ``MemoryStore`` that ends with the process. ``executor``: by default Spark at ``spark.master``;
+    ``"local"`` runs in this process.
 
-    A core topology, which ``TopologyBuilder`` builds, takes ``config``, ``executor``, and a ``store`` where its driver is elected
-    and the record of its checkpoints is kept; it returns a ``CoreRun``.
+    ``accept_changed_topology``: continue from the state of a topology with the same id and a
+    different shape. The difference is logged. A state that is new to the topology starts empty at
+    the next txid. ``fresh``: forget the positions in the source and read from where the spout's
+    ``start`` says. The txids keep rising and the states stay as they are, so records that are read
+    again count again. ``standby``: make everything ready, let another driver lead first, and take
+    over when it is gone. Without it, a driver leads as soon as nobody else does.
 
-    Raises ``ConfigError`` or ``TopologyError`` before anything has started.
+    A core topology, built by ``TopologyBuilder``, takes only ``config``, ``executor`` (a name) and
+    ``store``, where its driver is elected and the record of its checkpoints is kept. For it
+    ``submit`` returns a ``CoreRun``.
+
+    Raises ``ConfigError`` or ``TopologyError`` before the topology runs, and ``RetryableError``
+    when ZooKeeper does not answer.
     """
     checked = Config.of(config or {})
     if isinstance(topology, CoreTopology):
@@ -107,7 +112,7 @@ def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
     if executor == "local":
         return LocalExecutor(plan, config.for_components())
     if executor is None or executor == "spark":
-        from framework.execution.spark.batches import SparkExecutor  # Spark is loaded only by runs that use it
+        from framework.execution.spark.batches import SparkExecutor  # only runs that use Spark load it
 
         return SparkExecutor(
             plan, config.for_components(), config.spark, collapse_records_max=config.collapse_records_max
@@ -118,7 +123,7 @@ def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
 
 
 def check_reach(topology: Topology, master: str) -> None:
-    """C23: a state must be reachable from where its commit tasks run."""
+    """Raise ``ConfigError`` for a state that its commit tasks could not reach (C23)."""
     local = master.startswith("local")  # local-cluster too: its executors are processes of this host
     for state in topology.states:
         if state.reach is Reach.PROCESS:

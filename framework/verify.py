@@ -1,4 +1,4 @@
-"""``python -m framework.verify``."""
+"""Entry point of ``python -m framework.verify``, and ``verify`` for programs."""
 
 from framework.commands.verify import app
 from framework.transactions.audit import Unverifiable, VerifyReport, verify

@@ -1,1 +1,1 @@
-"""What clients of other systems have in common: settings, secrets, and what their errors mean."""
+"""Shared parts of the clients of other systems: settings, secrets, and the meaning of errors."""

@@ -1,8 +1,9 @@
-"""Settings and errors of Kafka clients, for spouts and sinks: what the user may set, what the guarantees fix, where secrets
-stay out of sight, and what an error means. No client is made here, and none imported.
+"""Settings and errors of Kafka clients, for spouts and sinks: which settings the user may give,
+which ones the guarantees fix, how secrets stay hidden, and what an error means. This module neither
+makes nor imports a client.
 
-Settings come from two places: ``kafka.*`` keys of the configuration (files, environment, command line), and the
-``settings=`` of a spout or sink, which win.
+Settings come from two places: the ``kafka.*`` keys of the configuration (files, environment,
+command line), and the ``settings=`` of a spout or sink. The latter win.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
 
-#: Settings that would break a guarantee, with the reason a person is told.
+#: Settings that would break a guarantee, with the reason that the error message gives.
 _REFUSED = {
     "enable.auto.commit": "positions are kept in the transactional state, never in the consumer group",
     "enable.auto.offset.store": "positions are kept in the transactional state, never in the consumer group",
@@ -48,13 +49,15 @@ _CONSUMER = {
     "allow.auto.create.topics": False,
     "check.crcs": True,
 }
-#: Defaults that the user may override: large fetches, and a full local queue looked at again soon.
+#: Defaults that the user may override: large fetches, and a short pause before a full local queue
+#: is checked again.
 _CONSUMER_DEFAULTS = {
     "queued.min.messages": 50000,
     "queued.max.messages.kbytes": 131_072,
     "fetch.queue.backoff.ms": 5,
     "max.partition.fetch.bytes": 2 << 20,
-    # Under a trickle, a fetch per record would cost the broker more than the records: wait a little for more.
+    # Wait a little for more records: under a trickle, one fetch per record would cost the broker
+    # more than the records.
     "fetch.min.bytes": 65_536,
     "fetch.wait.max.ms": 10,
     "fetch.error.backoff.ms": 100,
@@ -62,7 +65,7 @@ _CONSUMER_DEFAULTS = {
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
-#: Errors that no waiting will mend, by librdkafka's names.
+#: Errors that waiting cannot repair, by librdkafka's names.
 _NOT_ALLOWED = {
     "TOPIC_AUTHORIZATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
@@ -71,21 +74,23 @@ _NOT_ALLOWED = {
     "UNSUPPORTED_SASL_MECHANISM",
     "_INVALID_ARG",
 }
-#: Errors of a connection that was refused or distrusted: a mistake at the start, an outage once it has worked.
+#: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
+#: settings; after a connection has worked, an outage.
 _DISTRUSTED = {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"}
 
 T = TypeVar("T")
 
 
 class KafkaError(Protocol):
-    """The part of confluent-kafka's ``KafkaError`` that is needed here."""
+    """The part of confluent-kafka's ``KafkaError`` that this module needs."""
 
     def name(self) -> str: ...
     def str(self) -> str: ...
 
 
 class KafkaSettings:
-    """A checked set of client settings. Prints without secrets. Travels to tasks, secrets and all."""
+    """A checked set of client settings. Prints without secrets. Travels to tasks with its
+    secrets."""
 
     def __init__(self, bootstrap_servers: str | None, settings: Mapping[str, Any] | None) -> None:
         if bootstrap_servers is not None and (not isinstance(bootstrap_servers, str) or not bootstrap_servers.strip()):
@@ -99,8 +104,9 @@ class KafkaSettings:
                 raise ConfigError(f"Kafka setting {key!r} cannot be {value!r}: {_REFUSED[key]}")
 
     def with_conf(self, conf: Mapping[str, Any]) -> KafkaSettings:
-        """With the configuration's ``kafka.*`` keys behind what was given here. Raises ``ConfigError`` when no brokers are
-        named anywhere, and for what is refused."""
+        """Add the configuration's ``kafka.*`` keys. The settings given here take precedence. Raises
+        ``ConfigError`` when no brokers are named anywhere, and for a setting that would break a
+        guarantee."""
         shared = {key.removeprefix(KAFKA_PREFIX): each for key, each in conf.items() if key.startswith(KAFKA_PREFIX)}
         servers = shared.pop("bootstrap.servers", None)
         if isinstance(servers, (list, tuple)):
@@ -117,19 +123,21 @@ class KafkaSettings:
         return self._bootstrap_servers or "(unnamed)"
 
     def consumer(self, group: str) -> dict[str, Any]:
-        """For reading: positions are set by whoever reads, and nothing is committed to the group."""
+        """Settings of a consumer. The reader sets positions itself and commits nothing to the
+        group."""
         return {**_DEFAULTS, **_CONSUMER_DEFAULTS, **self._revealed({*_PRODUCER}), **_CONSUMER, "group.id": group}
 
     def admin(self) -> dict[str, Any]:
-        """For asking and administrating."""
+        """Settings of an admin client."""
         return {**_DEFAULTS, **self._revealed({*_FIXED, *_CONSUMER_DEFAULTS})}
 
     def producer(self) -> dict[str, Any]:
-        """For writing; the caller adds the transactional id."""
+        """Settings of a producer. The caller adds the transactional id."""
         return {**_DEFAULTS, **self._revealed({*_CONSUMER, *_CONSUMER_DEFAULTS}), **_PRODUCER}
 
     def fingerprint(self) -> str:
-        """A hash of everything, secrets too: clients with the same one are alike."""
+        """A hash of all settings, including secrets. Clients with the same fingerprint have the
+        same settings."""
         return hashlib.sha256(repr(sorted(self._revealed(set()).items())).encode()).hexdigest()[:16]
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
@@ -142,8 +150,9 @@ class KafkaSettings:
 
 
 class ConnectionErrors:
-    """Why a client cannot connect. A request that fails only says that it timed out; the reason, such as a wrong
-    password, comes by a callback before. Give ``heard`` to the client as its ``error_cb``."""
+    """Finds out why a client cannot connect. A failed request only says that it timed out. The
+    reason, such as a wrong password, comes earlier, through a callback. Give ``heard`` to the
+    client as its ``error_cb``."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -154,7 +163,7 @@ class ConnectionErrors:
         self._heard.append(error)
 
     def made(self, make: Callable[[], T]) -> T:
-        """Make a client; what is wrong with its settings is a ``ConfigError``."""
+        """Make a client. Raises ``ConfigError`` when its settings are wrong."""
         try:
             return make()
         except Exception as error:
@@ -163,18 +172,20 @@ class ConnectionErrors:
             raise ConfigError(f"Kafka settings: {_text(error)}; correct them") from error
 
     def reason(self) -> str:
-        """What was heard last, to be added to a message; empty when nothing was."""
+        """The last reason that the callback received, to be added to a message. Empty when there is
+        none."""
         return f" ({_text(self._heard[-1])})" if self._heard else ""
 
     def explain(self, error: Exception, client: Any = None) -> RetryableError | ConfigError:
-        """The error as ours, with the reason that was heard, if any. ``client``: one that must be asked for it."""
+        """Turn an error into one of Ratchet's, with the reason that the callback received, if any.
+        ``client``: a client that delivers its callbacks only when it is polled."""
         if client is not None and hasattr(client, "poll"):
             try:
                 client.poll(0)
             except Exception as fatal:
                 if _inner(fatal) is None:
                     raise
-                error = fatal  # the client is over, and this is why
+                error = fatal  # the client has ended, for this reason
         reasons = [each for each in self._heard if each.name() in _DISTRUSTED]
         self._heard.clear()
         what = f"Kafka at {self._where}"
@@ -182,8 +193,9 @@ class ConnectionErrors:
 
 
 def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = True) -> RetryableError | ConfigError:
-    """librdkafka's error as ours, by what to do about it. ``connected``: the same client settings have worked before, so
-    that being refused now is an outage and not a mistake."""
+    """Turn librdkafka's error into one of Ratchet's, by how to recover from it. ``connected``: the
+    same client settings have worked before, so that a refusal now is an outage and not a mistake in
+    the settings."""
     inner = _inner(error)
     name = inner.name() if inner is not None else ""
     if name in _NOT_ALLOWED or (name in _DISTRUSTED and not connected):
@@ -192,7 +204,8 @@ def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = T
 
 
 def _inner(error: Any) -> KafkaError | None:
-    """The ``KafkaError``, also when it comes inside of a ``KafkaException``."""
+    """The ``KafkaError``, whether it comes alone or inside a ``KafkaException``. None for any other
+    error."""
     candidate = error.args[0] if isinstance(error, Exception) and error.args else error
     return candidate if hasattr(candidate, "name") and hasattr(candidate, "str") else None
 
@@ -203,5 +216,6 @@ def _text(error: KafkaError | Exception) -> str:
 
 
 def _same(fixed: Any, given: Any) -> bool:
-    """Settings from files and the environment may be text."""
+    """Whether two values of a setting are the same. Settings from files and the environment may be
+    text."""
     return str(fixed).lower() == str(given).strip().lower()

@@ -1,4 +1,5 @@
-"""What the drivers of both engines share: where documents are kept, who leads, and what a leader may write."""
+"""Shared by the drivers of both kinds of topology: the store of their documents, the election of a
+leader, and the fence on a leader's writes."""
 
 from framework.coordination.configured import store_of
 from framework.coordination.store import Change, CoordinationStore, Delete, Leadership, MemoryStore, Put

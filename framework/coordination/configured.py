@@ -1,4 +1,4 @@
-"""The store that a configuration names."""
+"""Opens the store that a configuration names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = structlog.get_logger()
 
 
 def store_of(config: Config) -> CoordinationStore:
-    """The store that a configuration names: ZooKeeper, or memory when it names none."""
+    """Open the store that a configuration names: ZooKeeper, or memory when it names no servers."""
     hosts = config.zookeeper_hosts()
     if hosts is None:
         _log.warning(

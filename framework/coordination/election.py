@@ -1,4 +1,5 @@
-"""Who may act for a topology: a driver that leads as long as it can, and a command that needs the topology stopped."""
+"""Elects who may act for a topology: a driver, which leads as long as it can, or a command that
+needs the topology stopped."""
 
 from __future__ import annotations
 
@@ -17,24 +18,26 @@ from framework.errors import ConfigError, LeadershipLostError, RetryableError, S
 
 _log = structlog.get_logger()
 
-#: How long a command waits for the leadership: longer than the session of a leader that has just died lasts.
-#: ``transactional.zookeeper.election.timeout.secs`` sets it.
+#: How long a command waits for the leadership. Must be longer than the session of a leader that has
+#: just died. ``transactional.zookeeper.election.timeout.secs`` overrides it.
 ELECTION_TIMEOUT_S = 15.0
-#: How long a candidate waits in one call, so that it can be stopped.
+#: How long a candidate waits in one call. Between calls it notices a stop request.
 _TURN_S = 0.5
-#: How often a standby driver looks whether another one leads.
+#: How often a standby driver checks whether another one leads.
 _POLL_S = 0.1
-#: How long it waits before it stands again; twice as long each time that what it led did not get on.
+#: How long a candidate waits before it stands again. The wait doubles each time that its leadership
+#: ended in a ``RetryableError`` without progress.
 _PAUSE_S = 0.2
 _PAUSE_MAX_S = 2.0
 
 
 class Candidate:
-    """Stands for election, leads, and stands again when it does not lead any more.
+    """Stands for election, leads, and stands again when it no longer leads.
 
-    ``lead``: the steps of one leadership; their result says whether the topology is over. ``stand_by``: told that it does not lead,
-    and the error that ended its leadership, if one did. ``progress``: a number that rises when the topology gets on. ``standby``:
-    let another one lead first.
+    ``lead``: returns the steps of one leadership; their result says whether the topology is over.
+    ``stand_by``: called while this driver does not lead, with the error that ended its leadership,
+    or None. ``progress``: a number that rises when the topology makes progress. ``standby``: wait
+    until another driver has led first.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class Candidate:
         self._lets_another_lead = standby
 
     def running(self) -> Steps[None]:
-        """Until a stop is requested, or the topology is over. Raises what ``lead`` does, unless another leadership may mend it."""
+        """Run until a stop is requested or the topology is over. Raises the errors of ``lead``,
+        except ``StaleWriterError``, ``LeadershipLostError`` and ``RetryableError``, after which it
+        stands again."""
         pause_s, reached = _PAUSE_S, self._progress()
         while not self._stop_requested.is_set():
             repeating = False
@@ -73,7 +78,8 @@ class Candidate:
             yield partial(self._stop_requested.wait, pause_s)
 
     def _leading(self) -> Steps[bool]:
-        """One leadership, from its election to its end. Whether there is to be no other."""
+        """Run one leadership, from its election to its end. Returns True when no other is to
+        follow."""
         leadership = yield from self._elected()
         if leadership is None:
             return True
@@ -83,7 +89,7 @@ class Candidate:
             leadership.resign()
 
     def _elected(self) -> Steps[Leadership | None]:
-        """Stand for election until it is won; None when a stop was requested."""
+        """Stand for election until it is won. Returns None when a stop was requested."""
         if self._lets_another_lead:
             yield from self._awaiting_leader()
         announced = False
@@ -99,7 +105,7 @@ class Candidate:
         return None
 
     def _awaiting_leader(self) -> Steps[None]:
-        """A standby driver lets another one lead first, once."""
+        """Wait until another driver leads. A standby driver does this once."""
         self._announce("waits for another driver to lead")
         while not (yield partial(self._store.is_led, self._topology_id)):
             if (yield partial(self._stop_requested.wait, _POLL_S)):
@@ -112,7 +118,7 @@ class Candidate:
 
 
 def identity_of_process() -> str:
-    """How a candidate is called, for whoever looks at an election."""
+    """The name of this process as a candidate, shown in an election."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -120,8 +126,8 @@ def identity_of_process() -> str:
 def leadership_of(
     topology_id: str, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S
 ) -> Iterator[Leadership]:
-    """The topology's leadership, for as long as it takes. Raises ``ConfigError`` when a driver still leads after
-    ``timeout_s``."""
+    """Hold the topology's leadership while the block runs. Raises ``ConfigError`` when a driver
+    still leads after ``timeout_s``."""
     identity = f"reset on {identity_of_process()}"
     leadership = store.lead(topology_id, identity, timeout_s=timeout_s)
     if leadership is None:

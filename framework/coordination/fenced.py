@@ -1,10 +1,13 @@
-"""Writing under an epoch: how a leader's changes are fenced, and how a lost reply is resolved. No client in it.
+"""Writes under an epoch: fences a leader's changes, and finds out what happened after a lost reply.
+Contains no client.
 
 Invariants:
 
-1. Every write replaces the fence, a document (epoch, write sequence), under the version that this leader last saw, in
-   the same atomic step as its changes. So a deposed leader's write fails as a whole, whatever it held.
-2. After a lost reply the fence is read: its sequence says whether the write was applied. It is never assumed (C3).
+1. Every write replaces the fence in the same atomic step as its changes. The fence is a document
+   (epoch, write sequence); it is replaced only under the version that this leader last saw. So a
+   deposed leader's write fails as a whole, whatever it contains.
+2. After a lost reply the fence is read. Its sequence says whether the write was applied; neither
+   outcome is assumed (C3).
 """
 
 from __future__ import annotations
@@ -18,15 +21,16 @@ from framework.errors import CorruptStateError, InvariantViolation, LeadershipLo
 
 
 class ReplyLost(Exception):
-    """A request was sent, and whether it was carried out is not known."""
+    """A request was sent, and its outcome is unknown."""
 
 
 class FenceMoved(Exception):
-    """The fence was not at the version given: nothing was written."""
+    """The fence was not at the expected version. Nothing was written."""
 
 
 class FencedLeadership(Leadership):
-    """A leadership over a store that can compare a version and write several nodes in one atomic step."""
+    """A leadership over a store that can compare a version and write several nodes in one atomic
+    step."""
 
     def __init__(self, base: str, epoch: int, version: int) -> None:
         self.epoch = epoch
@@ -54,12 +58,13 @@ class FencedLeadership(Leadership):
 
     @abstractmethod
     def _send(self, changes: Sequence[Change], fence: bytes, version: int) -> None:
-        """Apply the changes and put ``fence`` at its node, atomically, if that node's version is ``version``. Raises
-        ``FenceMoved`` or ``ReplyLost``."""
+        """Apply the changes and write ``fence`` to its node, atomically, if that node's version is
+        ``version``. Raises ``FenceMoved`` or ``ReplyLost``."""
 
     @abstractmethod
     def _read_fence(self) -> bytes | None:
-        """The fence as it is now, or None when it is gone. Raises ``ReplyLost``; waits a moment before it does."""
+        """Return the fence as it is now, or None when the node is gone. Raises ``ReplyLost``, after
+        a short wait."""
 
     def _was_applied(self) -> bool:
         epoch, sequence = self._read_fence_surely()
@@ -91,7 +96,7 @@ class FencedLeadership(Leadership):
 
 
 def fence_of(data: bytes, node: str) -> tuple[int, int]:
-    """(epoch, sequence). Raises ``CorruptStateError``."""
+    """Return (epoch, sequence). Raises ``CorruptStateError`` when the document is not a fence."""
     value = decode_document(data, node)
     if not isinstance(value, dict) or not all(isinstance(value.get(key), int) for key in ("epoch", "sequence")):
         raise CorruptStateError(f"{node}: not an epoch document; restore the node from a backup")

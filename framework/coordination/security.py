@@ -1,4 +1,5 @@
-"""How a driver shows ZooKeeper who it is: TLS, SASL, digest; and why a server that is there does not let it in."""
+"""How a driver authenticates to ZooKeeper: TLS, SASL or digest. Also explains why a running server
+refuses it."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ _PROBE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperSecurity:
-    """``ca``: PEM file of whom servers' certificates must be signed by; its presence, or ``tls``, turns TLS on.
-    ``certificate`` and ``key``: PEM files of this client's own, ``key_password`` the key's. ``username``, ``password``: of SASL
-    (DIGEST-MD5). ``digest``: ``user:password`` for ZooKeeper's own digest scheme.
+    """Credentials for ZooKeeper.
 
-    With any credentials, a certificate among them, every znode is created for their bearer alone.
+    ``tls``: use TLS. ``ca``: PEM file of the authority that must have signed the servers'
+    certificates. ``certificate`` and ``key``: PEM files of this client's own; ``key_password`` is
+    the key's. ``username``, ``password``: for SASL (DIGEST-MD5). ``digest``: ``user:password`` for
+    ZooKeeper's own digest scheme.
+
+    With any credentials, including a certificate, only their bearer can access the znodes created.
     """
 
     tls: bool = False
@@ -38,8 +42,8 @@ class ZooKeeperSecurity:
 
     @classmethod
     def of(cls, config: Config) -> ZooKeeperSecurity:
-        """From ``transactional.zookeeper.{auth,tls.*,sasl.*}``. Raises ``ConfigError`` for files that are not there and
-        for halves of pairs."""
+        """Read ``transactional.zookeeper.{auth,tls.*,sasl.*}``. Raises ``ConfigError`` as ``check``
+        does."""
         found = cls(
             config.zookeeper_tls_enabled,
             config.zookeeper_tls_ca,
@@ -54,7 +58,8 @@ class ZooKeeperSecurity:
         return found
 
     def check(self) -> None:
-        """Raises ``ConfigError``."""
+        """Raise ``ConfigError`` when a file does not exist, when a TLS file is given without TLS,
+        and when only one half of a pair is given."""
         for name, file in (("ca", self.ca), ("certificate", self.certificate), ("key", self.key)):
             if file is None:
                 continue
@@ -68,7 +73,7 @@ class ZooKeeperSecurity:
             raise ConfigError(f"{_PREFIX}.sasl.username and {_PREFIX}.sasl.password go together: give both or none")
 
     def client_options(self) -> dict[str, Any]:
-        """What kazoo's client takes."""
+        """Options for kazoo's client."""
         options: dict[str, Any] = {}
         if self.digest is not None:
             options["auth_data"] = [("digest", self.digest)]
@@ -93,7 +98,8 @@ class ZooKeeperSecurity:
         return options
 
     def explain(self, hosts: Sequence[tuple[str, int]]) -> str | None:
-        """Why none of the servers let this client in, where a TLS handshake tells; None where it does not."""
+        """Try a TLS handshake with each server. Return why a server refused this client, or None
+        when no handshake gives a reason."""
         for host, port in hosts:
             try:
                 with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
@@ -119,5 +125,5 @@ class ZooKeeperSecurity:
 
 
 def _digest(auth: str | None) -> str | None:
-    """``digest:user:password`` without its scheme."""
+    """Strip the scheme from ``digest:user:password``."""
     return auth.partition(":")[2] if auth is not None else None

@@ -1,12 +1,12 @@
-"""Steps: how the protocol is written down so that it can be run, and simulated.
+"""Steps: the form in which the protocol is written, so that it can be both run and simulated.
 
-A driver, a term, a phase, a planner is a generator of *steps*: calls that block, take time or may fail, performed one at a
-time by somebody else, who hands back what each returned or raised. What stands between two steps is quick and touches
-nothing outside. ``perform`` does each step here and now: that is all there is to it in a run. The simulator
-(``tests/simulation``) performs the same steps, and may stop between any two, let one fail, or let others go on meanwhile
-(ADR 30).
+Drivers, terms, phases and planners are generators of *steps*. A step is a call that blocks, takes
+time or may fail. The caller of the generator performs one step at a time and passes its result or
+exception back. Code between two steps is quick and touches nothing outside. In a run, ``perform``
+simply calls each step. The simulator (``tests/simulation``) performs the same steps; between them
+it may stop, let one fail, or let other generators continue (ADR 30).
 
-What steps wait for comes from ``Threads``, so that a simulation has threads, queues and a clock of its own.
+Queues, events, threads and the clock come from ``Threads``, so that a simulation can replace them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Steps = Generator[Step, Any, T]
 
 
 def perform(steps: Steps[T]) -> T:
-    """Perform every step in order; what a step raises is raised in the generator, where it stands."""
+    """Perform every step in order and return the generator's result. An exception of a step is
+    raised in the generator, at its ``yield``."""
     try:
         step = next(steps)
         while True:
@@ -39,10 +40,10 @@ def perform(steps: Steps[T]) -> T:
 
 
 class Threads:
-    """The threads of this process, what they wait on, and the clock they go by."""
+    """The threads of this process, their queues and events, and their clock."""
 
     def now_ms(self) -> int:
-        """Only differences mean something."""
+        """Milliseconds of a monotonic clock. Only differences are meaningful."""
         return time.monotonic_ns() // 1_000_000
 
     def queue(self) -> queue.Queue[Any]:
@@ -52,7 +53,7 @@ class Threads:
         return threading.Event()
 
     def spawn(self, name: str, steps: Steps[None]) -> threading.Thread:
-        """Perform these steps in a thread of their own."""
+        """Perform the steps in a new thread."""
         thread = threading.Thread(target=perform, args=(steps,), name=f"ratchet-{name}", daemon=True)
         thread.start()
         return thread

@@ -1,10 +1,11 @@
-"""The port behind which a topology's transactional state is kept, and the store that lives in memory.
+"""The port that keeps a topology's transactional state, and a store that lives in memory.
 
 Invariants:
 
 1. ``apply`` is atomic: all changes or none.
-2. A ``Leadership``'s changes are applied only while no later leader has been elected, in the same atomic step.
-3. A reader never takes what cannot be read for what is not there.
+2. A ``Leadership``'s changes are applied only if no later leader has been elected; the check is
+   part of the same atomic step.
+3. A reader never mistakes unreadable data for absent data.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a node; absent is fine."""
+    """Remove a node. Does nothing when it does not exist."""
 
     path: str
 
@@ -45,21 +46,22 @@ class Leadership(ABC):
     @property
     @abstractmethod
     def lost(self) -> bool:
-        """True once the session that held it is gone."""
+        """True once the session that held the leadership has ended."""
 
     @abstractmethod
     def apply(self, changes: Sequence[Change]) -> None:
-        """Apply changes under this leadership. Raises ``StaleWriterError`` when a later leader has been elected,
-        ``LeadershipLostError`` when the session is gone. A lost reply is resolved by reading, inside."""
+        """Apply changes under this leadership. After a lost reply, this method reads whether they
+        were applied. Raises ``StaleWriterError`` when a later leader has been elected, and
+        ``LeadershipLostError`` when the session has ended."""
 
     def confirm(self) -> None:
-        """Make sure that this leader still leads: what was read since it was elected is consistent then. Raises as
-        ``apply``."""
+        """Check that this leader still leads. Everything read since its election is then
+        consistent. Raises as ``apply`` does."""
         self.apply(())
 
     @abstractmethod
     def resign(self) -> None:
-        """Let the next one lead. Safe to call twice."""
+        """Give up the leadership. Safe to call twice."""
 
 
 class CoordinationStore(ABC):
@@ -67,11 +69,11 @@ class CoordinationStore(ABC):
 
     @abstractmethod
     def get(self, path: str) -> bytes | None:
-        """The data of a node, or None when there is no such node."""
+        """The data of a node, or None when the node does not exist."""
 
     @abstractmethod
     def children(self, path: str) -> list[str]:
-        """Names of the nodes directly below, sorted; empty when there is no such node."""
+        """The names of the nodes directly below, sorted. Empty when the node does not exist."""
 
     @abstractmethod
     def apply(self, changes: Sequence[Change]) -> None:
@@ -79,14 +81,15 @@ class CoordinationStore(ABC):
 
     @abstractmethod
     def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Leadership | None:
-        """Stand for election for everything below ``path`` and wait; None when ``timeout_s`` ends first.
+        """Stand for election for everything below ``path`` and wait. Returns None when
+        ``timeout_s`` ends first.
 
-        The new leader's epoch is durable, and greater than any before it, when this returns.
+        When this returns, the new leader's epoch is durable, and greater than all earlier epochs.
         """
 
     @abstractmethod
     def is_led(self, path: str) -> bool:
-        """Whether somebody leads below ``path`` now, or is about to."""
+        """Whether anybody leads below ``path`` now, or is a candidate."""
 
     @abstractmethod
     def announce(self, path: str, data: bytes | None) -> None:
@@ -100,7 +103,8 @@ class CoordinationStore(ABC):
 
 
 class MemoryStore(CoordinationStore):
-    """A store that ends with the process. Several runs may share one, as they would share ZooKeeper."""
+    """A store that ends with the process. Several runs may share one, as they can share
+    ZooKeeper."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, bytes] = {}
@@ -142,7 +146,7 @@ class MemoryStore(CoordinationStore):
         self.apply([Delete(path) if data is None else Put(path, data)])
 
     def depose(self, path: str) -> None:
-        """Take leadership away, as an expired session would. For tests."""
+        """Take the leadership away, as an expired session would. For tests."""
         with self._changed:
             leader = self._leaders.pop(path, None)
             if leader is not None:
@@ -150,7 +154,7 @@ class MemoryStore(CoordinationStore):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The nodes stay: other runs may share this store."""
+        """Does nothing. The nodes stay, because other runs may share this store."""
 
     def _apply_as(self, leadership: _MemoryLeadership, changes: Sequence[Change]) -> None:
         with self._changed:

@@ -1,7 +1,8 @@
-"""Transactional state and its rotation over txids, on any store.
+"""Transactional state, and its rotation over txids, on any store.
 
-Source: ``org.apache.storm.transactional.state.TransactionalState`` and ``RotatingTransactionalState``. Departures: values
-are JSON documents with a format version, and several changes can be made one atomic step.
+Source: ``org.apache.storm.transactional.state.TransactionalState`` and
+``RotatingTransactionalState``. Departures: values are JSON documents with a format version, and
+several changes can be made in one atomic step.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from framework.coordination.store import Change, Delete, Put
 from framework.errors import CorruptStateError, InvariantViolation
 
 FORMAT = 1
-#: ZooKeeper refuses requests above 1 MiB by default; a document must leave room for its neighbours in a multi.
+#: ZooKeeper refuses requests above 1 MiB by default. A document must leave room for others in the
+#: same multi.
 DOCUMENT_BYTES_MAX = 900_000
 
 
 class StateAccess(Protocol):
-    """What a state needs of a store, a leadership-bound state, or another state."""
+    """What a state needs from the store, or the other state, that it is built on."""
 
     def get(self, path: str) -> bytes | None: ...
     def children(self, path: str) -> list[str]: ...
@@ -28,7 +30,8 @@ class StateAccess(Protocol):
 
 
 class TransactionalState:
-    """JSON documents below one path. ``writer`` takes the changes: a leadership, or the store itself.
+    """JSON documents below one path. ``apply`` applies the changes: that of a leadership, or by
+    default that of ``access``.
 
     >>> from framework.coordination.store import MemoryStore
     >>> state = TransactionalState(MemoryStore(), "global-count")
@@ -50,7 +53,8 @@ class TransactionalState:
         self._staged: list[Change] | None = None
 
     def get_data(self, path: str) -> Any:
-        """The document at ``path``, or None when there is none. Raises ``CorruptStateError`` when it does not parse."""
+        """The document at ``path``, or None when the node does not exist. Raises
+        ``CorruptStateError`` when it cannot be parsed."""
         raw = self.get(path)
         return None if raw is None else decode_document(raw, self._full(path))
 
@@ -78,7 +82,8 @@ class TransactionalState:
 
     @contextmanager
     def atomically(self) -> Iterator[None]:
-        """Collect every change made inside and apply them as one step at the end; none when the block raises."""
+        """Collect the changes made in the block and apply them in one step at its end. Apply none
+        when the block raises."""
         if self._staged is not None:
             raise InvariantViolation("atomically() does not nest")
         self._staged = []
@@ -95,10 +100,11 @@ class TransactionalState:
 
 
 class RotatingTransactionalState:
-    """One value per txid; old ones are cleaned up, a missing one is made from the one before.
+    """One value per txid. A missing value is made from the previous one; old values can be removed.
 
-    ``strict_order=True``: only the txid right after the newest may be created. Otherwise creating a txid below an
-    existing one stores None: that txid emits nothing. Values are read once, then kept here: there is one writer.
+    ``strict_order=True``: only the txid right after the newest may be created. Otherwise, creating
+    a txid below an existing one stores None: that txid emits nothing. Values are read once and then
+    cached here, because there is only one writer.
 
     >>> from framework.coordination.store import MemoryStore
     >>> state = RotatingTransactionalState(MemoryStore(), "meta", strict_order=True)
@@ -130,20 +136,21 @@ class RotatingTransactionalState:
         return sorted(self._values)
 
     def get_state(self, txid: int, initializer: Callable[[int, Any], Any]) -> Any:
-        """The value of ``txid``, made by ``initializer(txid, previous value)`` when there is none."""
+        """The value of ``txid``. When there is none, ``initializer(txid, previous value)`` makes
+        it."""
         if txid not in self._values:
             self.override_state(txid, self._initial(txid, initializer))
         return self._values[txid]
 
     def get_state_or_create(self, txid: int, initializer: Callable[[int, Any], Any]) -> Any:
-        """The existing value, or None when it was created now."""
+        """The existing value, or None when this call created it."""
         if txid in self._values:
             return self._values[txid]
         self.get_state(txid, initializer)
         return None
 
     def get_previous_state(self, txid: int) -> Any:
-        """The value of the greatest txid below, or None."""
+        """The value of the greatest txid below ``txid``, or None."""
         below = [each for each in self._values if each < txid]
         return self._values[max(below)] if below else None
 
@@ -151,7 +158,7 @@ class RotatingTransactionalState:
         return txid in self._values
 
     def override_state(self, txid: int, value: Any) -> None:
-        """Store a value whatever was there."""
+        """Store a value, replacing any that exists."""
         node = f"{self._path}/{txid}"
         self._store.apply([Put(node, encode_document(value, node))])
         self._values[txid] = value
@@ -171,7 +178,7 @@ class RotatingTransactionalState:
         return self._values[max(self._values)] if self._values else None
 
     def _named(self, node: str) -> str:
-        """The whole path of a node, for messages."""
+        """The full path of a node, for messages."""
         return self._store._full(node) if isinstance(self._store, TransactionalState) else node
 
     def _initial(self, txid: int, initializer: Callable[[int, Any], Any]) -> Any:
@@ -187,7 +194,8 @@ class RotatingTransactionalState:
 
 
 def encode_document(value: Any, path: str) -> bytes:
-    """A value as a versioned JSON document. Raises ``InvariantViolation`` when it does not fit into a znode."""
+    """Encode a value as a versioned JSON document. Raises ``InvariantViolation`` when it does not
+    fit into a znode."""
     encoded = json.dumps({"format": FORMAT, "value": value}, separators=(",", ":"), allow_nan=False).encode()
     if len(encoded) > DOCUMENT_BYTES_MAX:
         raise InvariantViolation(
@@ -198,7 +206,8 @@ def encode_document(value: Any, path: str) -> bytes:
 
 
 def decode_document(raw: bytes, path: str) -> Any:
-    """Raises ``CorruptStateError`` naming ``path`` for anything that this version did not write."""
+    """Decode a document. Raises ``CorruptStateError`` naming ``path`` for bytes that are not a
+    document, and for a newer format version."""
     try:
         document = json.loads(raw)
     except (ValueError, UnicodeDecodeError) as error:
@@ -216,6 +225,6 @@ def decode_document(raw: bytes, path: str) -> Any:
 
 
 def _last_of_each(changes: Sequence[Change]) -> list[Change]:
-    """One change per path: the last one."""
+    """Keep only the last change of each path."""
     last = {each.path: each for each in changes}
     return list(last.values())

@@ -1,12 +1,13 @@
-"""The coordination store on ZooKeeper, through kazoo. The only module of the framework that imports kazoo.
+"""The coordination store on ZooKeeper, through kazoo.
 
 Invariants:
 
-1. Every change of a leadership is one multi that also replaces the ``epoch`` node under the version that this leader
-   last saw; ``fenced`` says what follows from that.
-2. A new leader has written a greater epoch before it reads anything else (C3).
+1. Every change of a leadership is one multi that also replaces the ``epoch`` node under the version
+   that this leader last saw; see ``fenced``.
+2. A new leader writes a greater epoch before it reads anything else (C3).
 
-Layout below ``<root>/<path>``: ``leader/`` holds the election, ``epoch`` the fence; the rest is the caller's.
+Layout below ``<root>/<path>``: ``leader/`` holds the election, ``epoch`` holds the fence.
+Everything else belongs to the caller.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ from framework.errors import ConfigError, CorruptStateError, RetryableError
 _log = structlog.get_logger()
 _LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
 _POLL_S = 0.05
-#: What a server takes in one request (jute.maxbuffer as it is by default), and what an operation needs beside path and data.
+#: The largest request that a server accepts (the default of jute.maxbuffer), and the bytes that an
+#: operation needs in addition to path and data.
 _REQUEST_BYTES_MAX = 0xFFFFF
 _OPERATION_BYTES = 100
-#: After so many session timeouts without a connection, and not before so many seconds, a session is given up.
+#: A session is given up after this many session timeouts without a connection, but not before this
+#: many seconds.
 _GIVE_UP_SESSIONS = 3
 _GIVE_UP_MIN_S = 10.0
 NO_SECURITY = ZooKeeperSecurity()
@@ -64,9 +67,10 @@ T = TypeVar("T")
 class ZooKeeperStore(CoordinationStore):
     """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``).
 
-    ``session_timeout_s`` bounds how long a dead leader's place stays taken; the servers may raise or lower it to
-    their own limits. Raises ``ConfigError`` for a root that is not a path, ``RetryableError`` when no server answers
-    within ``connect_timeout_s``.
+    ``session_timeout_s`` bounds how long a dead leader blocks the election. The servers may raise
+    or lower it to their own limits. Raises ``ConfigError`` for a root that is not a path, and when
+    a TLS handshake shows why the servers refuse this client. Raises ``RetryableError`` when no
+    server answers within ``connect_timeout_s``.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class ZooKeeperStore(CoordinationStore):
                 reason="the servers' minSessionTimeout and maxSessionTimeout bound it",
             )
 
-    # --- CoordinationStore -----------------------------------------------------------------------------------
+    # --- CoordinationStore ------------------------------------------------------------------------
 
     def get(self, path: str) -> bytes | None:
         node = self._node(path)
@@ -196,7 +200,7 @@ class ZooKeeperStore(CoordinationStore):
         self._client.stop()
         self._client.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _node(self, path: str) -> str:
         parts = [part for part in path.split("/") if part]
@@ -219,8 +223,9 @@ class ZooKeeperStore(CoordinationStore):
             timer.cancel()
 
     def _give_up(self) -> None:
-        """Ask for a new session. Servers whose data went back (restored, or wiped) turn away a client that has seen newer
-        data, for ever and without a word, so that the session would be neither kept nor lost."""
+        """Ask for a new session. Servers whose data went back (restored or wiped) silently turn
+        away, for ever, a client that has seen newer data. The session would then be neither kept
+        nor lost."""
         if self._client.connected:
             return
         _log.warning("zookeeper.session_given_up", hosts=self._hosts, after_s=self._give_up_after_s)
@@ -229,7 +234,7 @@ class ZooKeeperStore(CoordinationStore):
         self._client.last_zxid = 0
 
     def _reading(self, call: Callable[[], T], node: str) -> T:
-        """Repeat until a server answers: what is read here does not depend on a session."""
+        """Repeat a call until a server answers. For calls that do not depend on a session."""
         warned = False
         while True:
             try:
@@ -270,13 +275,15 @@ class ZooKeeperStore(CoordinationStore):
             self._ensured.add(parent)
 
     def _names_in(self, parent: str) -> set[str]:
-        """What exists below a node, read once: afterwards this process is the only one that changes it."""
+        """The names that exist below a node. Read once, because afterwards only this process
+        changes them."""
         if parent not in self._known:
             self._known[parent] = set(self._reading(lambda: self._client.get_children(parent), parent))
         return self._known[parent]
 
     def _check_size(self, changes: Sequence[Change]) -> None:
-        """Of a request that is too large a server says nothing: it ends the connection, at every try."""
+        """Raise ``ConfigError`` for a request that is too large. A server would give no reason: it
+        would close the connection at every try."""
         sizes = {self._node(each.path): len(each.data) if isinstance(each, Put) else 0 for each in changes}
         total = sum(len(node) + size + _OPERATION_BYTES for node, size in sizes.items()) + 2 * _OPERATION_BYTES
         if total > _REQUEST_BYTES_MAX:
@@ -327,7 +334,7 @@ class ZooKeeperStore(CoordinationStore):
             raise self._named(real[0] if real else failed[0], self._root)
 
     def _new_epoch(self, node: str) -> tuple[int, int]:
-        """Invariant 2. Returns the epoch and the version of its node."""
+        """Write a new epoch (invariant 2). Returns the epoch and the version of its node."""
         while True:
             try:
                 data, stat = self._reading(lambda: self._client.get(node), node)
@@ -342,14 +349,15 @@ class ZooKeeperStore(CoordinationStore):
                 stat = self._client.set(node, encode_document({"epoch": epoch + 1, "sequence": 0}, node), stat.version)
             except (BadVersionError, *_LOST_REPLY):
                 time.sleep(_POLL_S)
-                continue  # read again; an epoch that this process wrote unknowingly is only skipped
+                continue  # read again; an epoch that was written without a reply is only skipped
             except KazooException as error:
                 raise self._named(error, node) from error
             return epoch + 1, stat.version
 
 
 def _note_granted_timeout(client: Any) -> Callable[[], float | None]:
-    """What the servers granted, in seconds: kazoo reads it, acts on it, and does not tell."""
+    """Return a function that gives the session timeout that the servers granted, in seconds, or
+    None. kazoo uses this number and does not expose it."""
     connection = client._connection
     invoke = connection._invoke
     granted: list[float] = []

@@ -1,4 +1,5 @@
-"""From a topology to tasks: phases, levels, the data plane, and the executors that run them."""
+"""From a topology to tasks: phases and levels, the data that crosses between tasks, and the
+executors."""
 
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor

@@ -1,4 +1,5 @@
-"""A whole phase in one process: for small batches inside a single Spark task, and for the in-process executor."""
+"""Runs a whole phase in one process: for small batches inside a single Spark task, and for the
+in-process executor."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from framework.execution.tasks import PlannedTopology, run_level
 
 Report = Callable[[TaskReport], None]
 Cancelled = Callable[[], bool]
-#: Runs a DataFrame bolt for an attempt: its component id, the header, and per input name its rows; returns the result.
+#: Runs a DataFrame bolt for an attempt. Arguments: the component id, the header, and the rows per
+#: input name. Returns the result rows.
 Frames = Callable[[str, AttemptHeader, Mapping[str, list[pa.RecordBatch]]], Sequence[pa.RecordBatch]]
 
 
@@ -34,8 +36,8 @@ def run_processing(
     cancelled: Cancelled | None = None,
     frames: Frames | None = None,
 ) -> list[Record]:
-    """All levels of the processing phase; returns what stays for the commit phase, ready to leave the process.
-    ``cancelled`` is asked before each record batch."""
+    """Run all levels of the processing phase. Returns the records for the commit phase, ready to
+    leave the process. ``cancelled`` is called before each record batch."""
     inboxes: dict[int, list[Record]] = {task: [seed] for task, seed in enumerate(seeds)}
     levels = topology.plan.processing
     for number, level in enumerate(levels):
@@ -52,7 +54,7 @@ def run_commit(
     cancelled: Cancelled | None = None,
     frames: Frames | None = None,
 ) -> None:
-    """All levels of the commit phase over the result of ``run_processing``."""
+    """Run all levels of the commit phase over the result of ``run_processing``."""
     inboxes: dict[int, list[Record]] = {0: list(result)}
     for number, level in enumerate(topology.plan.commit):
         width = 1 if number == 0 else level.partitions
@@ -97,7 +99,8 @@ def _run(
 def _through_frame(
     topology: PlannedTopology, phase: Phase, component_id: str, boxes: dict[int, list[Record]], frames: Frames
 ) -> None:
-    """Take a DataFrame bolt's rows out of the boxes, and put in what Spark SQL made of them."""
+    """Take a DataFrame bolt's rows out of the boxes, and put in the rows that Spark SQL made of
+    them."""
     plan = topology.plan
     inputs: dict[str, list[pa.RecordBatch]] = {name: [] for name in plan.input_names(component_id)}
     header: AttemptHeader | None = None
@@ -112,7 +115,7 @@ def _through_frame(
             each for each in records if not (isinstance(each, FrameRows) and each.component_id == component_id)
         ]
     if failed or header is None:
-        return  # the tasks that would emit hear of the failure
+        return  # the controls bring the failure to the tasks that would emit
     segment = plan.frame_outputs[(phase, component_id)]
     level = plan.levels(phase)[segment.level]
     for number, batch in enumerate(frames(component_id, header, inputs)):
@@ -121,8 +124,8 @@ def _through_frame(
 
 
 def expected_reports(topology: PlannedTopology, phase: Phase, *, spread: int | None = None) -> int:
-    """How many tasks of a phase must report: ``spread`` is the number of tasks of the first commit level, 1 when the
-    phase runs collapsed."""
+    """How many tasks of a phase must report. ``spread``: the number of tasks of the first commit
+    level; None means 1, for a phase that runs collapsed."""
     levels = topology.plan.levels(phase)
     tasks = sum(level.partitions for level in levels)
     if phase is Phase.COMMIT and levels:

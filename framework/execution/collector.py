@@ -1,4 +1,5 @@
-"""Where a component's output goes: rows become record batches, record batches go down every edge of their stream."""
+"""Takes a component's output: turns rows into record batches, and sends record batches down every
+edge of their stream."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from framework.errors import TopologyError
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.fields import Fields
 
-#: Rows held as Python values before they become a record batch.
+#: This many rows are held as Python values before they become a record batch.
 BUFFERED_ROWS_MAX = 8192
 
-#: Stream, rows, and the task that they are for when the stream is a direct one.
+#: Takes the stream, the rows, and the receiving task when the stream is direct.
 Sink = Callable[[str, pa.RecordBatch, int | None], None]
 
 
 class Streams:
-    """The streams that a component declares, and what it emits checked against them."""
+    """The streams that a component declares. Checks what it emits against them."""
 
     def __init__(
         self, component_id: str, streams: Mapping[str, Fields], direct_streams: frozenset[str] = frozenset()
@@ -29,7 +30,9 @@ class Streams:
         self._direct_streams = direct_streams
 
     def fields(self, stream: str, task: int | None) -> Fields:
-        """Of a stream that is emitted on, to one ``task`` or (None) by its groupings. Raises ``TopologyError``."""
+        """The fields of ``stream``, on which the component emits: to one ``task``, or by the
+        groupings when ``task`` is None. Raises ``TopologyError`` when the stream is not declared,
+        or not declared for that kind of emit."""
         fields = self._streams.get(stream)
         if fields is None:
             known = ", ".join(sorted(self._streams)) or "none"
@@ -44,7 +47,8 @@ class Streams:
         return fields
 
     def checked(self, values: Sequence[Any], stream: str, task: int | None) -> Sequence[Any]:
-        """As many values as the stream declares; raises ``TopologyError`` otherwise."""
+        """Return ``values`` if they are as many as the stream declares. Raises ``TopologyError``
+        otherwise, and as ``fields`` does."""
         fields = self.fields(stream, task)
         if len(values) != len(fields):
             raise TopologyError(
@@ -54,7 +58,8 @@ class Streams:
         return values
 
     def batch(self, stream: str, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-        """Rows as a record batch in the types that are declared. Raises ``TopologyError`` naming a field that does not fit."""
+        """Make a record batch of rows, in the declared types. Raises ``TopologyError`` naming a
+        field whose values do not fit."""
         fields = self._streams[stream]
         arrays = []
         for name, values in zip(fields, zip(*rows, strict=True), strict=True):
@@ -72,8 +77,8 @@ class Streams:
 class TaskCollector:
     """The ``OutputCollector`` of one component in one task.
 
-    ``sink`` is set by the task that runs the component; it does not travel: a committer pickled between the phases
-    keeps this object, and the commit task gives it a new sink.
+    The task that runs the component sets ``sink``. The sink is not pickled: a committer pickled
+    between the phases keeps this object, and the commit task gives it a new sink.
     """
 
     def __init__(
@@ -87,7 +92,8 @@ class TaskCollector:
         self.emitted = 0
 
     def subscribed(self, stream: str = DEFAULT_STREAM) -> bool:
-        """Whether any bolt listens: what nobody hears need not be computed."""
+        """Whether any bolt subscribes to the stream. Output without a subscriber need not be
+        computed."""
         return stream in self.subscribers
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,7 +133,7 @@ class TaskCollector:
         self._deliver(stream, self._typed(batch, fields, stream), task)
 
     def flush(self) -> None:
-        """Send on what is buffered."""
+        """Send the buffered rows."""
         for stream, task in list(self._rows):
             self._flush(stream, task)
 
@@ -137,7 +143,8 @@ class TaskCollector:
             self._deliver(stream, self._streams.batch(stream, rows), task)
 
     def _typed(self, batch: pa.RecordBatch, fields: Fields, stream: str) -> pa.RecordBatch:
-        """Cast, safely, the columns whose declared type is another."""
+        """Cast each column to its declared type where they differ. The cast is safe: it never loses
+        data silently."""
         columns = []
         for name, column in zip(fields, batch.columns, strict=True):
             declared = fields.type_of(name)

@@ -1,4 +1,5 @@
-"""What an error of a task means for its topology, of either kind."""
+"""Classifies the errors of tasks by their consequence for the topology. For both kinds of
+topology."""
 
 from __future__ import annotations
 
@@ -17,28 +18,34 @@ from framework.errors import (
     StaleWriterError,
 )
 
-#: What user code may end with. ``sys.exit()`` ends what called it, and no process of Ratchet's.
+#: The exceptions caught from user code. ``sys.exit()`` fails the call that made it; it ends no
+#: process of Ratchet.
 USER_ERRORS = (Exception, SystemExit)
-#: What no repetition mends.
+#: Errors that no repetition can repair.
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation)
 
 
 class FailureKind(Enum):
     """What the driver does about a failure."""
 
-    FAILED = "failed"  # FailedException: replay, without limit
-    RETRYABLE = "retryable"  # something outside: replay, without limit
-    ERROR = "error"  # any other exception: replay up to topology.max.attempts
-    DATA_LOSS = (
-        "data loss"  # the source lost what was planned: plan afresh where the protocol allows it (C7), else stop
-    )
-    STALE = "stale"  # refused by a fence: step down for a higher epoch, else replay up to topology.max.attempts
-    FATAL = "fatal"  # replaying cannot help: stop the topology
+    #: ``FailedException``: replay, without limit.
+    FAILED = "failed"
+    #: Something outside did not answer: replay, without limit.
+    RETRYABLE = "retryable"
+    #: Any other exception: replay up to ``topology.max.attempts``.
+    ERROR = "error"
+    #: The source lost planned records: plan afresh where the protocol allows it (C7), else stop.
+    DATA_LOSS = "data loss"
+    #: A fence refused the writer: step down for a higher epoch, else replay up to
+    #: ``topology.max.attempts``.
+    STALE = "stale"
+    #: Replaying cannot help: stop the topology.
+    FATAL = "fatal"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """Why an attempt failed, where."""
+    """Why an attempt failed, and in which component and task."""
 
     kind: FailureKind
     component_id: str
@@ -69,5 +76,5 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """What the driver of a transactional topology does about it."""
+    """What the driver of a transactional topology does about an error."""
     return next((kind for errors, kind in _KINDS if isinstance(error, errors)), FailureKind.ERROR)

@@ -1,4 +1,4 @@
-"""Runs batches in this process: for tests, and to see that Spark changes nothing but the speed."""
+"""Runs batches in this process: for tests, and to show that Spark changes only the speed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class LocalExecutor:
         self._frames: Frames | None = None
 
     def start(self) -> None:
-        """DataFrame bolts need Spark SQL, in this process too; for anything else there is nothing to make ready."""
+        """Start Spark SQL when there are DataFrame bolts, which need it in this process too.
+        Otherwise do nothing."""
         if self._topology.plan.frame_outputs:
-            from framework.execution.spark.frames import SqlFrames  # Spark is loaded only by runs that use it
+            from framework.execution.spark.frames import SqlFrames  # only runs that need Spark load it
 
             self._sql = SqlFrames.in_this_process(self._topology)
             self._frames = self._sql.of_rows
@@ -64,7 +65,7 @@ class LocalExecutor:
         return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT), held)
 
     def cancel(self, header: AttemptHeader) -> None:
-        """What runs sees it before its next record batch."""
+        """A running phase notices this before its next record batch."""
         self._dead.add(header)
         self.release(header)
 

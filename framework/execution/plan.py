@@ -1,16 +1,22 @@
-"""From a topology to what Spark runs: two phases, each a chain of levels, each level a row of tasks.
+"""Turns a topology into what Spark runs: two phases, each a chain of levels, each level a row of
+tasks.
 
-The graph splits once (seed 000, "Processing phase vs. commit phase"):
+The graph splits once:
 
-* processing phase: the spout and every bolt that is not downstream of a committer; first-level committers execute()
-* commit phase: finish_batch() of the first-level committers, and every component downstream of one, whole
+* processing phase: the spout and every bolt that is not downstream of a committer; of the
+  first-level committers, ``execute()``
+* commit phase: ``finish_batch()`` of the first-level committers, and every component downstream of
+  one, as a whole
 
-Inside a phase, components joined by an edge that moves no rows between tasks are fused into one *segment*. Rows that the
-spout shuffles move only in batches that its tasks do not read in about equal shares, so there are two layouts of the
-processing phase (ADR 24). Segments are
-laid out in *levels* by their longest path from the source; all tasks of a level run side by side, and one shuffle lies
-between two levels. So a phase is always a single chain, however the graph branches: nothing can be computed twice.
-Rows for a level further down ride along through the levels between.
+Inside a phase, components joined by an edge that moves no rows between tasks are fused into one
+*segment*. Rows that the spout shuffles to equally many tasks stay where they are when the spout's
+tasks read about equal shares of the batch, and move otherwise. So there are two layouts of the
+processing phase (ADR 24).
+
+Segments are laid out in *levels* by their longest path from the source. All tasks of a level run
+side by side, and one shuffle lies between two levels. So a phase is always a single chain, however
+the graph branches, and nothing can be computed twice. Rows for a level further down pass through
+the levels between.
 
     spout ─┬─> split ──fields──> count(committer) ──> report
            └──────────────fields──────> totals(committer)
@@ -42,7 +48,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One stream of one component into one bolt. ``phase`` is the phase in which the bolt receives it."""
+    """One stream of one component into one bolt. ``phase``: the phase in which the bolt receives
+    it."""
 
     index: int
     source: str
@@ -63,15 +70,16 @@ class Edge:
         return f"{self.input_name}->{self.target}"
 
     def check_task(self, task: int) -> None:
-        """Raises ``TopologyError`` for a task that the bolt does not have."""
+        """Raise ``TopologyError`` for a task that the bolt does not have."""
         if not 0 <= task < self.target_tasks:
             raise TopologyError(
                 f"{self.source!r} sent rows to task {task} of {self.target!r}, which has tasks 0 to {self.target_tasks - 1}"
             )
 
     def cut(self, batch: pa.RecordBatch, turn: int, task: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows for each of the bolt's tasks: by the grouping, or all of them for ``task``, which the sender has named.
-        ``turn``: another one for each batch, for groupings that go round. Raises ``TopologyError`` as ``check_task``."""
+        """Yield the rows for each of the bolt's tasks. The grouping divides them; when the sender
+        named a ``task``, all go there. ``turn``: a number that differs from batch to batch, for
+        groupings that rotate. Raises ``TopologyError`` as ``check_task`` does."""
         parts = [(task, batch)] if task is not None else self.grouping.split(batch, self.target_tasks, turn)
         for target, part in parts:
             self.check_task(target)
@@ -80,7 +88,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class TaskComponent:
-    """What a task needs to know of a component. Travels to Spark inside the plan."""
+    """What a task needs to know about a component. Travels to Spark inside the plan."""
 
     id: str
     parallelism: int
@@ -94,7 +102,7 @@ class TaskComponent:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Fused components, in topological order, with as many tasks each."""
+    """Fused components, in topological order. All have the same number of tasks."""
 
     components: tuple[str, ...]
     parallelism: int
@@ -103,7 +111,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Tasks side by side: partition ``p`` of a level is one task of one segment."""
+    """Tasks that run side by side. Partition ``p`` of a level is one task of one segment."""
 
     segments: tuple[Segment, ...]
 
@@ -130,7 +138,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """The whole of it, immutable, pickled once per run."""
+    """The execution plan of a topology: immutable, pickled once per run."""
 
     topology_id: str
     components: Mapping[str, TaskComponent]
@@ -139,18 +147,21 @@ class ExecutionPlan:
     commit: tuple[Level, ...]
     commit_roots: tuple[str, ...]
     segment_of: Mapping[tuple[Phase, str], Segment]
-    #: For each ``DataFrameBolt``, the segment that emits what Spark SQL made of the rows that ``segment_of`` gathered.
+    #: For each ``DataFrameBolt``, the segment that emits the result of Spark SQL. ``segment_of``
+    #: has the segment that gathers its input.
     frame_outputs: Mapping[tuple[Phase, str], Segment] = field(default_factory=dict)
-    #: The layout for batches that the spout's tasks do not read in equal shares; None where it would be this one. Components,
-    #: edges but for ``fused``, and the commit phase are the same.
+    #: The layout for batches of which the spout's tasks do not read about equal shares; None when
+    #: it is the same as this one. The components, the edges except for ``fused``, and the commit
+    #: phase are the same.
     uneven: ExecutionPlan | None = None
 
     def for_batch(self, even: bool) -> ExecutionPlan:
-        """The layout of the processing phase of a batch that the spout's tasks read in about equal shares, or not."""
+        """The layout for a batch. ``even``: the spout's tasks read about equal shares of it."""
         return self if even or self.uneven is None else self.uneven
 
     def frames_gathered_at(self, phase: Phase, level: int) -> list[str]:
-        """The DataFrame bolts whose whole input is together after a level: Spark SQL runs between it and the next."""
+        """The DataFrame bolts whose input is complete after a level. Spark SQL runs between it and
+        the next level."""
         return [
             each
             for (its_phase, each) in self.frame_outputs
@@ -165,15 +176,16 @@ class ExecutionPlan:
         return self.processing if phase is Phase.PROCESSING else self.commit
 
     def onward(self, phase: Phase, level: int, partition: int) -> int:
-        """The partition of the next level that takes what only passes through a task."""
+        """The partition of the next level that takes records which only pass through a task."""
         levels = self.levels(phase)
         return partition % levels[level + 1].partitions if level + 1 < len(levels) else partition
 
     def next_partition(
         self, phase: Phase, level: int, partition: int, edge_index: int, target_task: int
     ) -> tuple[int, bool]:
-        """Where rows of an edge go from a task, and whether that is where they are used: to their task when that is in
-        the next level, else one level further on."""
+        """Where rows of an edge go from a task: the partition of the next level, and whether the
+        rows are used there. They go to their target task when it is in the next level, and
+        otherwise pass through."""
         edge = self.edges[edge_index]
         levels = self.levels(phase)
         if edge.phase is phase and level + 1 < len(levels):
@@ -190,18 +202,20 @@ class ExecutionPlan:
 
     @property
     def commits_on_driver(self) -> bool:
-        """Whether every component of the commit phase may run on the driver when a batch is small."""
+        """Whether the commit of a small batch may run on the driver: every component of the commit
+        phase must allow it."""
         ids = [component_id for phase, component_id in self.segment_of if phase is Phase.COMMIT]
         return all(getattr(self.components[each].template, "commits_on_driver", False) for each in ids)
 
     @property
     def commit_tasks(self) -> int:
-        """How many committer states a processing phase must leave behind."""
+        """The number of committer states that a processing phase must leave behind."""
         return sum(self.components[each].parallelism for each in self.commit_roots)
 
 
 def check_pickles(topology: Graph) -> None:
-    """Everything that travels to a task must survive the journey: find out now. Raises ``TopologyError`` naming the component."""
+    """Check that every component can be pickled, because it travels to tasks. Raises
+    ``TopologyError`` naming the component."""
     for component in topology.components:
         try:
             cloudpickle.loads(cloudpickle.dumps(component.factory or component.instance))
@@ -220,7 +234,7 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
 
 
 def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
-    """``spread``: components whose rows are in about equal shares in their tasks."""
+    """``spread``: components whose tasks hold about equal shares of their rows."""
     below: set[str] = set()  # downstream of a committer
     for component in topology.components:
         if any(each.committer for each in upstream_of(topology, component.id)):
@@ -283,9 +297,12 @@ def _task_component(topology: Graph, component: Component) -> TaskComponent:
 def _fuse(
     topology: Graph, phase: Phase, ids: Sequence[str], starts: frozenset[str], spread: frozenset[str]
 ) -> tuple[dict[tuple[Phase, str], Segment], dict[tuple[Phase, str], Segment]]:
-    """Segments of one phase, and those that emit for DataFrame bolts. ``starts`` begin a segment of their own whatever
-    feeds them; shuffled rows of ``spread`` may stay where they are; nothing is fused with a DataFrame bolt, which has one
-    level to gather its input and the next to emit."""
+    """Return the segments of one phase, and the segments that emit for DataFrame bolts.
+
+    ``starts``: components that begin a segment of their own, whatever feeds them. Shuffled rows of
+    the components in ``spread`` may stay where they are. Nothing is fused with a DataFrame bolt,
+    which gathers its input on one level and emits on the next.
+    """
     members: list[list[str]] = []
     home: dict[str, int] = {}
     level: list[int] = []
@@ -308,7 +325,8 @@ def _fuse(
         home[component_id] = len(members)
         members.append([component_id])
         inside = [level[home[sub.component_id]] + 1 for sub in sources if sub.component_id in home]
-        # What only rides along from the processing phase arrives at level 0 of the commit phase and is read from 1 on.
+        # Rows from the processing phase arrive at level 0 of the commit phase and are read from
+        # level 1 on.
         level.append(max(inside, default=0 if component_id in starts or not sources else 1))
         if frame:
             gathering[component_id] = home[component_id]
@@ -323,7 +341,7 @@ def _fuse(
 
 
 def _stays(sub: Subscription, spread: frozenset[str]) -> bool:
-    """Whether rows may stay in their task when both sides have as many."""
+    """Whether rows may stay in their task when both sides have equally many tasks."""
     balanced = sub.component_id in spread and isinstance(sub.grouping, ShuffleGrouping)
     return sub.grouping.keeps_rows_local or balanced
 

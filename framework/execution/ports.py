@@ -1,4 +1,4 @@
-"""The port behind which a topology's batches are executed, and what crosses it."""
+"""The port that executes a topology's batches, and the data that crosses it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.records import AttemptHeader, Seed, TaskReport
 from framework.topology.spouts import ReadCounts, TransactionalSpout
 
-#: The one partition in the plans of a general ``TransactionalSpout``: ``{"txid": .., "metadata": the user's own}``.
+#: The only partition in the plans of a general ``TransactionalSpout``. Its entry is ``{"txid": ..,
+#: "metadata": the user's own}``.
 GENERAL_PARTITION = "batch"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessingJob:
-    """The processing phase of one attempt. ``ranges`` are what the readers get, per partition of the source.
-    ``committed_txid`` is the last one that is over, for emitters that clean up. ``partition_records``: the records of each
-    range, None when not known."""
+    """The processing phase of one attempt.
+
+    ``ranges``: what the readers get, per partition of the source. ``record_count``: an upper bound
+    of the records, None when unknown. ``committed_txid``: the last committed txid, for emitters
+    that clean up. ``partition_records``: the number of records of each range, None when unknown.
+    """
 
     header: AttemptHeader
     ranges: Mapping[str, Mapping[str, Any]]
@@ -32,7 +36,8 @@ class ProcessingJob:
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """How a phase ended. ``rows``: edge label -> (sent, received). No failure means that every count added up."""
+    """How a phase ended. ``rows``: edge label -> (sent, received). Without a failure, all row
+    counts agree."""
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -40,8 +45,8 @@ class PhaseResult:
 
 
 class DeadAttempts:
-    """The attempts that an executor was told to cancel: nothing of theirs may start or be kept. Bounded: only those that
-    may still be running matter, and they are few."""
+    """The attempts that an executor was told to cancel. They may neither start nor leave a result.
+    Bounded: only attempts that may still be running matter, and they are few."""
 
     KEPT_MAX = 10_000
 
@@ -65,13 +70,14 @@ class DeadAttempts:
 
 
 class BatchExecutor(Protocol):
-    """Runs phases. ``process`` and ``commit`` block and are called from several threads, ``commit`` from one at a time.
+    """Runs phases. ``process`` and ``commit`` block. Several threads call ``process`` at once;
+    ``commit`` is called by one at a time.
 
-    An implementation never raises for what happens in tasks: that is a ``PhaseResult`` with a failure.
+    An implementation never raises for errors in tasks: it returns a ``PhaseResult`` with a failure.
     """
 
     def start(self) -> None:
-        """Make ready: sessions, workers, warm-up."""
+        """Open sessions, start workers and warm them up."""
 
     def process(self, job: ProcessingJob) -> PhaseResult:
         """Run the processing phase once and keep its result until ``release``."""
@@ -80,18 +86,20 @@ class BatchExecutor(Protocol):
         """Run the commit phase over the kept result, once."""
 
     def cancel(self, header: AttemptHeader) -> None:
-        """End an attempt's tasks as soon as may be, and forget its result. Returns without waiting."""
+        """End an attempt's tasks as soon as possible and forget its result. Returns without
+        waiting."""
 
     def release(self, header: AttemptHeader) -> None:
         """Forget the kept result of an attempt."""
 
     def close(self) -> None:
-        """Cancel everything and release what ``start`` made."""
+        """Cancel everything and release what ``start`` opened."""
 
 
 def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
-    """One per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod parallelism``. The metadata
-    of a general spout goes to every task (Storm's all grouping of its batch stream)."""
+    """One seed per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod
+    parallelism``. The metadata of a general spout goes to every task (Storm's all grouping of its
+    batch stream)."""
     spout = plan.components[plan.spout_id]
     if isinstance(spout.template, TransactionalSpout):
         return [Seed(job.header, job.ranges, job.committed_txid)] * spout.parallelism
@@ -102,8 +110,9 @@ def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
 
 
 def is_even(plan: ExecutionPlan, partition_records: Mapping[str, int | None]) -> bool:
-    """Whether each spout task reads at least half of an even share of a batch. A function of the batch's plan alone, so that a
-    replay takes the same way. False when it is not known, as of a general spout, whose emitters decide for themselves."""
+    """Whether each spout task reads at least half of an even share of a batch. Depends on the
+    batch's plan alone, so that a replay has the same layout. False when the number of records is
+    unknown, and for a general spout, whose emitters divide the batch themselves."""
     spout = plan.components[plan.spout_id]
     known = {partition: count for partition, count in partition_records.items() if count is not None}
     if not known or len(known) < len(partition_records) or isinstance(spout.template, TransactionalSpout):
@@ -118,7 +127,8 @@ def _dealt(partitions: Iterable[str], tasks: int) -> list[list[str]]:
 
 
 def held_rows(plan: ExecutionPlan, reports: Iterable[TaskReport]) -> dict[int, int]:
-    """Edge -> rows that were sent in the processing phase and will be received in the commit phase."""
+    """Edge -> number of rows that were sent in the processing phase and will be received in the
+    commit phase."""
     held: dict[int, int] = defaultdict(int)
     for report in reports:
         for edge, rows in report.sent.items():
@@ -134,8 +144,8 @@ def summarise(
     expected_tasks: int,
     held: Mapping[int, int] | None = None,
 ) -> PhaseResult:
-    """Add up the reports of a phase, and fail the attempt when anything is missing. ``held``: for the commit phase, what
-    ``held_rows`` said of the processing phase."""
+    """Add up the reports of a phase. The result is a failure when anything is missing. ``held``:
+    for the commit phase, what ``held_rows`` returned for the processing phase."""
     collected = list(reports)
     sent: dict[int, int] = defaultdict(int, held or {})
     received: dict[int, int] = defaultdict(int)
@@ -157,7 +167,8 @@ def summarise(
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:
-    """Of several failures, the one with the gravest consequence; the same failure is reported by all tasks below."""
+    """The failure with the gravest consequence. All tasks below a failed one report the same
+    failure."""
     gravity = [
         FailureKind.FATAL,
         FailureKind.DATA_LOSS,

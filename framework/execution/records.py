@@ -2,9 +2,10 @@
 
 Invariants:
 
-1. Every task of a level sends one ``Control`` to every task of the next, with the rows it sent there per edge; a task
-   that has not heard from every one of them, or counts otherwise, fails the attempt (Storm's CoordinatedBolt).
-2. A failure is a value: it travels in controls and reports; nothing after it runs user code.
+1. Every task of a level sends one ``Control`` to every task of the next level. It says how many
+   rows the sender sent there per edge. A task fails the attempt when a control is missing or its
+   rows are not as many as the controls say (Storm's CoordinatedBolt).
+2. A failure is a value, which travels in controls and reports. After a failure no user code runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from framework.topology.spouts import ReadCounts
 
 @dataclass(frozen=True, slots=True)
 class AttemptHeader:
-    """Which attempt a task works for; known to every task of it, also to one that receives no row."""
+    """The attempt that a task works for. Every task of the attempt has it, even one that receives
+    no row."""
 
     topology_id: str
     txid: int
@@ -43,7 +45,7 @@ class AttemptHeader:
 
 
 class Seed(NamedTuple):
-    """What a spout task starts from."""
+    """The input of a spout task."""
 
     header: AttemptHeader
     ranges: Mapping[str, Mapping[str, Any]]
@@ -61,7 +63,8 @@ class Control(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows of one edge for one task: an Arrow batch inside a process, IPC bytes between processes."""
+    """Rows of one edge for one task: an Arrow batch inside a process, IPC bytes between
+    processes."""
 
     edge: int
     target_task: int
@@ -72,7 +75,7 @@ class Piece(NamedTuple):
 
 
 class CommitterState(NamedTuple):
-    """A committer after its last execute: the pickled pair of bolt and collector (C13)."""
+    """A committer after its last ``execute``: bolt and collector, pickled as a pair (C13)."""
 
     component_id: str
     task: int
@@ -88,7 +91,8 @@ class FrameRows(NamedTuple):
 
 
 class FrameOutput(NamedTuple):
-    """Rows that Spark SQL made, on their way to the tasks that emit them. ``order``: where they stood in the result."""
+    """Rows that Spark SQL produced, on their way to the tasks that emit them. ``order``: their
+    position in the result, as (partition, sequence)."""
 
     component_id: str
     order: tuple[int, int]
@@ -100,7 +104,7 @@ Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
 
 @dataclass(slots=True)
 class TaskReport:
-    """What one task tells the driver."""
+    """What one task reports to the driver."""
 
     header: AttemptHeader
     phase: Phase
@@ -112,7 +116,7 @@ class TaskReport:
 
 
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-#: Below this, compressing costs more than it saves.
+#: Below this size, compression costs more than it saves.
 _COMPRESS_FROM_BYTES = 4096
 
 

@@ -1,7 +1,8 @@
-"""A task: one segment of one level over one partition's records. The same code runs in Spark and in this process.
+"""A task: one segment of one level over one partition's records. The same code runs in Spark and in
+this process.
 
-``run_level`` is the boundary: user code and anything it raises stays inside; out of it come records for the next level
-and one report. Tasks drain their input whatever happens.
+``run_level`` is the boundary. User code, and every error that it raises, stays inside. Records for
+the next level and one report come out. A task reads its input to the end, whatever happens.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ Addressed = tuple[int, Record]
 
 
 class PlannedTopology:
-    """An execution plan with its configuration, and copies of components for tasks. One per worker process and run."""
+    """An execution plan with its configuration. Makes copies of components for tasks. One per
+    worker process and run."""
 
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
         self.plan = plan
@@ -51,7 +53,8 @@ class PlannedTopology:
         self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
 
     def for_batch(self, even: bool) -> PlannedTopology:
-        """In the layout for a batch that the spout's tasks read in about equal shares, or not."""
+        """This topology in the layout for a batch. ``even``: the spout's tasks read about equal
+        shares of it."""
         if self.plan.for_batch(even) is self.plan:
             return self
         if self._uneven is None:
@@ -85,7 +88,7 @@ class _UserCodeFailed(Exception):
 
 
 class _Outbox:
-    """Collects a task's output: pieces per edge and target, counted."""
+    """Collects a task's output, as pieces per edge and target task, and counts the rows."""
 
     def __init__(self, level: _LevelTask) -> None:
         self._level = level
@@ -102,7 +105,8 @@ class _Outbox:
             level.report.sent[edge.index] = level.report.sent.get(edge.index, 0) + rows.num_rows
 
     def put(self, piece: Piece) -> None:
-        """Address a piece: to its task when that is in the next level, else one level further on."""
+        """Address a piece to its target task when that is in the next level, otherwise to the task
+        of the next level that passes it on."""
         partition, arrives = self._level.next_partition(piece)
         self.records.append((partition, piece))
         if arrives:
@@ -143,7 +147,7 @@ class _Runner:
         return _Guard(self.component.id, self.index)
 
     def read(self, seed: Seed) -> None:
-        """Spouts: read or emit what was planned for this task."""
+        """For a spout: read or emit what was planned for this task."""
         spout = self.bolt
         with self.guarded():
             if isinstance(spout, PartitionedSpout):
@@ -205,7 +209,7 @@ class _Runner:
                 self.bolt.finish_batch()
 
     def flush(self) -> None:
-        """Send on what is buffered and combined. After it, this component has nothing more to say in this phase."""
+        """Send what is buffered and combined. The component emits nothing more in this phase."""
         with self.guarded():
             self.collector.flush()
             for (index, task), combiner in self._combiners.items():
@@ -215,7 +219,7 @@ class _Runner:
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:
-        """Pickle a committer between its last execute and its finish_batch (C13)."""
+        """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13)."""
         self.collector.sink = None
         try:
             pickled = cloudpickle.dumps((self.bolt, self.collector))
@@ -249,14 +253,14 @@ class _Runner:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
             self.task.runners[edge.target].execute(edge, self.component.streams[edge.stream], batch)
-        elif edge.fused:  # a committer in the processing phase: these rows wait beside its state, for the same task
+        elif edge.fused:  # a committer's output in the processing phase waits beside its state, for the same task
             self.task.outbox.send(edge, self.index, batch, self.index)
         else:
             self.task.outbox.send(edge, self.index, batch, task)
 
 
 class _Guard:
-    """Turns what user code raises into a failure that names component and task."""
+    """Turns an exception from user code into a failure that names component and task."""
 
     __slots__ = ("_component_id", "_index")
 
@@ -302,16 +306,16 @@ class _LevelTask:
         }
 
     def check_alive(self) -> None:
-        """The fence inside a task: a dead attempt does nothing more."""
+        """Stop the task when its attempt was cancelled."""
         if self.cancelled is not None and self.cancelled():
             raise _UserCodeFailed(DeadAttempts.failure(self.header, self.phase))
 
     def next_partition(self, piece: Piece) -> tuple[int, bool]:
-        """Where a record goes next, and whether that is where it is used."""
+        """The partition of the next level that a piece goes to, and whether it is used there."""
         return self.topology.plan.next_partition(self.phase, self.level, self.partition, piece.edge, piece.target_task)
 
     def onward(self) -> int:
-        """The partition of the next level that takes what only passes through."""
+        """The partition of the next level that takes records which only pass through."""
         return self.topology.plan.onward(self.phase, self.level, self.partition)
 
     def combiner_for(self, edge: Edge) -> Combiner | None:
@@ -320,18 +324,19 @@ class _LevelTask:
         return bolt.combiner() if isinstance(bolt, Bolt) else None
 
     def packed(self, payload: bytes | pa.RecordBatch) -> bytes | pa.RecordBatch:
-        """Rows as they leave this task: as bytes, when they leave the process."""
+        """Rows in the form in which they leave this task: as bytes when they leave the process."""
         return encode_batch(payload) if self.encode and not isinstance(payload, bytes) else payload
 
     def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
-        """Count a DataFrame bolt's share of rows and hand it on: Spark SQL takes them between this level and the next."""
+        """Count this task's rows for a DataFrame bolt and pass them on. Spark SQL takes them
+        between this level and the next."""
         for piece in sorted(pieces, key=arrival):
             self.report.received[piece.edge] = self.report.received.get(piece.edge, 0) + piece.rows
             rows = FrameRows(component_id, piece.edge, self.packed(piece.payload))
             self.outbox.records.append((self.onward(), rows))
 
     def emit_frame(self, component_id: str, task: int, outputs: list[FrameOutput]) -> None:
-        """Emit what Spark SQL made of a DataFrame bolt's input."""
+        """Emit the rows that Spark SQL made of a DataFrame bolt's input."""
         runner = _Runner(self, self.topology.plan.components[component_id], task, None)
         for output in sorted(outputs, key=lambda each: each.order):
             with runner.guarded():
@@ -390,11 +395,15 @@ def run_level(
 ) -> Iterator[Addressed]:
     """Run one task and yield (partition of the next level, record).
 
-    ``width`` is the number of tasks that run this level; ``records`` are this partition's; ``header`` is given to the
-    first level of the commit phase, whose records carry none. What is yielded after the last level of the processing
-    phase (committer states, pieces for the commit phase) is the result of the phase and stays in its partition. There a
-    committer meets again what it has emitted in ``execute`` to bolts that are fused to it (C31).
-    ``encode``: pieces leave the process. ``cancelled``, where a task can know that, is asked before each record batch.
+    ``width``: the number of tasks that run this level. ``records``: those of this partition.
+    ``header``: given to the first level of the commit phase, whose records carry none. ``encode``:
+    pieces leave the process. ``cancelled``: called before each record batch, where a task can know
+    that it was cancelled.
+
+    The records after the last level of the processing phase (committer states, and pieces for the
+    commit phase) are the result of the phase, and stay in their partition. In the commit phase a
+    committer finds there the rows that it emitted in ``execute`` to bolts that are fused to it
+    (C31).
     """
     controls: list[Control] = []
     pieces: list[Piece] = []
@@ -464,7 +473,8 @@ def run_level(
 
 
 def arrival(piece: Piece) -> tuple[int, int, int]:
-    """Rows come in the order of their senders, whatever the shuffle made of it (C11)."""
+    """Sort key of pieces: rows come in the order of their senders, whatever the shuffle did
+    (C11)."""
     return piece.edge, piece.source_task, piece.sequence
 
 
@@ -475,7 +485,8 @@ def _upstream_failure(controls: list[Control]) -> TaskFailure | None:
 def _miscounted(
     controls: list[Control], pieces: list[Piece], level: int, partition: int, seed: Seed | None, first_of_commit: bool
 ) -> TaskFailure | None:
-    """Rows sent to this task must be the rows that are here, from every task of the level above."""
+    """Return a failure unless every task of the level above reported, and exactly the rows that
+    they sent have arrived."""
     if seed is not None or first_of_commit:
         return None
     heard = sorted(each.upstream for each in controls)

@@ -1,4 +1,4 @@
-"""Watching a run: the journal of transactions, structured logs, progress lines."""
+"""Observes a run: the journal of transactions, structured logs, progress lines, metrics."""
 
 from framework.observe.journal import AttemptRecord, Journal, TransactionEvent, TransactionRecord
 from framework.observe.logs import configure_logging

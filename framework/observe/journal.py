@@ -1,7 +1,7 @@
-"""What happened to each transaction, bounded: for status, tests and later tools.
+"""A bounded journal of what happened to each transaction, for the status, tests and tools.
 
-Two views of the same steps: *events*, one per step as it happened, and *records*, one per transaction with its plan, its
-attempts, how long each phase of them took and how many rows went over each edge.
+It keeps two views of the same steps: *events*, one per step, and *records*, one per transaction,
+with its plan, its attempts, the duration of each phase, and the number of rows over each edge.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any
 EVENTS_MAX = 6_000
 #: Closed transactions kept (C19).
 RECORDS_MAX = 1_000
-#: Attempts kept of one transaction: the last ones. ``TransactionRecord.attempts_total`` counts all.
+#: The last attempts of one transaction that are kept. ``TransactionRecord.attempts_total`` counts
+#: all.
 ATTEMPTS_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionEvent:
-    """One step of one attempt. ``kind``: emitted, processed, committing, rolling back, rolled back, committed, failed,
-    cancelled.
+    """One step of one attempt. ``kind``: emitted, processed, committing, rolling back, rolled back,
+    committed, failed, cancelled.
 
-    ``at_s`` is monotonic, in seconds; only differences mean something.
+    ``at_s`` is monotonic, in seconds. Only differences are meaningful.
     """
 
     kind: str
@@ -38,10 +39,14 @@ class TransactionEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt. ``started_at``: seconds since the epoch. ``waiting_ms``: from the end of processing to the start of the
-    commit. A phase that did not end has None. ``source_rows``: records read, ``bad_records`` of them could not be decoded.
-    ``rows``: edge label -> rows received over it. ``outcome``: running,
-    committed, failed, cancelled, or rolled back; ``reason`` says why it failed or was cancelled."""
+    """One attempt.
+
+    ``started_at``: seconds since the Unix epoch. ``waiting_ms``: from the end of processing to the
+    start of the commit. A phase that did not end has None. ``source_rows``: the records read;
+    ``bad_records`` of them could not be decoded. ``rows``: edge label -> rows received over that
+    edge. ``outcome``: running, committed, failed, cancelled, or rolled back. ``reason``: why it
+    failed, was cancelled or was rolled back.
+    """
 
     attempt_id: int
     epoch: int
@@ -59,7 +64,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class TransactionRecord:
-    """One transaction: ``plan`` is that of its last attempt, ``attempts`` the last of them, oldest first."""
+    """One transaction. ``plan``: that of its last attempt. ``attempts``: the last ``ATTEMPTS_KEPT``
+    attempts, oldest first."""
 
     txid: int
     plan: Mapping[str, Any]
@@ -76,32 +82,35 @@ class TransactionRecord:
         return last.started_at + sum(each or 0 for each in (last.processing_ms, last.waiting_ms, last.commit_ms)) / 1000
 
     def document(self) -> dict[str, Any]:
-        """JSON-able, for ``from_document``. What it holds is not copied: a plan may have thousands of partitions."""
+        """The record as a JSON-able document, for ``from_document``. The plan is not copied: it may
+        have thousands of partitions."""
         attempts = [{name: getattr(each, name) for name in AttemptRecord.__slots__} for each in self.attempts]
         return {**{name: getattr(self, name) for name in self.__slots__}, "attempts": attempts}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> TransactionRecord:
-        """Raises ``KeyError`` or ``TypeError`` for what is not such a document."""
+        """Read what ``document`` made. Raises ``KeyError`` or ``TypeError`` for any other
+        document."""
         attempts = tuple(AttemptRecord(**each) for each in document["attempts"])
         return cls(**{**document, "attempts": attempts})
 
 
 class Journal:
-    """A ring of events, a ring of records, and a few running totals. Safe to use from several threads."""
+    """A ring of events, a ring of records, and a few running totals. Safe to use from several
+    threads."""
 
     def __init__(self) -> None:
         self._events: deque[TransactionEvent] = deque(maxlen=EVENTS_MAX)
         self._closed: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
         self._open: dict[int, TransactionRecord] = {}
-        self._phase_since_s: dict[tuple[int, int], float] = {}  # live attempts: when their current phase began
+        self._phase_since_s: dict[tuple[int, int], float] = {}  # when the current phase of each live attempt began
         self._lock = threading.Lock()
         self.committed_rows = 0
         self.committed_bad_records = 0
         self.read_rows = 0
         self.attempts_failed = 0
 
-    # --- steps, in the order in which an attempt goes through them -----------------------------------------------
+    # --- steps, in the order in which an attempt goes through them --------------------------------
 
     def emitted(self, txid: int, attempt_id: int, epoch: int, plan: Mapping[str, Any], digest: str) -> None:
         with self._lock:
@@ -124,7 +133,7 @@ class Journal:
             self._change(txid, attempt_id, waiting_ms=self._lap(txid, attempt_id))
 
     def commit_phase_done(self, txid: int, attempt_id: int, rows: Mapping[str, int]) -> None:
-        """The states are written; the transaction is not closed yet."""
+        """The states have been written. The transaction is not closed yet."""
         with self._lock:
             known = self._attempt(txid, attempt_id)
             if known is not None:
@@ -132,7 +141,7 @@ class Journal:
                 self._change(txid, attempt_id, commit_ms=self._lap(txid, attempt_id), rows=merged, outcome="committed")
 
     def committed(self, txid: int) -> AttemptRecord | None:
-        """The transaction is closed, durably, by its last attempt."""
+        """The last attempt has durably closed the transaction. Returns its record."""
         with self._lock:
             closed = self._open.pop(txid, None)
             attempt = closed.attempts[-1] if closed is not None else None
@@ -152,7 +161,8 @@ class Journal:
             self._end(txid, attempt_id, "failed", reason)
 
     def cancelled(self, txid: int, attempt_id: int, reason: str) -> bool:
-        """Returns whether the attempt had not ended by itself before."""
+        """Return False when the attempt is unknown, or had already failed, been cancelled or been
+        rolled back."""
         with self._lock:
             self._note("cancelled", txid, attempt_id, reason)
             return self._end(txid, attempt_id, "cancelled", reason)
@@ -167,15 +177,15 @@ class Journal:
             self._end(txid, attempt_id, "rolled back", "what was planned is gone from the source")
 
     def elapsed_s(self, txid: int, attempt_id: int) -> float:
-        """Seconds that a live attempt has been in its current phase."""
+        """Seconds that a live attempt has spent in its current phase; 0 for any other."""
         with self._lock:
             since_s = self._phase_since_s.get((txid, attempt_id))
             return time.monotonic() - since_s if since_s is not None else 0.0
 
-    # --- what was seen -------------------------------------------------------------------------------------------
+    # --- what was seen ----------------------------------------------------------------------------
 
     def events(self) -> list[TransactionEvent]:
-        """Oldest first."""
+        """All kept events, oldest first."""
         with self._lock:
             return list(self._events)
 
@@ -185,23 +195,24 @@ class Journal:
             return [*self._closed, *(self._open[txid] for txid in sorted(self._open))]
 
     def record(self, txid: int) -> TransactionRecord | None:
-        """The record of a transaction that is not closed yet."""
+        """The record of a transaction that is not closed yet, or None."""
         with self._lock:
             return self._open.get(txid)
 
     def forget_open(self) -> None:
-        """A leadership has ended: what was in flight is another's now."""
+        """A leadership has ended. Forget the transactions in flight: they are the next leader's."""
         with self._lock:
             self._open.clear()
             self._phase_since_s.clear()
 
-    # --- inside, with the lock held ------------------------------------------------------------------------------
+    # --- inside, with the lock held ---------------------------------------------------------------
 
     def _note(self, kind: str, txid: int, attempt_id: int, detail: str = "") -> None:
         self._events.append(TransactionEvent(kind, txid, attempt_id, time.monotonic(), detail))
 
     def _lap(self, txid: int, attempt_id: int) -> float | None:
-        """Milliseconds since the current phase began; the next one begins now."""
+        """Milliseconds since the current phase began, or None for an unknown attempt. Starts the
+        next phase."""
         since_s = self._phase_since_s.get((txid, attempt_id))
         if since_s is None:
             return None

@@ -11,8 +11,8 @@ from framework.observe.progress import TerminalStream
 
 
 def configure_logging(*, json_lines: bool = False, level: str = "info") -> None:
-    """Set up structlog and Python's own logging alike. Called by the command line; a program that embeds Ratchet
-    configures its own."""
+    """Set up structlog and Python's own logging. Called by the command line. A program that embeds
+    Ratchet configures its own logging."""
     number = logging.getLevelNamesMapping()[level.upper()]
     if sys.stderr.isatty() and not isinstance(sys.stderr, TerminalStream):
         sys.stderr = TerminalStream(sys.stderr)  # so that a line of progress stays below the logs

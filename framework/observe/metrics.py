@@ -1,6 +1,7 @@
-"""Metrics of a run in Prometheus' format, read from its status when they are asked for.
+"""Metrics of a run in Prometheus' format, read from its status at each scrape.
 
-Served on the loopback interface by default, read-only. Source: https://prometheus.io/docs/practices/naming/.
+Served on the loopback interface by default, read-only. Source:
+https://prometheus.io/docs/practices/naming/.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ METRICS = {
 
 
 class ObservedPartition(Protocol):
-    """Where a partition stands, as a status has it."""
+    """How far a partition has been processed, as a status shows it."""
 
     @property
     def end_offset(self) -> int | None: ...
@@ -135,7 +136,7 @@ class RunCollector(Collector):
         self._status = status
 
     def describe(self) -> Iterable[Metric]:
-        return []  # what there is depends on the partitions; nothing needs to be known before
+        return []  # the metrics depend on the partitions; Prometheus need not know them in advance
 
     def collect(self) -> Iterable[Metric]:
         status = self._status()
@@ -216,7 +217,7 @@ class ObservedCoreRun(Protocol):
 
 
 class CoreRunCollector(Collector):
-    """The same for a core topology."""
+    """Turns the status of a core topology into metrics at every scrape."""
 
     def __init__(self, topology_id: str, status: Callable[[], ObservedCoreRun]) -> None:
         self._topology_id = topology_id
@@ -254,8 +255,8 @@ _OF_COMPONENTS = {
 
 
 def serve_metrics(collector: Collector, host: str, port: int) -> Callable[[], None]:
-    """Serve ``http://host:port/metrics`` from a thread; returns what ends it. Raises ``ConfigError`` when the port is
-    taken."""
+    """Serve ``http://host:port/metrics`` from a thread. Returns a function that ends it. Raises
+    ``ConfigError`` when the server cannot listen on the port, for instance because it is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
     try:

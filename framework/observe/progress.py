@@ -17,13 +17,13 @@ class Observed(Protocol):
     """A status that can be shown."""
 
     def rows_done(self) -> int:
-        """What the rate is taken of."""
+        """The number of rows done so far, from which the rate is computed."""
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: rows done per second, lately."""
+        """One line for a person. ``rate``: rows done per second over the last lines."""
 
     def document(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
+        """The whole status, JSON-able."""
 
 
 class TerminalStream(io.TextIOBase):
@@ -32,7 +32,7 @@ class TerminalStream(io.TextIOBase):
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._line = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may write while its own thread does
 
     def isatty(self) -> bool:
         return True
@@ -68,8 +68,8 @@ class TerminalStream(io.TextIOBase):
 
 
 class ProgressLines:
-    """Prints a status at most every ``every_s``. On a terminal the line is rewritten in place; elsewhere each one stays.
-    ``json_lines``: on standard output, as lines of type ``status``."""
+    """Prints a status at most every ``every_s`` seconds. On a terminal it rewrites the line in
+    place; elsewhere it appends lines. ``json_lines``: lines of type ``status`` on standard output."""
 
     def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
         chosen = stream or (sys.stdout if json_lines else sys.stderr)

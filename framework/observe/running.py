@@ -1,4 +1,4 @@
-"""A run: a topology in a thread of this process, whatever kind of topology it is."""
+"""The base of all runs: a topology of either kind in a thread of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ R = TypeVar("R", bound="RunningThread")
 
 
 class RunningThread(ABC):
-    """A thread that works until it is done or told to stop, and then ends what it owns. ``_begin`` starts it."""
+    """A thread that works until it is done or told to stop, and then closes what it owns.
+    ``_begin`` starts it."""
 
     def __init__(self, topology_id: str) -> None:
         self._topology_id = topology_id
@@ -26,22 +27,23 @@ class RunningThread(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """What the thread does."""
+        """The work of the thread."""
 
     @abstractmethod
     def _request_stop(self) -> None:
-        """Have the thread end soon."""
+        """Make the thread end soon. Returns without waiting."""
 
     @abstractmethod
     def _raise_failure(self) -> None:
-        """Raise what the topology failed with, if it did."""
+        """Raise the error that the topology failed with, if it failed."""
 
     @abstractmethod
     def _collector(self) -> Collector:
-        """What it shows as metrics. Called only where they are served: their library is loaded then."""
+        """The collector of the run's metrics. Called only when metrics are served; only then is
+        their library loaded."""
 
     def _begin(self, config: Config, *owned: Callable[[], object]) -> None:
-        """Start the thread. ``owned``: called one after the other when it has ended."""
+        """Start the thread. ``owned``: called in order after its work has ended."""
         if config.metrics_port is not None:
             from framework.observe.metrics import serve_metrics
 
@@ -55,15 +57,17 @@ class RunningThread(ABC):
             self._work()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Finish what is under way and must be finished, abandon the rest, end the thread. Loses nothing; safe to call twice.
-        Raises ``TimeoutError``."""
+        """Stop the run: finish the work in progress that must be finished, abandon the rest, and
+        end the thread. Nothing is lost. Safe to call twice. Raises ``TimeoutError`` when the thread
+        does not end in time."""
         self._request_stop()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"topology {self._topology_id!r} did not stop within {timeout_s:g} s")
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the run to end; True when it has. Raises what the topology failed with."""
+        """Wait for the run to end. Return True when it has ended and False after ``timeout_s``.
+        Raises the error that the topology failed with."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False

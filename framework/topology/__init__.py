@@ -1,4 +1,5 @@
-"""What a user writes: fields, tuples, spouts, bolts, groupings, and the builder that makes a topology of them."""
+"""What a user writes: fields, tuples, spouts, bolts and groupings, and the builders of
+topologies."""
 
 from framework.topology.attempt import TransactionAttempt, check_granted
 from framework.topology.bolts import (

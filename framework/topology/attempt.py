@@ -1,4 +1,4 @@
-"""Which transaction, and which try at it."""
+"""Identifies a transaction, and the attempt at it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from framework.topology.fencing import CommitFence, Header, OpenCommit
 class TransactionAttempt:
     """One attempt at one transaction; printed as ``7:2``.
 
-    ``txid`` numbers the batch: the first is 1, each following one is greater by 1, and a replay keeps it.
-    ``attempt_id`` tells the tries at a batch apart; it rises with every try and is unique across restarts.
-    ``fence`` is what a state needs to prove that its writer is the current one. The framework fills it in; it takes
-    no part in comparisons.
+    ``txid`` numbers the batch: the first is 1, each following one is greater by 1, and a replay
+    keeps it. ``attempt_id`` tells the attempts at a batch apart; it rises with every attempt and is
+    unique across restarts. ``fence`` is what a state needs to prove that its writer is the current
+    one. The framework fills it in; it takes no part in comparisons.
 
     >>> str(TransactionAttempt(7, 2))
     '7:2'
@@ -34,7 +34,8 @@ class TransactionAttempt:
 
 
 def check_granted(header: Header, attempt: TransactionAttempt, location: str) -> None:
-    """Raise ``StaleWriterError`` unless the header is open for this attempt, of the epoch of its fence."""
+    """Raise ``StaleWriterError`` unless the header is open for this attempt, under the epoch of its
+    fence. Raise ``InvariantViolation`` when the attempt has no fence."""
     fence = attempt.fence
     if fence is None:
         raise InvariantViolation(f"{location}: attempt {attempt} has no fence")

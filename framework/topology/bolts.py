@@ -5,11 +5,12 @@ Life of a bolt, per batch and task (all of it in a Spark task)::
     copy of the instance given to the builder
       └─ prepare ── execute* ── finish_batch
                         │            │
-                        │            └─ committers: in the commit phase, possibly in another process; the bolt is
-                        │               pickled after its last execute
-                        └─ BaseBasicBolt: once per tuple; ArrowBolt: execute_arrow, once per record batch
+                        │            └─ committers: in the commit phase, possibly in another
+                        │               process; the bolt is pickled after its last execute
+                        └─ BaseBasicBolt: once per tuple
+                           ArrowBolt: execute_arrow, once per record batch
 
-A replay of the batch starts from a new copy. Nothing of one batch is seen by another.
+A replay of the batch starts from a new copy. No batch sees anything of another.
 """
 
 from __future__ import annotations
@@ -43,14 +44,19 @@ class OutputCollector(Protocol):
         """Emit every row of a record batch whose columns are the declared fields."""
 
     def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit on a direct stream, to one task of each bolt that subscribes: 0 to ``context.tasks_of(bolt) - 1``."""
+        """Emit on a direct stream, to one task of each subscribing bolt. ``task`` is 0 to
+        ``context.tasks_of(bolt) - 1``."""
 
     def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        """Every row of a record batch, on a direct stream, to one task."""
+        """Emit every row of a record batch on a direct stream, to one task of each subscribing
+        bolt."""
 
 
 class OutputFieldsDeclarer:
-    """Collects the streams that a component declares. ``attempts``: tuples carry the transaction attempt, as field ``id``."""
+    """Collects the streams that a component declares.
+
+    ``attempts``: tuples carry the transaction attempt, as field ``id``.
+    """
 
     def __init__(self, component_id: str, *, attempts: bool = True) -> None:
         self._component_id = component_id
@@ -59,7 +65,11 @@ class OutputFieldsDeclarer:
         self.direct: set[str] = set()
 
     def declare(self, fields: Fields, stream: str = DEFAULT_STREAM, *, direct: bool = False) -> None:
-        """Declare a stream. ``direct``: whoever emits on it says to which task, with ``emit_direct``."""
+        """Declare a stream. ``direct``: the sender names the receiving task, with ``emit_direct``.
+
+        Raises ``TopologyError`` when ``fields`` is not a ``Fields``, when the stream was declared
+        before, or when a field is called ``id`` and tuples carry the attempt.
+        """
         if not isinstance(fields, Fields):
             raise TopologyError(
                 f"component {self._component_id!r} declares {fields!r} on stream {stream!r}: give Fields(...)"
@@ -86,7 +96,8 @@ class Input:
     grouping: Grouping
 
     def require(self, component_id: str, names: Iterable[str]) -> None:
-        """Raise ``TopologyError`` naming the first field that the committer ``component_id`` needs and this stream lacks."""
+        """Raise ``TopologyError`` naming the first field that this stream lacks and the committer
+        ``component_id`` needs."""
         for name in names:
             if name not in self.fields:
                 raise TopologyError(
@@ -96,10 +107,11 @@ class Input:
 
 
 class Combiner(ABC):
-    """Folds tuples together before they travel to the bolt that owns it, as a combiner does in MapReduce.
+    """Folds tuples together before they travel to the bolt that it belongs to, like a combiner in
+    MapReduce.
 
-    Called in the tasks of the upstream component, for one edge. Must be pure: what ``finish`` returns stands for all
-    the batches added. One instance per batch and task.
+    Called in the tasks of the upstream component, for one edge. Must be pure: the rows that
+    ``finish`` returns replace all the batches added. One instance per batch and task.
     """
 
     @abstractmethod
@@ -107,80 +119,107 @@ class Combiner(ABC):
 
     @abstractmethod
     def finish(self) -> pa.RecordBatch | None:
-        """The folded rows, in the schema that the bolt's ``execute_arrow`` takes; None when nothing was added."""
+        """Return the folded rows, in the schema that the bolt's ``execute_arrow`` takes, or None
+        when nothing was added."""
 
 
 class Bolt(ABC):
-    """What all bolts have in common."""
+    """The base of all bolts."""
 
-    #: True says: equal input in equal order gives equal output, always. No clock, no look-ups, no randomness. A
-    #: transactional state (which skips on replay) demands it of every component above it.
+    #: True promises that equal input in equal order always gives equal output: no clock, no
+    #: look-ups, no randomness. A transactional state skips replays, so the bolt that holds it and
+    #: every component above must make this promise.
     deterministic: bool = False
 
-    #: True lets the commit of a small batch run on the driver, which saves a Spark job, when it is true of every component
-    #: of the commit phase. For code that is bounded in time and memory: a driver's thread cannot be cancelled.
+    #: True allows the commit of a small batch to run on the driver, which saves a Spark job. It
+    #: takes effect only when every component of the commit phase says True. The code must be
+    #: bounded in time and memory: a driver's thread cannot be cancelled.
     commits_on_driver: bool = False
 
-    #: Of a committer that writes elsewhere than to states: True says that a later attempt at a txid replaces whatever
-    #: earlier attempts at it wrote, also what the later one does not write again. Only then may a batch whose source
-    #: data is lost for good be planned anew after its commit was opened (C8).
+    #: For a committer that does not write to states. True promises that a later attempt at a txid
+    #: replaces everything that earlier attempts at it wrote, including what the later one does not
+    #: write again. Without this promise, a batch whose commit was opened cannot be planned anew
+    #: when its source data is lost for good (C8).
     can_undo: bool = False
 
-    #: Of a committer that writes elsewhere than to states: False says that a replay of a batch may write it again. The builder
-    #: takes such a committer only with ``at_least_once=True``.
+    #: For a committer that does not write to states. False says that a replay of a batch may write
+    #: it again. The builder accepts such a committer only with ``at_least_once=True``.
     exactly_once: bool = True
 
-    #: True says that the tasks of this committer are committed one by one, and a replay skips those that are: it demands
-    #: ``deterministic`` of every component above, so that each task sees the same rows again (C11).
+    #: True says that the tasks of this committer commit one by one, and that a replay skips the
+    #: tasks that have committed. This bolt and every bolt above must then be ``deterministic``, so
+    #: that each task sees the same rows again (C11).
     needs_deterministic_input: bool = False
 
-    #: In a core topology: seconds from one tick to the next. Each task is given ticks among its other tuples, also when no other
-    #: comes; ``tup.is_tick`` tells them apart. None: as ``topology.tick.tuple.freq.secs`` says.
+    #: In a core topology: seconds from one tick to the next. Each task gets ticks among its other
+    #: tuples, and also when no other tuple comes; ``tup.is_tick`` tells them apart. None: use
+    #: ``topology.tick.tuple.freq.secs``.
     tick_s: float | None = None
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any, batch_id: Any) -> None:
         """Called in the task, once per batch, before the first tuple."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        """Called once, on the driver, by the builder. A bolt that emits nothing declares nothing."""
+        """Called on the driver, by the builder. A bolt that emits nothing declares nothing."""
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
-        """Called once, on the driver, by the builder, with every stream subscribed to. Ready-made bolts learn their
-        types here; raise ``TopologyError`` when something does not fit. Call ``super().bind()`` when overriding."""
+        """Called once, on the driver, by the builder, with every stream that this bolt subscribes
+        to.
+
+        Ready-made bolts learn their types here. Raise ``TopologyError`` when something does not
+        fit. Call ``super().bind()`` when overriding.
+        """
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        """Called by ``submit``, on the driver, before anything starts: raise ``ConfigError`` for what would fail in the first
-        batch, such as a topic that is not there."""
+        """Called by ``submit``, on the driver, before anything starts.
+
+        Raise ``ConfigError`` for anything that would fail in the first batch, such as a missing
+        topic.
+        """
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
-        """Of a committer that writes elsewhere than to states and remembers there which transactions it has written. Called by
-        every new leader, on the driver, before its first batch; ``context.task_count`` is the number of its tasks. Raise
-        ``ConfigError`` when what is remembered does not fit ``standing`` (C25)."""
+        """For a committer that does not write to states, and remembers at its target which
+        transactions it has written. Called by every new leader, on the driver, before its first
+        batch. ``context.task_count`` is the number of the committer's tasks.
+
+        Raise ``ConfigError`` when the remembered transactions do not fit ``standing`` (C25).
+        """
 
     def renew_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
-        """Of such a committer, called by ``reset --everything``, on the driver: what was written stays; what is remembered
-        of it begins anew, under the incarnation of ``standing``."""
+        """Called by ``reset --everything``, on the driver, for the same committers as
+        ``check_written``.
+
+        Keep what was written. Start the memory of it anew, under the incarnation of ``standing``.
+        """
 
     def combiner(self) -> Combiner | None:
-        """A combiner for the edges into this bolt, or None. Called in tasks."""
+        """Return a combiner for the edges into this bolt, or None. Called in tasks."""
         return None
 
     def recounting(self, folder: Path) -> Bolt:
-        """Called by ``verify``, on the driver, on a copy of this bolt: the bolt that makes once more, in an empty ``folder``,
-        what this one keeps in its states. One that shares less code with it can contradict it; the default is the copy
-        itself, with scratch states. Raises ``ConfigError`` when it cannot."""
+        """Called by ``verify``, on the driver, on a copy of this bolt. Return the bolt that
+        computes the content of this bolt's states once more, in an empty ``folder``.
+
+        The default returns the copy itself, with scratch states. A bolt that shares less code with
+        the original can find more of its faults. Raises ``ConfigError`` when it cannot.
+        """
         for number, state in enumerate(self.states()):
             state.become_scratch(folder / str(number))
         return self
 
     def states(self) -> Sequence[FencedState]:
-        """The states that this bolt writes to when it commits: by default every ``FencedState`` among its attributes."""
+        """Return the states that this bolt writes to when it commits.
+
+        The default is every ``FencedState`` among its attributes.
+        """
         return [value for value in vars(self).values() if isinstance(value, FencedState)]
 
 
 class BaseBasicBolt(Bolt):
-    """One tuple in, any number out. For both kinds of topology: in a core topology ``batch_id`` is None in ``prepare``, which is
-    called once per task, what is emitted is anchored to the tuple, and the tuple is acked when ``execute`` returns.
+    """One tuple in, any number out. For both kinds of topology.
+
+    In a core topology, ``prepare`` is called once per task, with None as ``batch_id``. What the
+    bolt emits is anchored to the tuple, and the tuple is acked when ``execute`` returns.
 
     >>> class Split(BaseBasicBolt):
     ...     deterministic = True
@@ -195,10 +234,12 @@ class BaseBasicBolt(Bolt):
 
     @abstractmethod
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        """Called for each tuple. Raise ``FailedException`` to have the batch replayed; in a core topology, to fail the tuple."""
+        """Called for each tuple. Raise ``FailedException`` to have the batch replayed, or, in a
+        core topology, to fail the tuple."""
 
     def cleanup(self) -> None:
-        """Called when a core topology stops. In a transactional one, where a bolt lives for one batch, it is not."""
+        """Called when a core topology stops. Never called in a transactional topology, where a bolt
+        lives for one batch."""
 
 
 class BaseBatchBolt(Bolt):
@@ -223,7 +264,8 @@ class BaseBatchBolt(Bolt):
 
     @abstractmethod
     def finish_batch(self) -> None:
-        """Called once, after the last tuple of the batch for this task, also when there was none."""
+        """Called once, after the last tuple of the batch for this task, and also when there was no
+        tuple."""
 
 
 class BaseTransactionalBolt(BaseBatchBolt):
@@ -239,7 +281,8 @@ class BaseTransactionalBolt(BaseBatchBolt):
 
 
 class Committer:
-    """Marks a batch bolt whose ``finish_batch`` belongs to the commit phase: strictly in txid order, one at a time.
+    """Marks a batch bolt whose ``finish_batch`` belongs to the commit phase: strictly in txid
+    order, one at a time.
 
     Source: ``org.apache.storm.transactional.ICommitter``.
     """
@@ -261,8 +304,11 @@ class ArrowBolt(Bolt):
 
     @abstractmethod
     def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:
-        """Called for each record batch; its columns are the fields of the stream it came from. What is yielded goes to
-        the default stream; use the collector given to ``prepare`` for others."""
+        """Called for each record batch. Its columns are the fields of the stream it came from.
+
+        Batches that it yields go to the default stream. For other streams, use the collector given
+        to ``prepare``.
+        """
 
     def finish_batch(self) -> Iterable[pa.RecordBatch] | None:
         """Called once, after the last record batch of the transaction for this task."""
@@ -278,20 +324,26 @@ class DataFrameBolt(Bolt):
     ...     def declare_output_fields(self, declarer):
     ...         declarer.declare(Fields(word=str, count=int))
 
-    Input and output fields must be typed. Called on the driver, once per attempt, on a fresh copy after ``prepare``; only
-    the plan of the query is made there, the rows stay on the executors. The parallelism is the number of partitions that
-    Spark SQL shuffles into, and of tasks that emit. The query must not have effects of its own, and it costs two Spark
-    jobs, so it pays for work that SQL is better at than a bolt: joins, windows, grouping by many keys.
+    Input and output fields must be typed. The bolt is called on the driver, once per attempt, on a
+    fresh copy, after ``prepare``. It only builds the query plan there; the rows stay on the
+    executors. The parallelism is the number of partitions that Spark SQL shuffles into, and the
+    number of tasks that emit. The query must have no side effects. It costs two Spark jobs, so it
+    pays off for work that SQL does better than a bolt: joins, windows, grouping by many keys.
     """
 
     def execute_dataframe(self, frame: Any) -> Any:
-        """The result for a batch: a DataFrame with (at least) the declared columns. Raise ``FailedException`` to have the
-        batch replayed."""
+        """Return the result for a batch: a DataFrame with at least the declared columns.
+
+        Raise ``FailedException`` to have the batch replayed.
+        """
         raise NotImplementedError(f"{type(self).__name__} has neither execute_dataframe nor execute_dataframes")
 
     def execute_dataframes(self, frames: Mapping[str, Any]) -> Any:
-        """For several inputs of different shape: a DataFrame per input, named ``component`` or ``component/stream``. The
-        default puts all rows into one and calls ``execute_dataframe``."""
+        """Override this for inputs of different shapes. ``frames`` holds one DataFrame per input,
+        named ``component`` or ``component/stream``.
+
+        The default unites all rows by column name and calls ``execute_dataframe``.
+        """
         first, *rest = frames.values()
         for frame in rest:
             first = first.unionByName(frame)

@@ -1,4 +1,5 @@
-"""Builds an immutable topology and refuses, by name, everything that could not run or not be exactly-once."""
+"""Builds an immutable transactional topology. Refuses, by name, whatever could not run or could not
+be exactly-once."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from framework.topology.spouts import (
 
 @dataclass(frozen=True, slots=True)
 class Topology(Graph):
-    """What ``build`` returns: the spout comes first."""
+    """What ``TransactionalTopologyBuilder.build`` returns. The spout is the first component."""
 
     at_least_once: bool = False
 
@@ -46,12 +47,13 @@ class Topology(Graph):
         return tuple(state for component in self.components for state in component.states)
 
     def headerless(self) -> tuple[Component, ...]:
-        """The committers that write elsewhere than to states: no header of theirs says which commit was opened (C24)."""
+        """The committers that do not write to states. They have no header that says which commit
+        was opened (C24)."""
         return tuple(each for each in self.components if each.committer and not each.states)
 
     def irreversible(self) -> list[str]:
-        """What a roll-back could not undo (C8): sinks without previous values, committers whose writes Ratchet does not
-        see. Nothing when at-least-once was asked for."""
+        """What a roll-back could not undo (C8): states without previous values, and committers
+        whose writes Ratchet does not see. Empty with ``at_least_once``."""
         if self.at_least_once:
             return []
         found = [state.location for state in self.states if not state.can_undo]
@@ -61,8 +63,8 @@ class Topology(Graph):
         return found
 
     def skips_replays(self) -> list[str]:
-        """What is right only when a batch that is replayed is the same batch (C5, C11): transactional states, and committers
-        whose tasks are committed one by one. Nothing when at-least-once was asked for."""
+        """What is right only if a replayed batch is the same batch (C5, C11): transactional states,
+        and committers whose tasks commit one by one. Empty with ``at_least_once``."""
         if self.at_least_once:
             return []
         found = []
@@ -75,7 +77,7 @@ class Topology(Graph):
         return found
 
     def outline(self) -> dict[str, object]:
-        """The shape of the graph, JSON-able: what must not change under existing state."""
+        """The shape of the graph, JSON-able. It must not change while a state exists."""
         return {
             "fields_hash": ALGORITHM,
             "spout": self.spout.id,
@@ -101,8 +103,9 @@ class Topology(Graph):
 class TransactionalTopologyBuilder:
     """Builds a transactional topology: one spout, any number of bolts.
 
-    ``topology_id`` names the state in ZooKeeper: the same id goes on where it left off. ``parallelism`` is the number
-    of tasks. ``at_least_once=True`` admits pairs of spout and state that may count a replayed batch twice.
+    ``topology_id`` names the state in ZooKeeper: a topology with the same id continues where the
+    last run stopped. ``parallelism`` is the number of spout tasks. ``at_least_once=True`` allows
+    combinations that may count a replayed batch twice.
 
     Source: ``org.apache.storm.transactional.TransactionalTopologyBuilder``.
     """
@@ -141,15 +144,18 @@ class TransactionalTopologyBuilder:
             hidden.global_grouping(spout_id, DEAD_LETTER_STREAM)
 
     def set_bolt(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt: an instance, copied for each batch and task, or a factory without arguments."""
+        """Add a bolt: an instance, copied for each batch and task, or a factory without
+        arguments."""
         return self._bolts.add(bolt_id, bolt, parallelism)
 
     def set_committer_bolt(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int = 1) -> BoltDeclarer:
-        """Add a batch bolt whose ``finish_batch`` belongs to the commit phase, whether or not it is a ``Committer``."""
+        """Add a batch bolt whose ``finish_batch`` belongs to the commit phase, whether or not it is
+        a ``Committer``."""
         return self._bolts.add(bolt_id, bolt, parallelism, committer=True)
 
     def build(self) -> Topology:
-        """Check everything and return the topology. Raises ``TopologyError`` naming what is wrong."""
+        """Check everything and return the topology. Raises ``TopologyError`` naming what is
+        wrong."""
         topology = Topology(
             self._topology_id, in_order((self._spout, *self._bolts.components())), at_least_once=self._at_least_once
         )
@@ -158,7 +164,7 @@ class TransactionalTopologyBuilder:
 
 
 def _check_states(topology: Topology) -> None:
-    """The guarantee matrix (C5) and one owner per state (C12)."""
+    """Check the guarantee matrix (C5), and that each state has one owner (C12)."""
     owners: dict[str, str] = {}
     opaque_spout = isinstance(topology.spout.instance, OpaquePartitionedTransactionalSpout)
     for component in topology.components:
@@ -216,13 +222,14 @@ def _check_guarantee(topology: Topology, component: Component, state: FencedStat
 
 
 def _check_committer(topology: Topology, component: Component, bolt: Bolt) -> None:
-    """What a committer says of its own writes."""
+    """Check what a committer declares about its own writes."""
     if not bolt.exactly_once:
         raise TopologyError(
             f"bolt {component.id!r} may write a replayed batch again: make it exactly-once, {_AT_LEAST_ONCE}"
         )
     guess = _first_guess(topology, component) if bolt.needs_deterministic_input else None
-    if guess is not None and guess.id != topology.spout.id:  # an opened batch is read again as it was, from any spout
+    # Every spout reads an opened batch again as it was.
+    if guess is not None and guess.id != topology.spout.id:
         raise TopologyError(
             f"component {guess.id!r} is not declared deterministic, but the tasks of bolt {component.id!r} below it are "
             "committed one by one, and a replay skips those that are: set deterministic = True on it if equal input always "
@@ -231,7 +238,8 @@ def _check_committer(topology: Topology, component: Component, bolt: Bolt) -> No
 
 
 def _first_guess(topology: Topology, component: Component) -> Component | None:
-    """The first component down to this one whose output may differ in a replay; a bolt before the spout."""
+    """The first component, from the top down to this one, whose output may differ in a replay.
+    Bolts come before the spout."""
     path = sorted((*upstream_of(topology, component.id), component), key=lambda each: each.id == topology.spout.id)
     return next((each for each in path if not getattr(each.instance, "deterministic", False)), None)
 

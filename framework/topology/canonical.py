@@ -1,12 +1,18 @@
-"""The one form of a value (C29), which it takes before it is grouped, merged, compared or stored.
+"""The canonical form of values (C29). Every value takes it before it is grouped, merged, compared
+or stored.
 
-1. -0.0 is 0.0. Every NaN is ``NAN``, one object, and is above all numbers, as in PostgreSQL and in Spark.
-2. A value is what its column declares, exactly: a decimal has its scale, an integer no fraction and its size, a moment no more
-   digits than its unit, a text is a text. What would have to be rounded, or taken for something else, is an error.
-3. A moment is in UTC, and one without a zone stands for UTC where its column has one. Python takes the two hours of one name,
-   in the night that has them twice, for one as long as they are in their zone.
+1. -0.0 is 0.0. Every NaN is ``NAN``, one object, and sorts above all numbers, as in PostgreSQL and
+   in Spark.
+2. A value has exactly the type of its column: a decimal has the column's scale, an integer has no
+   fraction and fits its size, a timestamp has no more digits than its unit, a text is a text. A
+   value that the type cannot hold without rounding is an error. So is a value of another kind, such
+   as a datetime in a column of dates.
+3. A timestamp is in UTC. Where its column has a zone, a timestamp without one is taken as UTC. The
+   conversion to UTC also tells apart the two hours of the same name in the night when clocks go
+   back: within their zone, Python takes them for equal.
 
-Text and bytes are themselves, and compare by their code points. Hashes are blind to form by themselves: see ``hashing``.
+Text and bytes stay as they are, and compare by code points. Hashes do not depend on the form: see
+``hashing``.
 """
 
 from __future__ import annotations
@@ -22,13 +28,14 @@ import pyarrow.compute as pc
 
 from framework.topology.fields import Fields
 
-#: Every NaN: being one object, it is found in tuples and dictionaries.
+#: Stands for every NaN. It is one object, so that tuples and dictionaries find it.
 NAN = math.nan
 Form = Callable[[Any], Any]
 
 
 def canonical_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column whose equal values have equal bytes: what Arrow groups by.
+    """Return the column in a form in which equal values have equal bytes, which is what Arrow
+    groups by.
 
     >>> canonical_column(pa.chunked_array([[0.0, -0.0, None]])).to_pylist()
     [0.0, 0.0, None]
@@ -38,7 +45,7 @@ def canonical_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return canonical_column(column.cast(kind.value_type))
     if not pa.types.is_floating(kind):
         return column
-    if pa.types.is_float16(kind):  # Arrow does not add these
+    if pa.types.is_float16(kind):  # Arrow cannot add float16
         return canonical_column(column.cast(pa.float32())).cast(kind)
     column = pc.add(column, pa.scalar(0.0, kind))
     return pc.if_else(pc.is_nan(column), pa.scalar(NAN, kind), column) if has_nan(column) else column
@@ -49,7 +56,7 @@ def has_nan(column: pa.ChunkedArray) -> bool:
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values in Python, in form."""
+    """A column's values as Python objects, in canonical form."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
@@ -60,8 +67,9 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def form_of(declared: pa.DataType | None) -> Form:
-    """A function that brings a Python value other than None into form. It raises ``ValueError``, ``TypeError`` or
-    ``ArithmeticError`` for one that the type cannot hold exactly. Without a type, values keep the one they have.
+    """Return a function that brings a Python value other than None into canonical form. It raises
+    ``ValueError``, ``TypeError`` or ``ArithmeticError`` for a value that the type cannot hold
+    exactly. Without a type, values keep their own type.
 
     >>> form_of(pa.decimal128(10, 2))(decimal.Decimal("1.5"))
     Decimal('1.50')
@@ -95,13 +103,15 @@ def form_of(declared: pa.DataType | None) -> Form:
 
 
 class RowForm:
-    """Brings rows of these fields into form: None for values of no declared type."""
+    """Brings rows of these fields into canonical form. ``fields`` None: the values have no declared
+    types."""
 
     def __init__(self, fields: Fields | None) -> None:
         self._columns = [(name, form_of(fields.type_of(name))) for name in fields] if fields is not None else None
 
     def __call__(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Raises ``ValueError`` naming the column whose value does not fit."""
+        """Return the row in canonical form. Raises ``ValueError`` when the number of values is
+        wrong, or, with the name of the column, when a value does not fit."""
         if self._columns is None:
             return tuple([_untyped(value) for value in values])
         if len(values) != len(self._columns):
@@ -181,7 +191,8 @@ def _time(value: Any) -> Any:
 
 
 def _in_units(form: Form, unit: str) -> Form:
-    """What the form gives, if its column keeps all of it. Python's own moments end at microseconds."""
+    """Wrap ``form`` so that it refuses a value finer than ``unit``. Python's own timestamps end at
+    microseconds."""
     whole = {"s": 10**6, "ms": 1_000}.get(unit, 1)
     if whole == 1:
         return form

@@ -11,11 +11,11 @@ from framework.errors import TopologyError
 
 @dataclass(frozen=True, slots=True)
 class TopologyContext:
-    """Where a component runs: which one it is, which of its tasks, and with which configuration.
+    """Where a component runs: its id, the index of its task, and its configuration.
 
     On the driver (planners) ``task_index`` is 0 and ``task_count`` is 1.
 
-    Source: ``org.apache.storm.task.TopologyContext``, the part that a task on Spark can have.
+    Source: ``org.apache.storm.task.TopologyContext``, the part that is available on Spark.
     """
 
     topology_id: str
@@ -26,8 +26,8 @@ class TopologyContext:
     parallelisms: Mapping[str, int] = field(default_factory=dict)
 
     def tasks_of(self, component_id: str) -> int:
-        """How many tasks another component of the topology has: direct emits go to ``0 .. tasks - 1``. Raises
-        ``TopologyError`` for an unknown one."""
+        """How many tasks another component of the topology has. Direct emits go to ``0 .. tasks -
+        1``. Raises ``TopologyError`` for an unknown component."""
         if component_id not in self.parallelisms:
             known = ", ".join(self.parallelisms)
             raise TopologyError(

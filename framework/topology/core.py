@@ -1,12 +1,15 @@
-"""The spouts and bolts of a core topology: tuples one by one, each tracked until it is fully processed, or not at all.
+"""The spouts and bolts of a core topology. Tuples are processed one by one, and are either tracked
+until they are fully processed or not tracked at all.
 
 Life of a component (all of it in one place, for as long as the topology runs)::
 
     spout:  open ── next_tuple*, and ack or fail for each message id that was emitted ── close
     bolt:   prepare ── execute* ── cleanup
 
-An instance lives from round to round: what it keeps in its attributes stays. When the process that it lives in is lost, a new
-copy starts afresh; what was pending there times out, and is emitted again: without its spout when a round was lost, too.
+An instance lives from round to round, and keeps its attributes. When its process is lost, a new
+copy starts afresh. The tuples that were pending there time out, and their spouts may emit them
+again. When the loss cost a round, too, the framework emits them again by itself, without a call of
+``fail``.
 
 Source: *Guaranteed message processing*.
 """
@@ -28,8 +31,11 @@ class SpoutOutputCollector(Protocol):
     """Where a spout puts what it emits."""
 
     def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
-        """Emit the declared values, in their order. With a message id, of any type, the tuple is tracked, and the spout is told
-        by ``ack`` or ``fail`` with that id what became of it; without one it is not."""
+        """Emit the declared values, in their order.
+
+        With a message id, of any type, the tuple is tracked: ``ack`` or ``fail`` tells the spout
+        the result, with that id. Without one, the tuple is not tracked.
+        """
 
     def emit_direct(
         self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
@@ -44,8 +50,12 @@ class RichOutputCollector(Protocol):
     """Where a rich bolt puts what it emits, and says what became of what it received."""
 
     def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
-        """Emit the declared values, in their order. ``anchors``: the tuple, or the tuples, that it was made of; when it is not
-        fully processed, they are not. Without anchors, nobody hears of its failure."""
+        """Emit the declared values, in their order.
+
+        ``anchors``: the tuple, or the tuples, that the new tuple was made of. They are fully
+        processed only when the new one is, too. Without anchors, no spout learns when the new tuple
+        fails.
+        """
 
     def emit_direct(
         self, task: int, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM
@@ -53,13 +63,15 @@ class RichOutputCollector(Protocol):
         """Emit on a direct stream, to one task of each bolt that subscribes."""
 
     def ack(self, tup: Tuple) -> None:
-        """This bolt is done with a tuple. Each tuple that it gets must be acked or failed, once; a second time is ignored."""
+        """Report that this bolt is done with a tuple. Ack or fail each tuple, once; a second call
+        is ignored."""
 
     def fail(self, tup: Tuple) -> None:
-        """The trees that this tuple belongs to have failed: their spouts hear of it at once, not when they time out."""
+        """Fail the trees that this tuple belongs to. Their spouts learn of it at once, not at the
+        timeout."""
 
     def reset_timeout(self, tup: Tuple) -> None:
-        """Give the trees that this tuple belongs to the whole timeout again, from now on."""
+        """Restart the timeout of the trees that this tuple belongs to."""
 
     def report_error(self, error: BaseException) -> None:
         """Show an error in the status of the run, and go on."""
@@ -84,26 +96,28 @@ class BaseRichSpout(ABC):
     """
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector) -> None:
-        """Called once, where the spout task lives, before anything else: connect here."""
+        """Called once, in the process of the spout task, before anything else. Connect here."""
 
     def close(self) -> None:
-        """Called when the topology stops. When its process is killed, it is not."""
+        """Called when the topology stops. Not called when the process is killed."""
 
     @abstractmethod
     def next_tuple(self) -> None:
-        """Emit what there is, usually one tuple, through the collector; return without having emitted when there is nothing. It
-        is called again and again, and must not block: acks and fails wait meanwhile."""
+        """Called again and again. Emit what there is, usually one tuple, through the collector.
+        Return without emitting when there is nothing. Must not block: acks and fails wait
+        meanwhile."""
 
     def ack(self, message_id: Any) -> None:
         """The tuple that was emitted with this id has been fully processed. Called once."""
 
     def fail(self, message_id: Any) -> None:
-        """The tuple that was emitted with this id has failed, or has not been fully processed in time. Called once. To emit it
-        again is the spout's decision."""
+        """The tuple that was emitted with this id has failed, or was not fully processed in time.
+        Called once. The spout decides whether to emit it again."""
 
     def caught_up(self) -> bool:
-        """Whether the spout has nothing more to give, as far as it knows; False while it only waits for what is on its way. Who
-        waits for a topology to be idle waits for this."""
+        """Return whether the spout, as far as it knows, has nothing more to give. Return False
+        while it waits for data that is on its way. A caller that waits for a topology to be idle
+        waits until this is True."""
         return True
 
     @abstractmethod
@@ -111,7 +125,8 @@ class BaseRichSpout(ABC):
         """Called once, on the driver, by the builder."""
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        """Called by ``submit``, on the driver, before anything starts: raise ``ConfigError`` for what would fail at once."""
+        """Called by ``submit``, on the driver, before anything starts. Raise ``ConfigError`` for
+        anything that would fail at once."""
 
 
 class BaseRichBolt(Bolt):
@@ -134,11 +149,12 @@ class BaseRichBolt(Bolt):
     def prepare(  # type: ignore[override]
         self, conf: Mapping[str, Any], context: TopologyContext, collector: RichOutputCollector
     ) -> None:
-        """Called once, where the bolt task lives, before the first tuple: connect here, and keep the collector."""
+        """Called once, in the process of the bolt task, before the first tuple. Connect here, and
+        keep the collector."""
 
     @abstractmethod
     def execute(self, tup: Tuple) -> None:
-        """Called for each tuple. Ack or fail it, now or when it has been used."""
+        """Called for each tuple. Ack or fail the tuple, now or once it has been used."""
 
     def cleanup(self) -> None:
-        """Called when the topology stops. When its process is killed, it is not."""
+        """Called when the topology stops. Not called when the process is killed."""

@@ -1,4 +1,5 @@
-"""Builds a core topology: any number of spouts and bolts, at least once or at most once by choice of who uses it."""
+"""Builds a core topology: any number of spouts and bolts. The user chooses between at least once
+and at most once."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from framework.topology.graph import (
 from framework.topology.spouts import DEAD_LETTER_STREAM
 from framework.topology.stateful import BaseStatefulBolt
 
-#: The roots of all tasks that trees begin at are told apart by a number of so many bits.
+#: The most tasks at which trees can begin: a root identifies its task by 12 bits.
 ROOTED_TASKS_MAX = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class CoreTopology(Graph):
-    """What ``TopologyBuilder.build`` returns: the spouts come first."""
+    """What ``TopologyBuilder.build`` returns. The spouts are the first components."""
 
     @property
     def spouts(self) -> tuple[Component, ...]:
@@ -61,7 +62,8 @@ class TopologyBuilder:
     def set_spout(
         self, spout_id: str, spout: BaseRichSpout | Callable[[], BaseRichSpout], parallelism: int = 1
     ) -> None:
-        """Add a spout: an instance, copied for each task, or a factory without arguments. ``parallelism``: its tasks."""
+        """Add a spout: an instance, which is copied for each task, or a factory without arguments.
+        ``parallelism``: the number of its tasks."""
         valid_id("spout", spout_id)
         if spout_id in self._spouts or spout_id in self._bolts:
             raise TopologyError(f"component id {spout_id!r} is used twice: every spout and bolt needs an id of its own")
@@ -84,11 +86,13 @@ class TopologyBuilder:
         )
 
     def set_bolt(self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int = 1) -> BoltDeclarer:
-        """Add a ``BaseRichBolt`` or a ``BaseBasicBolt``: an instance, copied for each task, or a factory without arguments."""
+        """Add a ``BaseRichBolt`` or a ``BaseBasicBolt``: an instance, which is copied for each
+        task, or a factory without arguments."""
         return self._bolts.add(bolt_id, bolt, parallelism)
 
     def build(self) -> CoreTopology:
-        """Check everything and return the topology. Raises ``TopologyError`` naming what is wrong."""
+        """Check everything and return the topology. Raises ``TopologyError`` naming what is
+        wrong."""
         if not self._spouts:
             raise TopologyError(f"topology {self._topology_id!r} has no spout: add one with set_spout(...)")
         rooted = [each for each in self._bolts.components() if isinstance(each.instance, BaseStatefulBolt)]

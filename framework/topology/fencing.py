@@ -1,13 +1,15 @@
-"""What keeps a writer that is no longer current from writing: stamps on rows, one header per state.
+"""Stops a writer that is no longer current, by stamps on rows and one header per state.
 
 Invariants (rules C1 to C4 of the protocol):
 
 1. A state's header is raised, by compare-and-set, before any commit task of an attempt starts.
 2. Every write checks, in the same atomic step, that the header is the one of its own attempt.
-3. Stamps compare as (txid, epoch, attempt); neither txid nor epoch of a header ever goes back. ``done`` goes back by one
-   when a transaction that was done is opened again, for a replay or a roll-back, and only then: while an attempt writes,
-   its transaction is not done, so that a store which goes back to that moment is seen to lack it.
-4. ``done`` is set only after every write of that txid, and before ZooKeeper says that the transaction is over.
+3. Stamps compare as (txid, epoch, attempt). The txid and the epoch of a header never go back.
+   ``done`` goes back by one only when a transaction that was done is opened again, for a replay or
+   a roll-back: its transaction is not done while an attempt writes. So a store that is restored to
+   that moment is recognised as lacking the transaction.
+4. ``done`` is set only after every write of that txid, and before ZooKeeper says that the
+   transaction is over.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from typing import Any, NamedTuple
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError
 
 FORMAT = 1
-#: In place of a plan digest: the txid was opened, then undone; nothing of it is left, and any plan may follow (C7).
+#: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and
+#: any plan may follow (C7).
 ROLLED_BACK = ""
 
 
 class ValueType(Enum):
-    """How a row remembers the transactions that changed it, which decides what a replay may do."""
+    """How a row remembers the transactions that changed it. This decides what a replay may do."""
 
     NON_TRANSACTIONAL = "non-transactional"
     TRANSACTIONAL = "transactional"
@@ -35,7 +38,7 @@ class ValueType(Enum):
 
 
 class Reach(Enum):
-    """From where a state can be written (C23)."""
+    """The processes that can write to a state: this one only, those of this host, or any (C23)."""
 
     PROCESS = "process"
     HOST = "host"
@@ -43,7 +46,8 @@ class Reach(Enum):
 
 
 class Stamp(NamedTuple):
-    """Who wrote a row last. Ordered first by txid, then by the leader's epoch, then by the attempt."""
+    """Which attempt wrote a row last. Ordered by txid, then by the leader's epoch, then by the
+    attempt."""
 
     txid: int
     epoch: int
@@ -52,7 +56,8 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommitFence:
-    """What the driver hands to the tasks of one attempt: in whose name, and from where, they write."""
+    """What the driver hands to the tasks of one attempt, so that they can prove that they may
+    write."""
 
     topology_id: str
     epoch: int
@@ -72,11 +77,13 @@ class OpenCommit:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a new leader knows of its topology, for those that remember transactions elsewhere (C25).
+    """What a new leader knows of its topology. Committers that remember transactions outside of
+    states check it (C25).
 
-    ``incarnation``: drawn when the topology's state was created, and again by ``reset --everything`` alone; empty for state
-    that a version without incarnations made. ``currtx``: the next txid to commit. ``opened``: the digest of the plan that the
-    commit of ``currtx`` was opened with, None when it was not.
+    ``incarnation``: drawn when the topology's state was created, and drawn again only by ``reset
+    --everything``. Empty for state that a version without incarnations created. ``currtx``: the
+    next txid to commit. ``opened``: the digest of the plan that the commit of ``currtx`` was opened
+    with; None when it was not opened.
     """
 
     incarnation: str
@@ -86,18 +93,19 @@ class Standing:
 
 
 def check_format(found: object, location: str) -> None:
-    """Raise ``CorruptStateError`` for a header that another version has written."""
+    """Raise ``CorruptStateError`` for a header that another version wrote."""
     if found != FORMAT:
         raise CorruptStateError(f"{location}: header format {found}, and this Ratchet knows {FORMAT}")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The one header of a state: whose it is, which leader and attempt may write, what is finished.
+    """The one header of a state: its owner, the leader and the attempt that may write, and the last
+    finished txid.
 
-    ``incarnation`` is that of the topology which took the state first, so that neither a table dropped and created again
-    nor a topology begun anew is mistaken for the one before. ``open`` is None until the first commit. ``done`` is the last
-    finished txid, 0 at first.
+    ``incarnation`` is that of the topology that first used the state. It tells a table that was
+    dropped and created again, or a topology that was begun anew, from the one before. ``open`` is
+    None until the first commit. ``done`` is the last finished txid, 0 at first.
     """
 
     topology_id: str
@@ -109,13 +117,14 @@ class Header:
 
     @property
     def stamp(self) -> Stamp:
-        """The stamp of what the open attempt writes. Raises ``InvariantViolation`` when there is none."""
+        """The stamp on every row that the open attempt writes. Raises ``InvariantViolation`` when
+        no attempt is open."""
         if self.open is None:
             raise InvariantViolation("a write needs an open transaction")
         return Stamp(self.open.txid, self.epoch, self.open.attempt_id)
 
     def refused(self, expected: Header, location: str) -> StaleWriterError:
-        """The error of a writer that holds ``expected`` and finds this header."""
+        """Return the error for a writer that holds ``expected`` and finds this header."""
         return StaleWriterError(
             f"{location}: open for {self.open} of epoch {self.epoch}, this writer holds {expected.open} of epoch "
             f"{expected.epoch}",
@@ -124,14 +133,16 @@ class Header:
 
     @staticmethod
     def of_document(document: Mapping[str, Any], location: str) -> Header:
-        """From what ``dataclasses.asdict`` made of one. Raises ``CorruptStateError`` for a format that is not known, and
-        ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
+        """Read a header from what ``dataclasses.asdict`` made of it. Raises ``CorruptStateError``
+        for an unknown format, and ``KeyError``, ``TypeError`` or ``AttributeError`` when the
+        document is not a header."""
         check_format(document["format"], location)
         opened = document["open"]
         return Header(**{**document, "open": OpenCommit(**opened) if opened is not None else None})
 
     def same_attempt(self, other: Header) -> bool:
-        """Whether the same attempt may write under both: one of them says more about it, and opens none."""
+        """Whether the same attempt may write under both headers. False when one of them is not
+        open."""
         if self.open is None or other.open is None:
             return False
         return (self.epoch, self.open.txid, self.open.attempt_id) == (
@@ -141,17 +152,19 @@ class Header:
         )
 
     def opened(self, epoch: int, open_commit: OpenCommit) -> Header:
-        """The header under which that attempt writes. Its transaction is not done, also when an earlier attempt was."""
+        """The header under which that attempt writes. It says that the transaction is not done,
+        even when an earlier attempt had finished it."""
         return replace(self, epoch=epoch, open=open_commit, done=min(self.done, open_commit.txid - 1))
 
     def finished(self, txid: int) -> Header:
-        """The header that says that every write of ``txid`` is there."""
+        """The header that says that every write of ``txid`` has been made."""
         return replace(self, done=txid)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key that holds something else than it should. ``found`` or ``expected`` None: there is, or should be, no row."""
+    """A key whose value differs from what the source gives. ``found`` None: the sink has no row.
+    ``expected`` None: there should be no row."""
 
     key: Any
     found: Any
@@ -164,36 +177,39 @@ class Difference:
 
 
 class FencedState(ABC):
-    """A place that committers write to, as the driver sees it. Implemented by the states in ``sinks``.
+    """A place that committers write to, as the driver sees it. Implemented by the states in
+    ``sinks``.
 
-    All methods are called on the driver, one at a time; what the tasks call is the state's own business.
-    Raises, any of them: ``RetryableError`` when the store does not answer, ``CorruptStateError`` when a header does
-    not parse.
+    All methods are called on the driver, one at a time. What the tasks call is up to the state.
+    Every method raises ``RetryableError`` when the store does not answer, and ``CorruptStateError``
+    when a header cannot be parsed.
     """
 
     value_type: ValueType
-    #: Whether what tasks write appears only when the driver says so: ``publish``.
+    #: Whether what tasks write becomes visible only when the driver calls ``publish``.
     publishes: bool = False
 
     @property
     def can_undo(self) -> bool:
-        """Whether ``sweep`` puts back what an opened transaction wrote (C8): it needs the previous values."""
+        """Whether ``sweep`` can restore what an opened transaction overwrote (C8). This needs the
+        previous values."""
         return self.value_type is not ValueType.NON_TRANSACTIONAL
 
     @property
     @abstractmethod
     def reach(self) -> Reach:
-        """From where the state can be written."""
+        """The processes that can write to the state."""
 
     @property
     @abstractmethod
     def location(self) -> str:
-        """Where the state is, for messages: no secrets in it."""
+        """Where the state is, for messages. Contains no secrets."""
 
     @abstractmethod
     def prepare(self, topology_id: str) -> Header:
-        """Create what is missing, check what is there, and return the header. Called once per leader, before the
-        first batch. Raises ``ConfigError`` when the place belongs to another topology or has the wrong shape."""
+        """Create what is missing, check what exists, and return the header. Called once per leader,
+        before the first batch. Raises ``ConfigError`` when the place belongs to another topology or
+        has the wrong shape."""
 
     def check(self, topology_id: str) -> None:
         """As ``prepare``, but change nothing: for ``ratchet check``, and before a run starts. Raises as ``prepare``."""
@@ -204,33 +220,44 @@ class FencedState(ABC):
 
     @abstractmethod
     def raise_header(self, expected: Header, new: Header) -> None:
-        """Replace ``expected`` by ``new`` atomically. Raises ``StaleWriterError`` when another header is found, and
-        ``RetryableError`` when both are of the same attempt and the store is not the one in which it was opened (C27)."""
+        """Replace ``expected`` by ``new`` atomically. Raises ``StaleWriterError`` when it finds
+        another header, and ``RetryableError`` when both are of the same attempt and the store is
+        not the one in which it was opened (C27)."""
 
     @abstractmethod
     def sweep(self, header: Header) -> int:
-        """Undo what earlier attempts of ``header.open.txid`` wrote and the current one did not write again (C5).
-        Returns the number of rows put back. Called under ``header``, after the commit tasks of a replay."""
+        """Undo what earlier attempts of ``header.open.txid`` wrote and the current one did not
+        write again (C5). Called under ``header``, after the commit tasks of a replay. Returns the
+        number of rows restored."""
 
     def publish(self, header: Header) -> None:
-        """Make what the tasks of ``header.open`` wrote the content of that txid, in one atomic step. Called after all of
-        them have ended, before ``done``, of states that ``publishes``; of the same txid again when it is replayed. Raises
-        ``StaleWriterError`` under another header."""
+        """Make what the tasks of ``header.open`` wrote the content of that txid, in one atomic
+        step.
+
+        Called when ``publishes`` is True, after all those tasks have ended and before ``done`` is
+        set. Called for the same txid again when it is replayed. Raises ``StaleWriterError`` under
+        another header.
+        """
 
     def roll_back(self, header: Header) -> int:
-        """Undo everything that any attempt of ``header.open.txid`` wrote: each row is again what the transaction before
-        left, under that one's txid. Called under ``header`` when another plan is to follow (C7), of states that
-        ``can_undo``. Returns the number of rows put back."""
+        """Undo everything that any attempt of ``header.open.txid`` wrote. Each row is then as the
+        transaction before left it, under the txid of that transaction.
+
+        Called under ``header``, when ``can_undo`` is True, before another plan follows (C7).
+        Returns the number of rows restored.
+        """
         raise ConfigError(f"{self.location} cannot undo a transaction")
 
     def purge(self, header: Header, before_txid: int) -> int:
-        """Remove, under ``header``, what was deleted by transactions below ``before_txid``. Returns how many rows. Called
-        now and then; a state without tombstones has nothing to do."""
+        """Remove, under ``header``, the tombstones of rows that transactions below ``before_txid``
+        deleted. Called now and then. Returns the number of rows removed. A state without tombstones
+        has nothing to do."""
         return 0
 
     def become_scratch(self, folder: Path) -> None:
-        """Turn this copy of the state into an empty one of the same shape, in ``folder``, which is not there yet, or in this
-        process. Called by ``verify``. Raises ``ConfigError`` when the state cannot."""
+        """Turn this copy of the state into an empty one of the same shape, kept in ``folder``,
+        which does not exist yet, or in this process. Called by ``verify``. Raises ``ConfigError``
+        when the state cannot do this."""
         raise ConfigError(f"{self.location} cannot be recomputed: it has no scratch copy")
 
     def compare(
@@ -240,23 +267,29 @@ class FencedState(ABC):
         differs: Callable[[Difference], None],
         moved: Callable[[Any], None],
     ) -> int:
-        """Compare what this state had after ``txid`` with ``scratch``. Calls ``differs`` for each difference, and ``moved`` with
-        each key of which that can no longer be said, because later transactions have changed it. Returns how many keys
-        were compared."""
+        """Compare what this state held after ``txid`` with ``scratch``.
+
+        Calls ``differs`` for each difference. Calls ``moved`` with each key whose value after
+        ``txid`` is no longer known, because later transactions have changed it. Returns the number
+        of keys compared.
+        """
         raise ConfigError(f"{self.location} cannot be compared")
 
     def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
-        """What these keys, which had ``moved``, hold now: a txid, and what ``compare_held`` takes. Raises ``RetryableError``
-        when they change faster than they can be read."""
+        """Read what these keys, which had ``moved``, hold now. Returns a txid and the object that
+        ``compare_held`` takes. Raises ``RetryableError`` when the keys change faster than they can
+        be read."""
         raise ConfigError(f"{self.location} cannot be compared")
 
     def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
-        """Compare what was held with ``scratch``, which is where ``hold`` said. Returns how many keys were compared."""
+        """Compare what ``hold`` returned with ``scratch``, which has been brought to the txid that
+        ``hold`` returned. Returns the number of keys compared."""
         raise ConfigError(f"{self.location} cannot be compared")
 
     def clear(self, topology_id: str) -> Header:
-        """Remove every row and start a new incarnation, whose header keeps the epoch. Called by ``reset`` only, under the
-        topology's leadership. Raises ``ConfigError`` when the state cannot, or belongs to another topology."""
+        """Remove every row and start a new incarnation. Its header keeps the epoch. Called by
+        ``reset`` only, under the topology's leadership. Raises ``ConfigError`` when the state
+        cannot be cleared, or belongs to another topology."""
         raise ConfigError(f"{self.location} cannot be cleared by Ratchet: remove what it holds by its own means")
 
     @abstractmethod

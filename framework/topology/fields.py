@@ -25,11 +25,11 @@ FieldType = Union[type, pa.DataType, None]
 
 
 class Fields:
-    """An ordered list of field names, each with an Arrow type or without one.
+    """An ordered list of field names, each with or without an Arrow type.
 
-    Positional names are untyped: Arrow infers their type from the values of each batch. Keywords are typed, by a
-    Python type (``str``, ``int``, ``float``, ``bool``, ``bytes``, ``datetime``, ``date``, ``Decimal``) or by an Arrow
-    type. Both may be mixed; positional names come first.
+    Positional names are untyped: Arrow infers their type from the values of each batch. Keywords
+    are typed, by a Python type (``str``, ``int``, ``float``, ``bool``, ``bytes``, ``datetime``,
+    ``date``, ``Decimal``) or by an Arrow type. Both may be mixed; positional names come first.
 
     >>> Fields("word", count=int).names
     ('word', 'count')
@@ -60,7 +60,7 @@ class Fields:
 
     @classmethod
     def of(cls, types: Mapping[str, FieldType]) -> Fields:
-        """From a mapping, for names that cannot be Python keywords."""
+        """Make fields from a mapping, for names that cannot be Python keywords."""
         fields = cls()
         fields.__init__(**dict(types))  # type: ignore[misc]
         return fields
@@ -70,7 +70,8 @@ class Fields:
         return cls.of({field.name: field.type for field in schema})
 
     def type_of(self, name: str) -> pa.DataType | None:
-        """The Arrow type of a field, or None when it is untyped. Raises ``KeyError`` for an unknown name."""
+        """The Arrow type of a field, or None when it is untyped. Raises ``KeyError`` for an unknown
+        name."""
         return self._types[name]
 
     def position(self, name: str) -> int:

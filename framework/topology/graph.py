@@ -1,5 +1,5 @@
-"""The parts of a topology's graph, whatever kind of topology it is: components, subscriptions, and the checks that every graph must
-pass before anything runs."""
+"""The parts of a topology's graph, for both kinds of topology: components, subscriptions, and the
+checks that every graph must pass before anything runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from framework.topology.groupings import (
 )
 from framework.topology.spouts import Spout
 
-#: Above this a topology is a mistake of units, not a plan.
+#: Above this, a parallelism is taken for a mistake of units.
 PARALLELISM_MAX = 10_000
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 
@@ -44,8 +44,11 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A spout or a bolt with its place in the graph. ``instance`` is the driver's own, used for inspection;
-    ``factory`` is set when the user gave one, and then tasks call it instead of copying the instance."""
+    """A spout or a bolt with its place in the graph.
+
+    ``instance`` is the driver's own copy, used for inspection. ``factory`` is set when the user
+    gave one; tasks then call it instead of copying the instance.
+    """
 
     id: str
     parallelism: int
@@ -101,46 +104,49 @@ class BoltDeclarer:
         return self
 
     def shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Equal shares to every task, whoever sent the tuples; ``local_or_shuffle_grouping`` costs less."""
+        """An equal share of the tuples to every task. ``local_or_shuffle_grouping`` costs less."""
         return self.grouping(component_id, ShuffleGrouping(), stream)
 
     def local_or_shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """As shuffle; tuples stay in their task where both sides have as many."""
+        """Tuples stay in their task when both sides have equally many tasks; otherwise as
+        ``shuffle_grouping``."""
         return self.grouping(component_id, LocalOrShuffleGrouping(), stream)
 
     def none_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """You do not care: as shuffle."""
+        """You do not care which task gets a tuple. The same as ``shuffle_grouping``."""
         return self.grouping(component_id, ShuffleGrouping(), stream)
 
     def fields_grouping(self, component_id: str, fields: Fields, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Equal values in ``fields``, same task."""
+        """Tuples with equal values in ``fields`` go to the same task."""
         return self.grouping(component_id, FieldsGrouping(fields), stream)
 
     def partial_key_grouping(self, component_id: str, fields: Fields, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Equal values in ``fields``, one of two tasks."""
+        """Tuples with equal values in ``fields`` go to one of two tasks."""
         return self.grouping(component_id, PartialKeyGrouping(fields), stream)
 
     def global_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Everything to task 0."""
+        """All tuples go to task 0."""
         return self.grouping(component_id, GlobalGrouping(), stream)
 
     def all_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Everything to every task."""
+        """Every tuple goes to every task."""
         return self.grouping(component_id, AllGrouping(), stream)
 
     def direct_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """The sender names the task: for streams declared with ``direct=True``."""
+        """The sender names the task of each tuple. For streams declared with ``direct=True``."""
         return self.grouping(component_id, DirectGrouping(), stream)
 
     def custom_grouping(self, component_id: str, grouping: Grouping, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Your own ``Grouping``."""
+        """Use a ``Grouping`` of your own. Raises ``TopologyError`` when it is not a
+        ``Grouping``."""
         if not isinstance(grouping, Grouping):
             raise TopologyError(f"bolt {self._component_id!r}: a custom grouping must be a Grouping, not {grouping!r}")
         return self.grouping(component_id, grouping, stream)
 
 
 class Bolts:
-    """The bolts that a builder was given. ``taken``: ids of other components. ``attempts``: tuples carry the attempt."""
+    """The bolts that a builder was given. ``taken``: whether an id belongs to another component.
+    ``attempts``: tuples carry the transaction attempt."""
 
     def __init__(self, taken: Callable[[str], bool], *, attempts: bool = True) -> None:
         self._taken = taken
@@ -154,7 +160,8 @@ class Bolts:
     def add(
         self, bolt_id: str, bolt: Bolt | Callable[[], Bolt], parallelism: int, *, committer: bool = False
     ) -> BoltDeclarer:
-        """Raises ``TopologyError`` for an id that is taken, and for what is no bolt, or cannot commit and should."""
+        """Raises ``TopologyError`` for an id that is invalid or taken, a parallelism out of bounds,
+        an object that is not a bolt, and a committer without ``finish_batch``."""
         valid_id("bolt", bolt_id)
         if self._taken(bolt_id) or bolt_id in self._added:
             raise TopologyError(f"component id {bolt_id!r} is used twice: every spout and bolt needs an id of its own")
@@ -180,7 +187,7 @@ class Bolts:
         return BoltDeclarer(bolt_id, self._subscriptions[bolt_id])
 
     def components(self) -> Iterator[Component]:
-        """With the streams that they declare and what they subscribe to, unchecked."""
+        """The bolts with the streams that they declare and their subscriptions, unchecked."""
         for bolt_id, component in self._added.items():
             declarer = OutputFieldsDeclarer(bolt_id, attempts=self._attempts)
             component.instance.declare_output_fields(declarer)
@@ -193,8 +200,8 @@ class Bolts:
 
 
 def in_order(components: Iterable[Component], *, attempts: bool = True) -> tuple[Component, ...]:
-    """Spouts first, each bolt after what it subscribes to, with every input checked and bound. Raises ``TopologyError``
-    naming what is wrong."""
+    """Order the components: spouts first, each bolt after the components it subscribes to. Check
+    and bind every input. Raises ``TopologyError`` naming what is wrong."""
     by_id = {each.id: each for each in components}
     ordered: list[Component] = []
     for component in _topological(by_id):
@@ -204,7 +211,8 @@ def in_order(components: Iterable[Component], *, attempts: bool = True) -> tuple
 
 
 def valid_id(kind: str, value: str) -> str:
-    """An id that is safe in a ZooKeeper path, a log line and a file name. Raises ``TopologyError``."""
+    """Return ``value`` if it is safe in a ZooKeeper path, a log line and a file name. Raises
+    ``TopologyError`` otherwise."""
     if not isinstance(value, str) or not _ID.fullmatch(value) or ".." in value:
         raise TopologyError(
             f"{kind} id {value!r} is not usable: 1 to 128 letters, digits, '.', '_' and '-', starting with a letter or "
@@ -220,7 +228,7 @@ def checked_parallelism(component_id: str, value: int) -> int:
 
 
 def _topological(components: Mapping[str, Component]) -> list[Component]:
-    """Spouts first, each bolt after what it subscribes to."""
+    """Spouts first, each bolt after the components it subscribes to."""
     for component in components.values():
         if isinstance(component.instance, Bolt) and not component.subscriptions:
             raise TopologyError(
@@ -246,7 +254,8 @@ def _topological(components: Mapping[str, Component]) -> list[Component]:
 
 
 def _bound(component: Component, components: Mapping[str, Component], *, attempts: bool) -> Component:
-    """Check a bolt's inputs and let it learn their types; declared streams are asked again, now that it knows them."""
+    """Check a bolt's inputs and let the bolt learn their types. Then ask it again which streams it
+    declares, because they may depend on those types."""
     bolt = component.instance
     if not isinstance(bolt, Bolt):
         return component
@@ -294,7 +303,7 @@ def _bound(component: Component, components: Mapping[str, Component], *, attempt
 
 
 def upstream_of(topology: Graph, component_id: str) -> list[Component]:
-    """Every component that feeds this one, directly or not, in topological order."""
+    """Every component that feeds this one, directly or indirectly, in topological order."""
     wanted: set[str] = set()
     open_ids = [component_id]
     while open_ids:

@@ -1,7 +1,7 @@
-"""Groupings: which task of the receiving bolt gets which row.
+"""Groupings decide which task of the receiving bolt gets which row.
 
-A grouping splits a record batch into pieces, one per target task, with vectorised code. Within a piece rows keep their
-order. Source: Storm's stream groupings.
+A grouping splits a record batch into pieces, one per target task, with vectorised code. Rows keep
+their order within a piece. Source: Storm's stream groupings.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from framework.topology.hashing import hash_rows, hash_values
 
 
 class Grouping(ABC):
-    """Called in tasks of the sending component."""
+    """Divides the rows of a stream among tasks. Called in tasks of the sending component."""
 
-    #: True says that rows may stay in the task they are in when both sides have as many tasks.
+    #: True says that rows may stay in their task when both sides have equally many tasks.
     keeps_rows_local: bool = False
 
     @abstractmethod
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (target task, rows). ``turn`` rises with every batch that a sending task splits and starts at the
-        task's own index, so that balance does not depend on chance and a replay is identical."""
+        """Yield (target task, rows). ``turn`` starts at the sending task's own index and rises with
+        every batch that the task splits. It keeps the shares balanced without chance, so that a
+        replay is identical."""
 
     def key_fields(self) -> Fields | None:
-        """The fields that decide the target, when fields do."""
+        """The fields that decide the target, or None when no fields do."""
         return None
 
     def outline(self) -> str:
-        """What must stay the same while a topology's state lives, the same in every process."""
+        """A description of the grouping, the same in every process. It must not change while the
+        topology's state exists."""
         fields = self.key_fields()
         return f"{type(self).__name__}({', '.join(fields.names) if fields is not None else ''})"
 
 
 @dataclass(frozen=True)
 class ShuffleGrouping(Grouping):
-    """Every task gets an equal share of each batch, give or take a row. Also Storm's ``none`` grouping."""
+    """Every task gets an equal share of each batch, give or take a row. Also Storm's ``none``
+    grouping."""
 
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         base, extra = divmod(batch.num_rows, task_count)
@@ -56,12 +59,13 @@ class ShuffleGrouping(Grouping):
 
 @dataclass(frozen=True)
 class LocalOrShuffleGrouping(ShuffleGrouping):
-    """Rows stay in their task where both sides have as many; else as ``ShuffleGrouping``."""
+    """Rows stay in their task when both sides have equally many tasks; otherwise as
+    ``ShuffleGrouping``."""
 
     keeps_rows_local = True
 
     def outline(self) -> str:
-        return ShuffleGrouping().outline()  # which of the two it is concerns no state
+        return ShuffleGrouping().outline()  # no state depends on which of the two it is
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class FieldsGrouping(Grouping):
 
     @staticmethod
     def task_of(values: Sequence[Any], task_count: int) -> int:
-        """The task that rows with these values of the fields go to."""
+        """The task that rows with these values of the grouping fields go to."""
         return 0 if task_count == 1 else hash_values(values) % task_count
 
     def key_fields(self) -> Fields | None:
@@ -88,7 +92,8 @@ class FieldsGrouping(Grouping):
 
 @dataclass(frozen=True)
 class PartialKeyGrouping(Grouping):
-    """Rows with equal values go to one of two tasks, in turn: for keys so frequent that one task would not keep up."""
+    """Rows with equal values go to one of two tasks, alternately. For keys so frequent that one
+    task could not keep up."""
 
     fields: Fields
 
@@ -114,8 +119,8 @@ class GlobalGrouping(Grouping):
 
 @dataclass(frozen=True)
 class DirectGrouping(Grouping):
-    """The sender names the task of each row: the stream is declared with ``direct=True`` and written with
-    ``emit_direct``."""
+    """The sender names the task of each row: the stream is declared with ``direct=True`` and
+    written with ``emit_direct``."""
 
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         raise InvariantViolation("rows of a direct stream carry their task; there is nothing to split")
@@ -133,7 +138,8 @@ class AllGrouping(Grouping):
 def split_by_target(
     batch: pa.RecordBatch, targets: np.ndarray[Any, np.dtype[np.int64]], task_count: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch by a target task per row; rows of one target keep their order."""
+    """Cut a batch into pieces. ``targets`` names the task of each row. Rows of one task keep their
+    order."""
     counts = np.bincount(targets, minlength=task_count)
     if int(counts.max(initial=0)) == batch.num_rows:
         if batch.num_rows:

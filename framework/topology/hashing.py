@@ -1,10 +1,13 @@
-"""The hash behind fields groupings: same values, same task, in every batch, attempt, process and release.
+"""The hash behind fields groupings. The same values go to the same task in every batch, attempt,
+process and release.
 
-The algorithm is named ``fields-hash/1`` and recorded in the state of a topology; golden values in the tests hold it.
+The algorithm is named ``fields-hash/1`` and recorded in the state of a topology. Golden values in
+the tests pin it.
 
-Per column, xxh3_64 over canonical bytes of the value; several columns are mixed in order. Values that compare equal in
-Python hash alike whatever their Arrow type: ``1``, ``1.0`` and ``Decimal("1.00")``, ``0.0`` and ``-0.0``, an instant
-in two time zones. All NaN are one value. Null is a value of its own. A dictionary-encoded column hashes as its values.
+A column's hash is xxh3_64 over canonical bytes of the value; the hashes of several columns are
+mixed in order. Values that compare equal in Python hash alike whatever their Arrow type: ``1``,
+``1.0`` and ``Decimal("1.00")``, ``0.0`` and ``-0.0``, an instant in two time zones. All NaN are one
+value. Null is a value of its own. A dictionary-encoded column hashes as its values.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import xxhash
 ALGORITHM = "fields-hash/1"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-#: Of fields-hash/1: a bolt may change the thread's own.
+#: Part of fields-hash/1. Not the thread's own context, because a bolt may change that.
 _CONTEXT = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)
 
 
@@ -41,7 +44,7 @@ def hash_rows(columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.uint64
 
 
 def hash_values(values: Sequence[Any]) -> int:
-    """What ``hash_rows`` gives for a row of these values.
+    """Return what ``hash_rows`` gives for a row of these values.
 
     >>> hash_values(["the", 3]) == int(hash_rows([pa.array(["the"]), pa.array([3])])[0])
     True
@@ -93,7 +96,7 @@ class _Span:
 
 
 class _Instant:
-    """A timestamp at full precision: Python's own ends at microseconds."""
+    """A timestamp at full precision. Python's own ends at microseconds."""
 
     __slots__ = ("nanoseconds", "zoned")
 

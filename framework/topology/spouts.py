@@ -1,15 +1,19 @@
 """Transactional spouts: plan a batch on the driver, read it in tasks.
 
-``plan`` decides what each partition contributes, quickly and in order; ``read`` then delivers exactly that, in Spark
-tasks, as often as it is asked. A plan is persisted before it is read, so that a replay reads the same.
+On the driver, ``plan`` decides what each partition contributes, quickly and in txid order. In Spark
+tasks, ``read`` then delivers exactly that, as often as it is asked. A plan is persisted before it
+is read, so that a replay reads the same.
 
-Three kinds, told apart by type because their guarantees differ:
+There are three kinds. They are separate types because their guarantees differ:
 
-* ``TransactionalSpout``, the general one: a coordinator on the driver makes up any metadata for a batch; emitters, in as
-  many tasks as one likes, all get it and emit the same tuples for it every time.
-* ``PartitionedTransactionalSpout``: a plan never changes. A partition that is away holds its transaction up.
-* ``OpaquePartitionedTransactionalSpout``: until its commit opens, a failed batch is planned afresh from where the
-  preceding one ends; a partition that is away contributes nothing meanwhile.
+* ``TransactionalSpout``, the general one: a coordinator on the driver makes up any metadata for a
+  batch. All emitters, in any number of tasks, get that metadata, and emit the same tuples for it
+  every time.
+* ``PartitionedTransactionalSpout``: a plan never changes. An unavailable partition holds its
+  transaction up.
+* ``OpaquePartitionedTransactionalSpout``: a failed batch whose commit was not opened is planned
+  afresh, from the end of the preceding batch. An unavailable partition contributes nothing
+  meanwhile.
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ from framework.topology.fields import Fields
 #: What a plan says about one partition: a JSON-able mapping, persisted as it is.
 Meta = Mapping[str, Any]
 
-#: The hidden stream on which a spout sends what it cannot decode, when the user asked for dead letters.
+#: The hidden stream for records that a spout cannot decode, when the user asked for dead letters.
 DEAD_LETTER_STREAM = "dead_letters"
 
-#: A dead letter: where the record stood (``topic_id`` tells a topic from one of the same name before it), what was wrong
-#: with it, and its raw bytes. ``key``, ``value`` and the values of ``headers`` are as the source holds them.
+#: A dead letter: the record's coordinates, the error, and its raw bytes. ``topic_id`` tells a topic
+#: from an earlier one of the same name. ``key``, ``value`` and the values of ``headers`` are as the
+#: source holds them.
 DEAD_LETTER_FIELDS = Fields.of(
     {
         "topic_id": pa.string(),
@@ -52,8 +57,9 @@ DEAD_LETTER_FIELDS = Fields.of(
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What was read for a batch: records (those that could not be decoded included), their bytes as the source holds
-    them (keys and values), and how many could not be decoded."""
+    """What was read for a batch. ``records`` includes those that could not be decoded. ``bytes``:
+    of keys and values, as the source holds them. ``bad_records``: those that could not be
+    decoded."""
 
     records: int = 0
     bytes: int = 0
@@ -67,9 +73,13 @@ class ReadCounts:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """Where one partition stands. Offsets are of the next record: ``end_offset`` as the source last said (None: it has
-    not), ``committed_offset`` of the last committed transaction. ``in_flight``: offsets planned and not committed.
-    ``lost_records``: offsets that were gone before they were read and were skipped, since the positions began."""
+    """How far one partition has been processed. An offset is that of the next record.
+
+    ``end_offset``: the end that the source last reported, or None when it has not reported one.
+    ``committed_offset``: the end of the last committed transaction. ``in_flight``: number of
+    offsets that are planned and not committed. ``lost_records``: number of offsets, since the
+    positions began, that were gone before they were read and were skipped.
+    """
 
     end_offset: int | None
     committed_offset: int
@@ -78,14 +88,15 @@ class PartitionProgress:
 
     @property
     def lag(self) -> int | None:
-        """Offsets between what is committed and the end; None when the end is unknown."""
+        """The number of offsets between the committed one and the end; None when the end is
+        unknown."""
         return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0)
 
 
 class Spout(ABC):
-    """What every spout of a transactional topology has."""
+    """The base of all spouts of a transactional topology."""
 
-    #: True says that a replay delivers the same rows in the same order per partition.
+    #: True promises that a replay delivers the same rows, in the same order within each partition.
     deterministic: bool
 
     def output_fields(self) -> Fields:
@@ -95,21 +106,26 @@ class Spout(ABC):
         )
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        """Called once, on the driver, by the builder. The default declares ``output_fields()`` on the default stream."""
+        """Called once, on the driver, by the builder. The default declares ``output_fields()`` on
+        the default stream."""
         declarer.declare(self.output_fields())
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        """Called by ``submit`` before anything starts. Raises ``ConfigError`` for a configuration that this spout cannot
-        run with."""
+        """Called by ``submit`` before anything starts. Raises ``ConfigError`` for a configuration
+        that this spout cannot run with."""
 
     def dead_letters(self) -> Bolt | None:
-        """The committer of what this spout cannot decode, or None. The builder adds it to the topology as
-        ``<spout id>-dead-letters``, subscribed globally to the stream ``DEAD_LETTER_STREAM``, which the spout then must
-        declare with ``DEAD_LETTER_FIELDS``."""
+        """Return the committer of the records that this spout cannot decode, or None.
+
+        The builder adds it to the topology as ``<spout id>-dead-letters``, with a global grouping
+        on the stream ``DEAD_LETTER_STREAM``. The spout must then declare that stream with
+        ``DEAD_LETTER_FIELDS``.
+        """
         return None
 
     def release(self) -> None:
-        """Called in the driver's process when a run has ended: close what readers in this process have kept open."""
+        """Called in the driver's process when a run has ended. Close what readers in this process
+        have kept open."""
 
 
 class TransactionalSpoutCoordinator(ABC):
@@ -117,17 +133,22 @@ class TransactionalSpoutCoordinator(ABC):
 
     @abstractmethod
     def initialize_transaction(self, txid: int, previous_metadata: Any) -> Any:
-        """The metadata of batch ``txid``: anything JSON-able, persisted before the batch is first emitted and the same for
-        every replay. ``previous_metadata`` is that of ``txid - 1``, None for the first. Called once per txid, unless
-        the driver ends before the metadata is persisted. Raises ``RetryableError`` when the source does not answer."""
+        """Return the metadata of batch ``txid``: anything JSON-able. It is persisted before the
+        batch is first emitted, and every replay gets the same.
+
+        ``previous_metadata`` is that of ``txid - 1``, or None for the first. Called once per txid,
+        unless the driver ends before the metadata is persisted. Raises ``RetryableError`` when the
+        source does not answer.
+        """
 
     def is_ready(self) -> bool:
-        """False holds the next batch back; asked again soon. When it is False and nothing is in flight, a run counts as
-        caught up."""
+        """Return False to hold the next batch back; the framework asks again soon. A run counts as
+        caught up when this is False and nothing is in flight."""
         return True
 
     def record_count(self, metadata: Any) -> int | None:
-        """An upper bound of the records in a batch, or None when it is not known. Small batches run in one task."""
+        """An upper bound of the records in a batch, or None when unknown. Small batches run in one
+        task."""
         return None
 
     def close(self) -> None:
@@ -135,23 +156,27 @@ class TransactionalSpoutCoordinator(ABC):
 
 
 class TransactionalSpoutEmitter(ABC):
-    """Emits its task's part of a batch. Lives in a task; one per attempt and task, on an unpickled copy of the spout."""
+    """Emits its task's part of a batch. Lives in a task. A copy of the spout makes one per attempt
+    and task."""
 
     @abstractmethod
     def emit_batch(self, attempt: TransactionAttempt, metadata: Any, collector: OutputCollector) -> None:
-        """Emit this task's part of the batch: the same tuples in the same order for the same ``metadata``, whatever the
-        attempt. Which part that is, the context given to ``emitter`` tells: ``task_index`` of ``task_count``."""
+        """Emit this task's part of the batch: for the same ``metadata``, the same tuples in the
+        same order, whatever the attempt. The context given to ``emitter`` tells which part that is:
+        ``task_index`` of ``task_count``."""
 
     def cleanup_before(self, txid: int) -> None:
-        """Batches below ``txid`` are committed and will not be asked for again: forget what was kept for them outside of
-        this object. Called once per attempt and task, before ``emit_batch``; best effort."""
+        """Forget what was kept, outside of this object, for batches below ``txid``: they are
+        committed and will not be asked for again. Called once per attempt and task, before
+        ``emit_batch``; best effort."""
 
     def close(self) -> None:
         """Called at the end of the attempt's emission."""
 
 
 class TransactionalSpout(Spout):
-    """The general idempotent spout: a coordinator with metadata of its own, emitters with a parallelism.
+    """The general idempotent spout: one coordinator with its own metadata, and any number of
+    emitters.
 
     >>> class Numbers(TransactionalSpout):
     ...     def coordinator(self, conf, context): return HundredAtATime()
@@ -170,8 +195,8 @@ class TransactionalSpout(Spout):
     >>> HundredAtATime().initialize_transaction(2, {"first": 0, "next": 100})
     {'first': 100, 'next': 200}
 
-    Source: ``org.apache.storm.transactional.ITransactionalSpout``. There emitters live as long as their task; here one
-    is made for each attempt, because a task on Spark ends with its batch.
+    Source: ``org.apache.storm.transactional.ITransactionalSpout``. There, emitters live as long as
+    their task. Here, one is made for each attempt, because a task on Spark ends with its batch.
     """
 
     deterministic = True
@@ -190,87 +215,98 @@ class PartitionPlanner(ABC):
 
     @abstractmethod
     def partitions(self) -> list[str]:
-        """The ids of all partitions known now. May grow."""
+        """The ids of all partitions known now. The list may grow."""
 
     def is_ready(self) -> bool:
-        """False holds the next batch back."""
+        """Return False to hold the next batch back."""
         return True
 
     @abstractmethod
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
-        """What each partition contributes to the batch after ``previous``.
+        """Decide what each partition contributes to the batch after ``previous``.
 
-        ``previous`` has an entry per partition ever planned; it is empty for the first batch of a topology. The answer
-        must have an entry for each of those too, with an empty range where nothing is contributed, and may have new
-        ones. None says that there is nothing new; the framework asks again. Raises ``RetryableError`` when the source
-        does not answer, ``DataLossError`` when it is no longer what ``previous`` was planned from.
+        ``previous`` has an entry for each partition ever planned; it is empty for the first batch
+        of a topology. The plan must have an entry for each of those too, with an empty range where
+        a partition contributes nothing, and may have new ones. None says that there is nothing new;
+        the framework asks again. Raises ``RetryableError`` when the source does not answer, and
+        ``DataLossError`` when it is no longer the source that ``previous`` was planned from.
         """
 
     def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
-        """As ``plan``, for a batch that has timed out: about ``divisor`` times smaller than usual, where the source can
-        (C18). Never called for a spout that is not opaque."""
+        """As ``plan``, for a batch that has timed out: plan about ``divisor`` times fewer records
+        than usual, if the source can (C18). Called only for opaque spouts."""
         return self.plan(previous)
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
-        """The batch after ``previous`` that contributes nothing, for topologies that want a batch also when the source
-        is idle; None when this source has no such thing."""
+        """Return the batch after ``previous`` in which no partition contributes anything, or None
+        when this source cannot make one. For topologies that want a batch even when the source is
+        idle."""
         return None
 
     @property
     def skips_lost_data(self) -> bool:
-        """Whether ``plan`` goes on after what the source has lost, instead of raising ``DataLossError``: the user said
-        ``on_data_loss="skip"``."""
+        """Whether ``plan`` continues after the records that the source has lost, instead of raising
+        ``DataLossError``: the user said ``on_data_loss="skip"``."""
         return False
 
     def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
-        """Of these partitions, those whose planned ranges may hold fewer records when they are read again, each with what is
-        so about it, such as "topic 'x' is compacted". Asked at the start and before the first batch of a new partition, when
-        the topology has sinks that skip what they have seen of a replayed batch (C5). Raises ``RetryableError`` when the
-        source does not answer."""
+        """Return those of ``partitions`` whose planned ranges may hold fewer records when they are
+        read again, each with the reason, such as "topic 'x' is compacted".
+
+        Called at the start and before the first batch of a new partition, when the topology has
+        sinks that skip replays (C5). Raises ``RetryableError`` when the source does not answer.
+        """
         return {}
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
-        """Called after a batch was read and before it may commit, in a thread of its own: make sure that what was read is
-        what was planned, when the reader cannot tell. Raises ``DataLossError`` when it is not."""
+        """Called after a batch was read and before it may commit, in a thread of its own. Check
+        that what was read is what was planned, when the reader cannot tell. Raises
+        ``DataLossError`` when it is not."""
 
     def lost(self, plan: Mapping[str, Meta]) -> None:
-        """Called when reading ``plan`` has failed with a ``DataLossError``, before it is planned afresh: what the planner
-        knows of the source may be old. No I/O."""
+        """Called when reading ``plan`` has failed with a ``DataLossError``, before it is planned
+        afresh. What the planner has cached about the source may be outdated. No I/O."""
 
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
-        """Called after a processing phase has succeeded, before its commit: learn from it. No I/O. Raises
-        ``BadRecordError`` to stop the topology."""
+        """Called after a processing phase has succeeded, before its commit, so that the planner can
+        learn from it. No I/O. Raises ``BadRecordError`` to stop the topology."""
 
     def committed(self, plan: Mapping[str, Meta]) -> None:
-        """Called after a batch is closed, durably, in the planner's thread. When batches follow each other quickly only
-        the last one may be told, and after a crash none: for what informs others, never for what must be right."""
+        """Called in the planner's thread after a batch has been durably closed. When batches follow
+        quickly, only the last one may be reported; after a crash, none. Use it to inform others,
+        never for correctness."""
 
     def record_count(self, plan: Mapping[str, Meta]) -> int | None:
-        """An upper bound of the records in a plan, or None when it is not known. Small batches run in one task."""
+        """An upper bound of the records in a plan, or None when unknown. Small batches run in one
+        task."""
         return None
 
     def progress(
         self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
     ) -> Mapping[str, PartitionProgress]:
-        """Where each partition stands, by what the source last said; empty when this source has no such thing. No I/O;
-        called from any thread."""
+        """How far each partition has been processed, by what the source last reported. Empty when
+        this source cannot say. No I/O. Called from any thread."""
         return {}
 
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
-        """A range as two halves, in order; None when it is a single record, or cannot be split."""
+        """Split a range into two halves, in order. None when it is a single record, or cannot be
+        split."""
         return None
 
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
-        """The range from the beginning of ``first``, or from its end when ``after``, to the end of ``last``, of one partition;
-        None when this source has no such thing. For ``verify``."""
+        """Return the range from the start of ``first``, or with ``after`` from the end of
+        ``first``, to the end of ``last``. Both are ranges of one partition. None when this source
+        cannot join ranges. For ``verify``."""
         return None
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
-        """Records after ``previous`` that the source held when last asked, or None when unknown. No I/O."""
+        """The number of records after ``previous`` that the source held when last asked, or None
+        when unknown. No I/O."""
         return None
 
     def for_reading(self, partition: str, meta: Meta) -> Meta:
-        """What the reader gets for ``meta``: the default is ``meta`` itself. An in-memory source adds its rows."""
+        """Return what the reader gets for ``meta``. The default is ``meta`` itself. An in-memory
+        source adds its rows."""
         return meta
 
     def check(self) -> None:
@@ -278,15 +314,18 @@ class PartitionPlanner(ABC):
         ``RetryableError`` when nobody answers. Called before a topology starts, by ``ratchet check`` and ``ratchet run``."""
 
     def source_identity(self) -> Mapping[str, Any]:
-        """What must stay the same over the life of a topology's state, JSON-able; compared at every start."""
+        """What must not change while a topology's state exists; JSON-able. Compared at every
+        start."""
         return {}
 
     def end(self) -> Mapping[str, Meta] | None:
-        """A plan that would contain everything the source holds now, for "caught up"; None when it cannot be said."""
+        """A plan that would contain everything the source holds now, to decide when a run has
+        caught up. None when this source cannot say."""
         return None
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
-        """Whether a topology that committed ``plan`` has seen everything in ``goal`` (an answer of ``end``)."""
+        """Whether a topology that committed ``plan`` has seen everything in ``goal`` (an answer of
+        ``end``)."""
         return False
 
     def close(self) -> None:
@@ -294,7 +333,7 @@ class PartitionPlanner(ABC):
 
 
 class OnStream(NamedTuple):
-    """Rows for another stream than the default one."""
+    """Rows for a stream other than the default one."""
 
     stream: str
     batch: pa.RecordBatch
@@ -309,27 +348,31 @@ class PartitionReader(ABC):
 
     @abstractmethod
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
-        """Exactly the planned range of one partition, in order, or an error: a short read is never a short batch."""
+        """Yield exactly the planned range of one partition, in order, or raise. A short read must
+        never become a short batch."""
 
     @property
     def counts(self) -> ReadCounts:
-        """What was read so far. The default counts nothing; then the rows emitted are taken for the records read."""
+        """What was read so far. The default counts nothing; the rows emitted then count as the
+        records read."""
         return ReadCounts()
 
     def read_all(self, attempt: TransactionAttempt, ranges: Mapping[str, Meta]) -> Iterator[Rows]:
-        """All ranges of this task. The default reads one partition after the other, in the order given."""
+        """Read all ranges of this task. The default reads one partition after the other, in the
+        order given."""
         for partition, meta in ranges.items():
             yield from self.read(attempt, partition, meta)
 
     def warm_up(self) -> None:
-        """Called in workers before the first batch: connect, load what decoding needs. May fail without consequence."""
+        """Called in workers before the first batch. Connect, and load what decoding needs. A
+        failure has no consequence."""
 
     def close(self) -> None:
         """Called at the end of the attempt's read."""
 
 
 class PartitionedSpout(Spout):
-    """What both partitioned kinds have in common. Subclass one of the two below, not this."""
+    """The base of both partitioned kinds. Subclass one of the two below, not this class."""
 
     @abstractmethod
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
@@ -341,9 +384,10 @@ class PartitionedSpout(Spout):
 
 
 class PartitionedTransactionalSpout(PartitionedSpout):
-    """An idempotent spout: the batch of a txid is always the same batch.
+    """An idempotent spout: every attempt at a txid has the same batch.
 
-    Source: ``org.apache.storm.transactional.partitioned.IPartitionedTransactionalSpout``; that plans while it emits.
+    Source: ``org.apache.storm.transactional.partitioned.IPartitionedTransactionalSpout``, which
+    plans while it emits.
     """
 
     deterministic = True

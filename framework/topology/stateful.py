@@ -1,12 +1,14 @@
-"""Bolts whose state is kept for them, the state, and who keeps it; and spouts that can go back.
+"""Stateful bolts, their states and state providers, and spouts that can go back to a position.
 
 Life of a stateful bolt, in one task::
 
     prepare ── init_state ── execute* ──┬── pre_prepare(txid), the state is prepared
                                         ├── pre_commit(txid), the state is committed
-                                        └── pre_rollback(), all since the last commit is forgotten; a new instance begins
+                                        └── pre_rollback(), all changes since the last commit are
+                                        forgotten; a new instance begins
 
-Source: *Storm State Management*; ``org.apache.storm.topology.base.BaseStatefulBolt``, ``org.apache.storm.state``.
+Source: *Storm State Management*; ``org.apache.storm.topology.base.BaseStatefulBolt``,
+``org.apache.storm.state``.
 """
 
 from __future__ import annotations
@@ -24,93 +26,102 @@ from framework.topology.groupings import FieldsGrouping
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: What ``grouping_key`` returns for a key of which every task has one: a number, such as a time. When the number of tasks changes,
-#: each has the greatest that there was.
+#: What ``grouping_key`` returns for a key that every task has. Its value must be comparable, such
+#: as a number or a time: when the number of tasks changes, each new task gets the greatest of the
+#: values.
 EVERY_TASK: Sequence[Any] = ("every task",)
 
 
 class State(ABC):
-    """What a bolt keeps, from checkpoint to checkpoint. One object serves one task, from one thread.
+    """What a bolt keeps from checkpoint to checkpoint. One object serves one task, from one thread.
 
-    Invariant: what has been prepared and not been committed survives a crash, and so does what has been committed; the rest does
-    not.
+    Invariant: what was prepared or committed survives a crash; the rest does not.
     """
 
     @property
     def txid(self) -> int | None:
-        """The last checkpoint that was committed, 0 for none; None when the state does not know. A state that says so is checked
-        against the record of the topology."""
+        """The last committed checkpoint, 0 for none, or None when the state does not know. An id is
+        checked against the topology's record."""
         return None
 
     @abstractmethod
     def prepare_commit(self, txid: int) -> None:
-        """Save what has changed, so that ``commit`` cannot fail for lack of it. Checkpoint ids rise."""
+        """Save what has changed, so that ``commit`` can no longer fail for missing data. Checkpoint
+        ids rise."""
 
     @abstractmethod
     def commit(self, txid: int | None = None) -> None:
-        """Make what was prepared under ``txid`` the committed state, in one step; nothing when that has been done before. Without
-        an id: commit all that has changed at once, for who manages a state on its own."""
+        """Make what was prepared under ``txid`` the committed state, in one step. Does nothing when
+        that has been done before. Without an id: commit all changes at once, for callers that
+        manage a state on their own."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """Forget all that is not committed, prepared or not."""
+        """Forget everything that is not committed, whether prepared or not."""
 
     def recover(self, txid: int, *, prepared: bool, upto: int) -> None:
-        """Called on a new state before ``init_state``: have the state of checkpoint ``txid``, which every task had ``prepared`` and
-        perhaps not committed. What is prepared beyond it is to be forgotten, up to the id ``upto``: what is prepared under higher
-        ones belongs to a driver that came later."""
+        """Called on a new state before ``init_state``. Go to the state of checkpoint ``txid``.
+
+        ``prepared``: every task has prepared this checkpoint, and perhaps not committed it; commit
+        it. Forget what was prepared beyond it, up to the id ``upto``. Anything prepared under a
+        higher id belongs to a later driver.
+        """
         if prepared:
             self.commit(txid)
         else:
             self.rollback()
 
     def close(self) -> None:
-        """Release what was opened. Commits nothing."""
+        """Release what was opened. Commit nothing."""
 
 
 class KeyValueState(State, Generic[K, V]):
-    """A mapping. Values are taken as they are when they are put: what is done to an object after that is not seen."""
+    """A mapping. ``put`` takes a value as it is at that moment; later changes to the object have no
+    effect."""
 
     @abstractmethod
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The value, as last put; a copy."""
+        """Return a copy of the value last put, or ``default`` when the key does not exist."""
 
     @abstractmethod
     def put(self, key: K, value: V) -> None:
-        """Raises ``BadRecordError`` for what the serializer cannot take."""
+        """Set the value of a key. Raises ``BadRecordError`` when the serializer cannot take the key
+        or the value."""
 
     @abstractmethod
     def delete(self, key: K) -> None:
-        """Nothing when the key is not there."""
+        """Remove a key. Does nothing when it does not exist."""
 
     @abstractmethod
     def items(self) -> Iterator[tuple[K, V]]:
-        """All keys with their values, in no order. May be written to meanwhile: what changes after the call may be seen or not."""
+        """Iterate over all keys with their values, in no particular order. The state may be written
+        to meanwhile; the iteration may or may not show changes made after the call."""
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
-        """Several values at once; None for those that are not there."""
+        """Return several values at once, with None for keys that do not exist."""
         return [self.get(key) for key in keys]
 
     def __contains__(self, key: K) -> bool:
         missing: Any = _MISSING
         return self.get(key, missing) is not missing
 
-    #: Whether ``committed_items`` stay as they are while they are read.
+    #: Whether ``committed_items`` stay unchanged while they are read.
     frozen: ClassVar[bool] = False
 
     def committed_items(self) -> tuple[int, Iterator[tuple[K, V]]]:
-        """For who reads from outside: the last committed checkpoint and everything that it holds. Where the state is not
-        ``frozen``, later ones may be seen as well."""
+        """For readers outside the topology. Return the last committed checkpoint and an iterator
+        over everything that it holds. When the state is not ``frozen``, the items may include later
+        changes."""
         return self.txid or 0, self.items()
 
     def sweep(self, unwanted: Callable[[V], bool], most: int) -> None:
-        """Delete some of the keys whose values are ``unwanted``: look at ``most`` of the committed ones, going on where the last
-        call has ended. By default: look at all."""
+        """Delete keys whose values are ``unwanted``. Look at up to ``most`` committed keys,
+        starting where the last call ended. The default looks at all keys."""
         for key in [key for key, value in self.items() if unwanted(value)]:
             self.delete(key)
 
     def load(self, items: Iterable[tuple[K, V]], txid: int) -> None:
-        """Fill an empty state, and commit it as checkpoint ``txid``."""
+        """Fill an empty state and commit it as checkpoint ``txid``."""
         for key, value in items:
             self.put(key, value)
         self.prepare_commit(txid)
@@ -121,40 +132,44 @@ _MISSING = object()
 
 
 class StateProvider(ABC):
-    """Makes states; named by ``topology.state.provider`` as ``module.Class``. Made without arguments, once per process that runs
-    stateful bolts.
+    """Makes states. ``topology.state.provider`` names the class, as ``module.Class``. It is created
+    without arguments, once per process that runs stateful bolts.
 
     Source: ``org.apache.storm.state.StateProvider``.
     """
 
-    #: Whether what it keeps survives the process. Otherwise a topology begins anew when a process of it is lost.
+    #: Whether the states survive their process. If not, a topology begins anew when one of its
+    #: processes is lost.
     durable: ClassVar[bool] = True
 
     @abstractmethod
     def new_state(self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None) -> State:
-        """The state of a namespace as last committed. ``namespace``: ``topology/component/layout/task``, of letters, digits and
-        ``._-``; nobody else writes to it. ``context``: None where no task asks."""
+        """Return the state of a namespace as last committed. ``namespace``:
+        ``topology/component/layout/task``, made of letters, digits and ``._-``. Nobody else writes
+        to it. ``context``: None when the caller is not a task."""
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        """Called by ``submit`` before anything starts: raise ``ConfigError`` for what would fail at once."""
+        """Called by ``submit`` before anything starts. Raise ``ConfigError`` for anything that
+        would fail at once."""
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Any, Any] | None:
-        """What makes bytes of keys and of values, with ``dumps`` and ``loads``, for snapshots; None: MessagePack does."""
+        """Return the serializers of keys and of values, for snapshots; each has ``dumps`` and
+        ``loads``. None: use MessagePack."""
         return None
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
-        """Whether something has been committed in a namespace. It is not made by asking."""
+        """Whether anything has been committed in a namespace. Must not create the namespace."""
         return True
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
-        """Remove a namespace, which nobody uses any more."""
+        """Remove a namespace that nobody uses any more."""
 
     def close(self) -> None:
-        """Release what is shared by the states."""
+        """Release what the states share."""
 
 
 class BaseStatefulBolt(BaseRichBolt):
-    """A bolt whose state the framework keeps.
+    """A bolt whose state the framework keeps and restores.
 
     >>> from framework.topology import Fields
     >>> class WordCount(BaseStatefulBolt):
@@ -175,7 +190,7 @@ class BaseStatefulBolt(BaseRichBolt):
 
     @abstractmethod
     def init_state(self, state: Any) -> None:
-        """Called after ``prepare`` and before the first tuple, with the state as last committed."""
+        """Called after ``prepare`` and before the first tuple, with the last committed state."""
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         super().bind(component_id, inputs, parallelism)
@@ -189,63 +204,82 @@ class BaseStatefulBolt(BaseRichBolt):
                 "of them by as many fields, in the same order"
             )
 
-    #: Seconds after which a key that has not been put again is gone, where the state is a ``KeyValueState``; None: it stays.
+    #: Seconds after which a key expires unless it is put again, when the state is a
+    #: ``KeyValueState``. None: keys stay.
     state_ttl_s: float | None = None
 
     def tick_in_s(self) -> float | None:
-        """Seconds until this task wants a tick, beside those of ``tick_s``; 0 or less: at once. None: when something has come.
-        Asked after each round. Where state is exactly-once, a tick is the root of a tree: when what was anchored to it fails,
-        everything goes back to a checkpoint before it."""
+        """Seconds until this task wants a tick, in addition to those of ``tick_s``. 0 or less: at
+        once. None: no such tick for now. Asked again in each round.
+
+        Where state is exactly-once, a tick is the root of a tree: when a tuple anchored to the tick
+        fails, everything goes back to a checkpoint before the tick.
+        """
         return None
 
     def pre_prepare(self, txid: int) -> None:
-        """Called before the state is prepared for a checkpoint: put what is still to be in it. Where state is exactly-once, all
-        that is emitted here must be acked in the same round, by bolts that do not hold it, or the checkpoint is not prepared."""
+        """Called before the state is prepared for a checkpoint. Put whatever the checkpoint must
+        still contain.
+
+        Where state is exactly-once, every tuple emitted here must be acked in the same round, so
+        the bolts that receive it must not hold it. Otherwise the checkpoint is not prepared.
+        """
 
     def pre_commit(self, txid: int) -> None:
-        """Called before the state is committed. What is put or emitted now belongs to the next checkpoint."""
+        """Called before the state is committed. Anything put or emitted here belongs to the next
+        checkpoint."""
 
     def pre_rollback(self) -> None:
-        """Called before the state is rolled back, on the instance that ends with it."""
+        """Called before the state is rolled back, on the instance that is then discarded."""
 
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
-        """Of a key of the state: the values of the fields that the input is grouped by, so that the key goes where its tuples go
-        when the number of tasks changes. By default the key itself, or its parts when it is a tuple. An empty one: it belongs to
-        the task as a whole, and the number of tasks cannot change. None: it is of the task as it is, and is forgotten then.
-        ``EVERY_TASK``: see there."""
+        """Return, for a key of the state, the values of the fields that the input is grouped by.
+        When the number of tasks changes, the key moves to the task that gets its tuples.
+
+        The default returns the key itself, or its parts when it is a tuple. An empty sequence says
+        that the key belongs to the task as a whole; the number of tasks then cannot change. None
+        says that the key concerns the old task only; it is forgotten when the number of tasks
+        changes. ``EVERY_TASK`` says that every task has the key.
+        """
         return key if isinstance(key, tuple) else (key,)
 
 
 class ReplayableSpout(BaseRichSpout):
-    """A spout that can go back to a position: with such spouts alone, state is exactly-once.
+    """A spout that can go back to a position. State is exactly-once only when all spouts are of
+    this kind.
 
-    Checkpoints hold the positions. When anything fails, all states go back to the last checkpoint, and new instances of the spouts
-    to its positions; ``fail`` is not called then.
+    Checkpoints hold the positions. When anything fails, all states go back to the last checkpoint,
+    and new instances of the spouts to its positions; ``fail`` is not called.
 
     Life, before the first ``next_tuple``::
 
-        open ── follow_checkpoints, where the state is exactly-once ──┬── seek, to the positions of a checkpoint
-                                                                      ├── begin_anew, when the positions were forgotten
-                                                                      └── nothing: this spout begins for the first time
+        open ── follow_checkpoints, where the state is exactly-once
+                  ├── then seek, to the positions of a checkpoint
+                  ├── or begin_anew, when the positions were forgotten
+                  └── or nothing, when this spout begins for the first time
     """
 
     def follow_checkpoints(self) -> None:
-        """Checkpoints hold the positions, and nobody else does: where this spout begins is asked by ``position`` before its first
-        ``next_tuple``, and recorded. What it keeps of its positions elsewhere is for others to read, and never ahead of what
-        ``committed`` was told."""
+        """Called when only checkpoints hold the positions. The framework asks ``position`` before
+        the first ``next_tuple`` and records where this spout begins. Positions that the spout
+        stores elsewhere are for others to read, and must never be ahead of the last call of
+        ``committed``."""
 
     def begin_anew(self) -> None:
-        """The positions of this topology were forgotten by explicit wish: begin where a spout begins that nobody knows anything of,
-        whatever is kept elsewhere."""
+        """Called when the user has had the positions of this topology forgotten. Begin where an
+        unknown spout would begin, whatever is stored elsewhere."""
 
     def committed(self, position: Any) -> None:
-        """A checkpoint is committed in which this task said ``position``, and it survives this process."""
+        """A checkpoint with this task's ``position`` is committed, and will survive this
+        process."""
 
     @abstractmethod
     def position(self) -> Any:
-        """What this task has emitted so far, and nothing beyond; JSON-able. Called between two calls of ``next_tuple``."""
+        """Return the position after what this task has emitted so far, and nothing beyond;
+        JSON-able. Called between two calls of ``next_tuple``."""
 
     @abstractmethod
     def seek(self, positions: Sequence[Any]) -> None:
-        """Go on from where a checkpoint was. Called after ``open``, before the first ``next_tuple``, with what each task of this
-        spout said then: as many as there were tasks. Raises ``DataLossError`` for input that is no longer there."""
+        """Continue from the positions of a checkpoint. Called after ``open`` and before the first
+        ``next_tuple``. ``positions`` holds what each task of this spout returned then, one entry
+        per task at that time. Raises ``DataLossError`` when that input no longer exists."""

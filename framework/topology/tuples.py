@@ -10,15 +10,17 @@ import pyarrow as pa
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.fields import Fields
 
-#: Where ticks come from, as in Storm.
+#: The component and the stream that ticks come from, as in Storm.
 SYSTEM_COMPONENT, TICK_STREAM = "__system", "__tick"
 
 
 class Tuple:
-    """One tuple. By name or by position. In a transactional topology position 0 is the transaction attempt, named ``id``; in a
-    core topology there is none, and position 0 is the first value.
+    """One tuple; its values are read by name or by position.
 
-    ``values`` are the declared values, without the attempt. Tuples are made by the framework, in tasks.
+    In a transactional topology, position 0 is the transaction attempt, named ``id``. In a core
+    topology there is no attempt, and position 0 is the first value.
+
+    ``values`` are the declared values, without the attempt. The framework makes tuples, in tasks.
     """
 
     __slots__ = ("_attempt", "fields", "source_component", "source_stream", "values")
@@ -46,7 +48,7 @@ class Tuple:
 
     @property
     def is_tick(self) -> bool:
-        """Whether it says only that time has gone on. A tick has no values.
+        """Whether this is a tick, which only says that time has passed. A tick has no values.
 
         Source: ``org.apache.storm.utils.TupleUtils.isTick``.
         """

@@ -1,14 +1,16 @@
-"""Batches on Spark: each phase of an attempt is one job over a single chain of RDDs.
+"""Runs batches on Spark: each phase of an attempt is one job over a single chain of RDDs.
 
-A record of an RDD is ``(partition of the next level, Record)``, a handful per task. Between levels ``partitionBy`` moves
-them. The result of a processing phase is materialised once, by ``persist`` and ``localCheckpoint`` together (the first
-ends PySpark's pipelining, the second makes a lost block an error instead of a recomputation).
+A record of an RDD is ``(partition of the next level, Record)``, a handful per task. ``partitionBy``
+moves records between levels. The result of a processing phase is materialised once, by ``persist``
+and ``localCheckpoint`` together: the first ends PySpark's pipelining, the second makes a lost block
+an error instead of a recomputation.
 
-A small batch runs collapsed: all levels in one Spark task, no shuffle, and its result travels through the driver. Its
-commit is a Spark task too, unless every component of the commit phase says that it may run on the driver.
+A small batch runs collapsed: all levels in one Spark task, without a shuffle. Its result travels
+through the driver. Its commit is a Spark task too, unless every component of the commit phase
+allows it to run on the driver.
 
-Reports come back through an accumulator, because the action that materialises a result runs in the JVM alone. Spark
-repeats nothing inside an attempt; a task that is a repetition fails itself (C10).
+Reports come back through an accumulator, because the action that materialises a result runs only in
+the JVM. No task is repeated inside an attempt: when Spark repeats one, the repetition fails (C10).
 """
 
 from __future__ import annotations
@@ -48,18 +50,20 @@ from framework.topology.spouts import PartitionedSpout
 __all__ = ["SparkExecutor"]
 
 _log = structlog.get_logger()
-#: A collapsed batch whose result is larger than this is run spread instead: results of that size stay on the executors.
+#: A collapsed batch with a larger result is run again, spread: results of that size stay on the
+#: executors.
 COLLAPSED_RESULT_BYTES_MAX = 4 << 20
-#: Jobs run before the first batch: Spark's first dozens take twice as long as the later ones.
+#: This many jobs run before the first batch: Spark's first dozens of jobs take twice as long as
+#: later ones.
 WARM_UP_JOBS = 12
 
 Reports = list[TaskReport]
-#: Spark adds reports from a thread of its own, while phases take theirs out.
+#: Spark adds reports in a thread of its own, while phases take theirs out.
 _reports_lock = threading.Lock()
 
 
 class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
-    """Gathers reports by concatenation. On the driver, additions come from Spark's own thread."""
+    """Collects reports by concatenation. On the driver, Spark's own thread adds them."""
 
     def zero(self, value: Reports) -> Reports:
         return []
@@ -70,14 +74,15 @@ class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
         return value1
 
 
-# --- in Python workers ------------------------------------------------------------------------------------------
+# --- in Python workers ----------------------------------------------------------------------------
 
 _topologies: dict[str, PlannedTopology] = {}
 
 
 @dataclass(frozen=True)
 class _Payload:
-    """The plan and the configuration, pickled once; unpickled once per worker process. ``even``: which layout is meant."""
+    """The plan and the configuration, pickled once per run and unpickled once per worker process.
+    ``even``: which layout to use."""
 
     key: str
     pickled: bytes
@@ -86,10 +91,10 @@ class _Payload:
     def topology(self) -> PlannedTopology:
         found = _topologies.get(self.key)
         if found is None:
-            _topologies.clear()  # one run at a time per worker: the plan before is of no use
+            _topologies.clear()  # a worker serves one run at a time: the earlier plan is useless
             found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
-            # PySpark collects garbage, all of it, after every task: 50 ms and more with what a worker has imported by
-            # now. Frozen, those objects are not looked at.
+            # PySpark runs a full garbage collection after every task. It takes 50 ms and more with
+            # everything that a worker has imported by now. The collector skips frozen objects.
             gc.freeze()
         return found.for_batch(self.even)
 
@@ -137,7 +142,7 @@ class _LevelFunction:
 
 
 class _CollapsedFunction:
-    """A whole phase in one task; yields its reports and the records that stay."""
+    """A whole phase in one task. Yields its reports and the records that it leaves."""
 
     def __init__(self, payload: _Payload) -> None:
         self.payload = payload
@@ -157,7 +162,7 @@ class _CollapsedFunction:
 
 
 class _WarmUp:
-    """Load in a worker what batches will need, and connect its readers."""
+    """Load what batches will need into a worker, and connect its readers."""
 
     def __init__(self, payload: _Payload) -> None:
         self.payload = payload
@@ -168,29 +173,29 @@ class _WarmUp:
             made = topology.instance(component)
             for task in range(component.parallelism if isinstance(made, PartitionedSpout) else 0):
                 reader = made.reader(topology.conf, topology.context(component, task))
-                with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and say so
+                with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and report it
                     reader.warm_up()
                 reader.close()
-        gc.freeze()  # with what the readers have imported
+        gc.freeze()  # includes what the readers have imported
         yield sum(1 for _ in items)
 
 
 def _size(record: Record) -> int:
-    """Bytes of what a record carries out of its process."""
+    """The bytes that a record carries out of its process."""
     if isinstance(record, Piece) and isinstance(record.payload, bytes):
         return len(record.payload)
     return len(record.pickled) if isinstance(record, CommitterState) else 0
 
 
 class _Passing:
-    """Everything but rows that Spark SQL has taken."""
+    """Keeps everything except the rows that Spark SQL takes."""
 
     def __call__(self, addressed: tuple[int, Record]) -> bool:
         return not isinstance(addressed[1], FrameRows)
 
 
 class _PayloadsOf:
-    """A DataFrame bolt's rows of one input."""
+    """Picks a DataFrame bolt's rows of one input."""
 
     def __init__(self, component_id: str, edge: int) -> None:
         self.component_id = component_id
@@ -203,7 +208,7 @@ class _PayloadsOf:
 
 
 class _AsOutput:
-    """What Spark SQL made, addressed to the tasks that emit it."""
+    """Addresses rows from Spark SQL to the tasks that emit them."""
 
     def __init__(self, component_id: str, offset: int, tasks: int) -> None:
         self.component_id = component_id
@@ -216,14 +221,14 @@ class _AsOutput:
 
 
 def _materialise(rdd: RDD[tuple[int, Record]]) -> None:
-    """Compute once, keep, and make a lost block an error instead of a recomputation."""
+    """Compute an RDD once, keep it, and make a lost block an error instead of a recomputation."""
     rdd.persist()
     rdd.localCheckpoint()
-    rdd.is_checkpointed = True  # PySpark does not note it, and would compute past a result that was released
+    rdd.is_checkpointed = True  # PySpark does not set it, and would recompute a released result
     try:
-        rdd._jrdd.count()  # an action inside the JVM: the result is not read into Python once more
+        rdd._jrdd.count()  # an action inside the JVM: it does not read the result into Python again
     except BaseException:
-        rdd.unpersist(blocking=False)  # what failed or was cancelled leaves no blocks behind
+        rdd.unpersist(blocking=False)  # a failed or cancelled job leaves no blocks behind
         raise
 
 
@@ -235,12 +240,13 @@ def by_partition(key: int) -> int:
     return key
 
 
-# --- on the driver ----------------------------------------------------------------------------------------------
+# --- on the driver --------------------------------------------------------------------------------
 
 
 @dataclass
 class _Result:
-    """Where the result of a processing phase is: on the executors, or here; and the rows that wait in it per edge."""
+    """The result of a processing phase, on the executors (``spread``) or here (``records``).
+    ``held``: edge -> number of rows in it that wait for the commit phase."""
 
     spread: RDD[tuple[int, Record]] | None
     records: Sequence[Record]
@@ -249,7 +255,8 @@ class _Result:
 
 
 class SparkExecutor:
-    """The ``BatchExecutor`` on Spark. One per run; it starts the context unless one of Ratchet's is active."""
+    """The ``BatchExecutor`` on Spark. One per run. It starts a Spark context unless one with the
+    settings that Ratchet needs is active."""
 
     def __init__(
         self,
@@ -305,7 +312,7 @@ class SparkExecutor:
             self.release(header)
         self._spark.stop()
 
-    # --- phases ----------------------------------------------------------------------------------------------
+    # --- phases -----------------------------------------------------------------------------------
 
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
         context = self._spark.context
@@ -326,7 +333,8 @@ class SparkExecutor:
     def _levels(
         self, rdd: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, width: int, even: bool = True
     ) -> Iterator[RDD[tuple[int, Record]]]:
-        """Every level of a phase over ``rdd``, which has ``width`` partitions; what was kept on the way is freed after."""
+        """Yield the RDD of all levels of a phase over ``rdd``, which has ``width`` partitions.
+        Intermediate results are freed afterwards."""
         kept: list[RDD[tuple[int, Record]]] = []
         plan, payload = self._plan.for_batch(even), replace(self._payload, even=even)
         try:
@@ -355,11 +363,11 @@ class SparkExecutor:
         header: AttemptHeader,
         components: Sequence[str],
     ) -> RDD[tuple[int, Record]]:
-        """Take the DataFrame bolts' rows out, and put in what Spark SQL makes of them."""
+        """Take the DataFrame bolts' rows out, and put in the rows that Spark SQL makes of them."""
         if self._frames is None:
             raise InvariantViolation("the executor is not started")
         if any(each.failure is not None for each in self._reports_of(header, phase)):
-            return gathered.filter(_Passing())  # the tasks that would emit hear of the failure
+            return gathered.filter(_Passing())  # the controls bring the failure to the tasks that would emit
         parts = [gathered.filter(_Passing())]
         for component_id in components:
             names = {edge.input_name: edge.index for edge in plan.edges if edge.target == component_id}
@@ -401,7 +409,7 @@ class SparkExecutor:
             result.spread.unpersist(blocking=False)
         return summary
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _accumulator(self) -> Accumulator[Reports]:
         if self._reports is None:
@@ -409,13 +417,14 @@ class SparkExecutor:
         return self._reports
 
     def _reports_of(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
-        """The reports of one phase of one attempt that have come so far."""
+        """The reports of one phase of one attempt that have arrived so far."""
         gathered = self._accumulator().value
         with _reports_lock:
             return [each for each in gathered if each.header == header and each.phase is phase]
 
     def _take_reports(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
-        """The reports of one phase of one attempt, for good; those of dead attempts go with them."""
+        """Take out the reports of one phase of one attempt. Also drop those of cancelled
+        attempts."""
         gathered = self._accumulator().value
         with _reports_lock:
             mine = [each for each in gathered if each.header == header and each.phase is phase]
@@ -427,7 +436,8 @@ class SparkExecutor:
         return mine
 
     def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
-        """Run a phase in its job group and pool; whatever Spark raises is a failure of the attempt."""
+        """Run a phase in its job group and pool. Turn whatever Spark raises into a failure of the
+        attempt."""
         try:
             context = self._spark.context
             if header in self._dead:
@@ -445,7 +455,8 @@ class SparkExecutor:
         return result
 
     def _warm_up(self) -> None:
-        """Run small jobs of both shapes, so that the first batch meets compiled code and loaded workers."""
+        """Run small jobs of both shapes, so that the first batch finds compiled code and loaded
+        workers."""
         context = self._spark.context
         width = max(level.partitions for level in self._plan.processing)
         context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
@@ -457,12 +468,14 @@ def _group(header: AttemptHeader, phase: Phase) -> str:
     return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
 
 
-#: Less than what a Python worker that raised says itself; and advice that is not for users of Ratchet.
+#: Lines that say less than the Python worker's own error, and advice that does not concern users of
+#: Ratchet.
 _BESIDE_THE_POINT = ("exception was thrown from the Python worker", "consider using `rdd.checkpoint()`")
 
 
 def python_part(error: BaseException) -> list[str]:
-    """The lines of an error from Spark up to the JVM's stack: what a Python programmer can use."""
+    """The lines of an error from Spark that a Python programmer can use: those before the JVM's
+    stack."""
     lines: list[str] = []
     for line in str(error).splitlines():
         if line.lstrip().startswith("at "):

@@ -1,6 +1,7 @@
-"""A certificate for one run, which its processes on several hosts know each other by.
+"""A certificate for one run. The run's processes on several hosts recognise each other by it.
 
-The driver's JVM makes it: every Java has ``keytool``, and Python's standard library makes none.
+The driver's JVM makes it: every Java has ``keytool``, and Python's standard library cannot make
+certificates.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _TIMEOUT_S = 60
 
 
 def new_certificate(gateway: JavaGateway) -> bytes:
-    """A new key and a certificate that is signed with it, as PEM. About a second. Raises ``ConfigError`` when this Java has no
-    ``keytool``."""
+    """Make a new key and a certificate signed with it; return both as PEM. Takes about a second.
+    Raises ``ConfigError`` when this Java has no ``keytool``."""
     jvm = gateway.jvm
     keytool = Path(jvm.System.getProperty("java.home")) / "bin" / "keytool"
     password = secrets.token_hex(16)

@@ -1,10 +1,11 @@
 """Spark's Python daemon, with Ratchet's packages imported before it forks a worker.
 
-Spark runs ``python -m`` this module where ``spark.python.daemon.module`` names it, on executors that find Ratchet where the driver
-does. A worker that is forked from it begins at once. One that has to import everything first takes seconds on a loaded machine:
-an attempt whose workers were killed after its timeout would time out again before they had begun, and so on for ever.
+Spark runs this module with ``python -m`` when ``spark.python.daemon.module`` names it, on executors
+that find Ratchet where the driver does. A forked worker begins at once. A worker that must first
+import everything takes seconds on a loaded machine: an attempt whose workers were killed at its
+timeout would time out again before they had begun, and so on for ever.
 
-What cannot be imported here is left to the worker, where the error reaches the driver.
+Import errors are ignored here. The worker meets them again, and there the error reaches the driver.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from framework.execution.spark.shipping import OWN_PACKAGES
 
 
 def preload() -> None:
-    """Import what tasks need. Nothing is printed to standard output: Spark reads the daemon's port from there."""
+    """Import what tasks need. Print nothing to standard output, where Spark reads the daemon's
+    port."""
     with contextlib.redirect_stdout(sys.stderr):
         for name in (*OWN_PACKAGES, "framework.execution.spark.batches", "framework.execution.spark.rounds"):
             with contextlib.suppress(Exception):

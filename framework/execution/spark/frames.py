@@ -1,8 +1,10 @@
-"""Spark SQL for ``DataFrameBolt``: rows of a batch become DataFrames, and their result rows again.
+"""Spark SQL for ``DataFrameBolt``: turns the rows of a batch into DataFrames, and the results back
+into rows.
 
-Rows cross as Arrow IPC bytes in a binary column, a handful of values per task, and are unpacked by ``mapInArrow``: the
-row conversions of ``createDataFrame`` and ``DataFrame.rdd`` see those few values only. Adaptive execution is off, so that
-the number of partitions, and with it what every task gets, is the same for every attempt.
+Rows cross as Arrow IPC bytes in a binary column, a handful of values per task, and ``mapInArrow``
+unpacks them. The row conversions of ``createDataFrame`` and ``DataFrame.rdd`` see only those few
+values. Adaptive execution is off, so that every attempt has the same number of partitions, and
+every task gets the same rows.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _PAYLOAD_ARROW = pa.schema([pa.field("payload", pa.binary(), nullable=False)])
 
 
 class FrameFailed(Exception):
-    """A DataFrame bolt failed on the driver; the failure names it."""
+    """A DataFrame bolt failed on the driver. ``failure`` names the bolt."""
 
     def __init__(self, failure: TaskFailure) -> None:
         super().__init__(str(failure))
@@ -38,7 +40,8 @@ class FrameFailed(Exception):
 
 
 class SqlFrames:
-    """Runs the DataFrame bolts of one topology on a Spark context. Safe to use from several threads."""
+    """Runs the DataFrame bolts of one topology on a Spark context. Safe to use from several
+    threads."""
 
     def __init__(self, spark: Spark, topology: PlannedTopology) -> None:
         self._spark = spark
@@ -47,19 +50,19 @@ class SqlFrames:
 
     @classmethod
     def in_this_process(cls, topology: PlannedTopology) -> SqlFrames:
-        """With the active context, or with one of its own that ``close`` stops."""
+        """Use the active context, or start one that ``close`` stops."""
         spark = Spark(f"ratchet {topology.plan.topology_id}", {"spark.master": "local[1]"})
         spark.start()
         return cls(spark, topology)
 
     def close(self) -> None:
-        """Of frames that were made ``in_this_process``."""
+        """Stop the context that ``in_this_process`` started. Call it only on frames made there."""
         self._spark.stop()
 
     def of_rows(
         self, component_id: str, header: AttemptHeader, inputs: Mapping[str, list[pa.RecordBatch]]
     ) -> Sequence[pa.RecordBatch]:
-        """Run a bolt over rows that are here; for the executor of one process."""
+        """Run a bolt over rows in this process, for the local executor."""
         session = self._sessions[component_id]
         frames = {}
         for name, batches in inputs.items():
@@ -76,8 +79,8 @@ class SqlFrames:
     def of_payloads(
         self, component_id: str, header: AttemptHeader, inputs: Mapping[str, RDD[bytes]]
     ) -> RDD[tuple[int, int, bytes]]:
-        """Run a bolt over rows on the executors; the result is (partition, sequence, IPC bytes). Nothing is computed
-        before a job needs it."""
+        """Run a bolt over rows on the executors. The result is (partition, sequence, IPC bytes).
+        Nothing is computed until a job needs it."""
         session = self._sessions[component_id]
         frames = {}
         for name, payloads in inputs.items():
@@ -114,7 +117,8 @@ class SqlFrames:
         raise KeyError(input_name)
 
     def _session(self, context: SparkContext, component_id: str) -> SparkSession:
-        """A session per bolt: its settings and temporary views are its own. Types are checked now, not in a batch."""
+        """Make a session for one bolt, so that its settings and temporary views are its own. Check
+        its types now rather than in a batch."""
         for name in self._topology.plan.input_names(component_id):
             _spark_types(self._fields(component_id, name), component_id, name)
         session = SparkSession(context).newSession()
@@ -130,7 +134,8 @@ def frame_bolts(plan: ExecutionPlan) -> list[str]:
 
 
 def _failure(error: BaseException, component_id: str) -> TaskFailure:
-    """What was raised, also when Spark has wrapped it up on its way from an executor."""
+    """The failure for an error. Recognises a ``FailedException`` that Spark wrapped on its way from
+    an executor."""
     failure = TaskFailure.of(error, component_id, 0)
     if failure.kind is FailureKind.ERROR and f"{FailedException.__module__}.FailedException" in str(error):
         return TaskFailure(FailureKind.FAILED, component_id, 0, "a function of the query raised FailedException")
@@ -148,7 +153,7 @@ def _spark_types(fields: Fields, component_id: str, input_name: str) -> tuple[St
     return spark_schema, to_arrow_schema(spark_schema, timezone="UTC")
 
 
-# --- in Python workers ----------------------------------------------------------------------------------------------
+# --- in Python workers ----------------------------------------------------------------------------
 
 
 def _as_row(payload: bytes) -> tuple[bytes]:

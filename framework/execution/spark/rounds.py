@@ -1,7 +1,8 @@
-"""Jobs on Spark that are not batches: one task, a task for each of several items, or a chain of levels with shuffles between.
+"""Runs jobs on Spark that are not batches: one task, one task per item, or a chain of levels with
+shuffles between them.
 
-What they run is handed in; nothing is kept between jobs but the workers. Spark repeats nothing: a task that is a repetition
-fails itself, and the job with it, which counts as lost.
+The caller passes in the code to run. Nothing is kept between jobs except the workers. No task is
+repeated: when Spark repeats one, the repetition fails, and its job counts as lost.
 """
 
 from __future__ import annotations
@@ -20,29 +21,30 @@ from framework.execution.spark.session import PROCESSING_POOL, Spark, is_local
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-#: One task of a chain: level, partition, what came for it; returns what goes on, each with its partition in the next level.
+#: One task of a chain. Arguments: level, partition, and the records that came for it. Returns
+#: records, each with its partition in the next level.
 LevelTask = Callable[[int, int, Sequence[Any]], Iterable[tuple[int, Any]]]
 
 
 class SparkJobs:
-    """Runs jobs. Every method raises ``RetryableError`` when a job was lost, with what Python said, and
-    ``InvariantViolation`` when a task found a bug."""
+    """Runs jobs. Methods that run a job raise ``RetryableError``, with Python's message, when the
+    job was lost, and ``InvariantViolation`` when a task found a bug."""
 
     def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
         self._spark = Spark(app_name, settings)
 
     def start(self) -> None:
-        """Raises ``ConfigError`` when Spark does not start."""
+        """Start Spark. Raises ``ConfigError`` when it does not start."""
         self._spark.start()
 
     @property
     def slots(self) -> int:
-        """How many tasks can run side by side."""
+        """The number of tasks that can run side by side."""
         return max(int(self._spark.context.defaultParallelism), 1)
 
     @property
     def local(self) -> bool:
-        """Whether there is one executor, in this process's own Spark."""
+        """Whether the only executor is in this process's own Spark."""
         master = self._spark.context.master
         return is_local(master) and not master.startswith("local-cluster")
 
@@ -51,7 +53,7 @@ class SparkJobs:
         return str(self._spark.context.getConf().get("spark.driver.host", "127.0.0.1"))
 
     def new_certificate(self) -> bytes:
-        """A certificate and its key: ``spark_certificate``."""
+        """Make a certificate and its key: see ``certificate.new_certificate``."""
         return new_certificate(self._spark.context._gateway)
 
     def one(self, function: Callable[[], list[T]]) -> list[T]:
@@ -60,12 +62,14 @@ class SparkJobs:
         return results[0]
 
     def each(self, items: Sequence[Item], function: Callable[[Item], T]) -> list[T]:
-        """Run a function for each item, in a task of its own; the results are in the items' order."""
+        """Run a function for each item, in a task of its own. Returns the results in the order of
+        the items."""
         rdd = self._spark.context.parallelize(list(items), len(items))
         return self._collected(rdd.mapPartitions(_Each(function)))
 
     def chain(self, widths: Sequence[int], task: LevelTask) -> list[Any]:
-        """Run ``widths[level]`` tasks of each level, with a shuffle between levels; returns what leaves the last one."""
+        """Run ``widths[level]`` tasks of each level, with a shuffle between levels. Returns the
+        records that leave the last level."""
         rdd: RDD[Any] = self._spark.context.parallelize(range(widths[0]), widths[0]).mapPartitions(_no_records)
         for level, width in enumerate(widths):
             if level:
@@ -119,7 +123,8 @@ class _Level:
 
 
 def _only_once() -> None:
-    """Raises ``RetryableError`` in a repetition: whose executor was lost in its first run, its job is lost too."""
+    """Raise ``RetryableError`` in a task that Spark repeats. Its first run lost its executor, so
+    the job is lost too."""
     try:
         refuse_repetition()
     except InvariantViolation as error:

@@ -1,4 +1,4 @@
-"""The Spark context that a run uses, set up for short jobs that must not be repeated."""
+"""The Spark context of a run, set up for short jobs that Spark must not repeat."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _POOLS = f"""<?xml version="1.0"?>
 </allocations>
 """
 
-#: What the user may override.
+#: Defaults that the user may override.
 _DEFAULTS = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
-    "spark.python.task.killTimeout": "500ms",  # how long a cancelled task may go on before its worker is killed
+    "spark.python.task.killTimeout": "500ms",  # a cancelled task's worker is killed after this long
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.shuffle.compress": "false",  # pieces are compressed already
     "spark.shuffle.spill.compress": "true",
@@ -43,13 +43,15 @@ _DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
 }
-#: With a local master the JVM only schedules and copies. The optimising compiler would spend the first minutes of a run
-#: competing with the batches for its cores, and four batches a second would not pay it back.
+#: With a local master the JVM only schedules and copies. The optimising compiler would compete with
+#: the batches for the cores during the first minutes of a run, and four batches a second would
+#: never repay it.
 _LOCAL_DEFAULTS = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.daemon.module": "framework.execution.spark.daemon",
 }
-#: What the protocol depends on (C10); the configuration refuses these from the user.
+#: Settings that the protocol depends on (C10). The configuration does not accept these from the
+#: user.
 _FIXED = {
     "spark.task.maxFailures": "1",
     "spark.stage.maxConsecutiveAttempts": "1",
@@ -59,7 +61,8 @@ _FIXED = {
 
 
 class Spark:
-    """The ``SparkContext`` that a run works with: one of its own, or the active one, which outlives it."""
+    """The ``SparkContext`` of a run: one that it starts and stops, or the active one, which it
+    leaves running."""
 
     def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
         self._app_name = app_name
@@ -68,25 +71,26 @@ class Spark:
         self._owned = False
 
     def start(self) -> SparkContext:
-        """Raises ``ConfigError`` when Spark does not start."""
+        """Start Spark, or use the active context. Raises ``ConfigError`` when Spark does not start,
+        and ``TopologyError`` when the active context lacks a setting that Ratchet needs."""
         self._owned = SparkContext._active_spark_context is None
         self._context = start_context(self._app_name, self._settings)
         return self._context
 
     @property
     def active(self) -> SparkContext | None:
-        """None before the start and after the end."""
+        """The context; None before the start and after the end."""
         return self._context
 
     @property
     def context(self) -> SparkContext:
-        """Raises ``InvariantViolation`` where there is none."""
+        """The context. Raises ``InvariantViolation`` before the start and after the end."""
         if self._context is None:
             raise InvariantViolation("Spark is not started, or was stopped")
         return self._context
 
     def stop(self) -> None:
-        """Safe to call twice."""
+        """Stop the context, unless it was active before. Safe to call twice."""
         context, self._context = self._context, None
         if context is not None and self._owned:
             if _output is not None:
@@ -95,10 +99,11 @@ class Spark:
 
 
 def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
-    """Start Spark in this process, or raise ``ConfigError`` with one line that says why it cannot.
+    """Start Spark in this process. Raises ``ConfigError``, with one line that gives the reason,
+    when it cannot.
 
-    A context that is already active is used when it was started by Ratchet, and refused otherwise: its settings could
-    break the guarantees.
+    An active context is used if it has the settings that Ratchet needs. Otherwise raises
+    ``TopologyError``: its settings could break the guarantees.
     """
     active = SparkContext._active_spark_context
     if active is not None:
@@ -147,19 +152,20 @@ def _gateway(conf: SparkConf) -> Any:
 
 
 def _with_code(context: SparkContext) -> SparkContext:
-    """Executors of a cluster get what this process has imported by now."""
+    """Ship the modules that this process has imported so far to the executors of a cluster."""
     if not is_local(context.master):
         ship_code(context)
     return context
 
 
 def is_local(master: str) -> bool:
-    """Whether executors are on this host and started by this process: they look for modules where it looks."""
+    """Whether this process starts the executors, on this host. They then look for modules where it
+    looks."""
     return master.startswith("local")
 
 
 def _reason(error: BaseException) -> str:
-    """The line of a Java stack trace that says something."""
+    """The informative line of a Java stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ") or "Exception: " in line]
     line = (causes or lines or [type(error).__name__])[-1]
@@ -167,14 +173,15 @@ def _reason(error: BaseException) -> str:
 
 
 def _scratch_folder() -> Path:
-    """A folder for this process's Spark settings, removed when the process ends in order."""
+    """A folder for this process's Spark settings, removed when the process ends normally."""
     folder = Path(tempfile.mkdtemp(prefix="ratchet-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _import_path() -> list[str]:
-    """Where workers on this host must look for the user's modules: where this process looks, installed packages apart."""
+    """The places where workers on this host must look for the user's modules: those where this
+    process looks, except installed packages."""
     own = [entry for entry in (os.getcwd(), *sys.path) if entry and Path(entry).is_dir() and "-packages" not in entry]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return list(

@@ -1,8 +1,10 @@
-"""Code for executors that this process did not start: one archive of Ratchet and of the user's modules, added to the run.
+"""Ships code to executors that this process did not start: one archive of Ratchet and of the user's
+modules, added to the run.
 
-What is shipped: Ratchet's own packages, wherever they are, and every module that this process has imported from outside of
-its installed packages, with the package it is part of, whole. What is not: installed packages; they must be installed where the
-executors run, in the Python that ``PYSPARK_PYTHON`` names there.
+The archive holds Ratchet's own packages, wherever they are, and every module that this process has
+imported from outside of its installed packages, with its whole top-level package. Installed
+packages are not shipped: they must be installed where the executors run, in the Python that
+``PYSPARK_PYTHON`` names there.
 """
 
 from __future__ import annotations
@@ -18,23 +20,26 @@ from typing import Any
 
 from framework.errors import ConfigError
 
-#: Shipped even where they are installed: executors must run what the driver runs.
+#: Shipped even when they are installed: executors must run the same code as the driver.
 OWN_PACKAGES = ("framework", "spouts", "sinks")
-#: A package larger than this has data in it that does not belong on every executor.
+#: An archive of more bytes than this contains data that does not belong on every executor.
 SHIPPED_BYTES_MAX = 256 << 20
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the archive's bytes depend on what is in it and on nothing else
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the archive's bytes depend on its content alone
 
 
 def ship_code(context: Any) -> None:
-    """Make the modules that this process has imported importable on the executors of a ``SparkContext``.
+    """Make the modules that this process has imported importable on the executors of a
+    ``SparkContext``.
 
-    Raises ``ConfigError`` for a module that cannot be read, or that is too large.
+    Raises ``ConfigError`` for a file that cannot be read, and when the modules are too large
+    together.
     """
     context.addPyFile(str(make_archive(Path(tempfile.mkdtemp(prefix="ratchet-code-")))))
 
 
 def make_archive(folder: Path) -> Path:
-    """Write the archive into ``folder``; its name says what it holds, so that another one has another name."""
+    """Write the archive into ``folder`` and return its path. The name contains a digest of the
+    content."""
     files = dict(sorted(_files().items()))
     size = sum(file.stat().st_size for file in files.values())
     if size > SHIPPED_BYTES_MAX:
@@ -57,7 +62,7 @@ def make_archive(folder: Path) -> Path:
 
 
 def _files() -> dict[str, Path]:
-    """Name in the archive -> file, of all that is shipped."""
+    """Name in the archive -> file, for everything that is shipped."""
     found: dict[str, Path] = {}
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
         module = sys.modules.get(name)
@@ -72,7 +77,8 @@ def _files() -> dict[str, Path]:
 
 
 def _places(module: ModuleType | None) -> list[Path]:
-    """The folders of a package, or the file of a module; nothing for what is built in, or was run as a program."""
+    """The folders of a package, or the file of a module. Empty for a built-in module and for the
+    main program."""
     if module is None or module.__name__ == "__main__":
         return []
     paths = getattr(module, "__path__", None)
@@ -91,7 +97,7 @@ def _inside(package: Path) -> list[Path]:
 
 
 def _is_installed(place: Path) -> bool:
-    """Part of Python, or of a package that was installed."""
+    """Whether the place belongs to Python or to an installed package."""
     roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     whole = place.resolve()
     return (
