@@ -1,4 +1,5 @@
-"""The planner's thread: asks the source for the next batch until there is one, and keeps I/O out of the driver's loop."""
+"""The planner's thread: asks the source until it has a batch, and keeps I/O out of the driver's
+loop."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from framework.transactions.sources import CoordinatorPlanner
 
 _log = structlog.get_logger()
 
-#: An idle source is asked again after this long, twice as long each time.
+#: The first pause before an idle source is asked again. It doubles each time.
 IDLE_POLL_S = 0.004
 RETRY_S = 0.2
 
 
 class PlanningThread:
-    """Owns the planner: everything that touches it runs here, one thing at a time. ``check`` looks at each plan before anybody
-    else does, and may raise what planning may."""
+    """Owns the planner: all calls to it run here, one at a time. ``check`` sees each plan first,
+    and may raise what planning may raise."""
 
     def __init__(
         self,
@@ -61,19 +62,20 @@ class PlanningThread:
         self._thread = self._threads.spawn("planner", self._running())
 
     def ask(self, request: AskPlan) -> None:
-        """Plan this batch now; forget any other."""
+        """Plan this batch from now on; drop any other request."""
         with self._lock:
             self._asked = request
         self._wake.set()
 
     def committed(self, plan: Plan) -> None:
-        """Tell the planner that this batch is closed; of several that it has not heard of, only the last."""
+        """Tell the planner that a batch is closed. If several close before it is told, it is told
+        of the last only."""
         with self._lock:
             self._committed = plan
         self._wake.set()
 
     def call(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
-        """Run a function of the planner in its thread."""
+        """Call ``function`` with the planner, in its thread."""
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -141,14 +143,15 @@ class PlanningThread:
             return min(max(pause_s * 2, IDLE_POLL_S), self._idle_poll_max_s)
         with self._lock:
             if self._asked is not request:
-                return 0.0  # asked for another one meanwhile
+                return 0.0  # another batch was asked for meanwhile
             self._asked = None
         self._last_plan_at_ms = self._threads.now_ms()
         self._on_plan(request, plan)
         return 0.0
 
     def _plan(self, request: AskPlan) -> Plan | None:
-        """What the source has; when that is nothing, an empty batch now and then, for topologies that want one."""
+        """The source's next batch. When it has none, an empty batch at intervals, for topologies
+        that want one."""
         planner, previous, every_s = self._planner, request.previous or {}, self._empty_batch_every_s
         if isinstance(planner, CoordinatorPlanner):
             planner.next_txid = request.txid
