@@ -10,7 +10,7 @@ Phases, as in ``org.apache.storm.spout.CheckPointState``::
 
     COMMITTED ── prepare(n+1) ──> PREPARING ── all have ──> COMMITTING ── all have ──> COMMITTED
         ^                             │ any failure             │ any failure
-        └───── recover, roll back ────┘                         └── recover, commit again ──> COMMITTED
+        └───── recover, roll back ────┘                         └ recover, commit again ──> COMMITTED
 
 Invariants:
 
@@ -256,7 +256,7 @@ class Checkpoints:
         self._recoveries = 0
         self._last_failure: str | None = None
 
-    # --- for whoever makes the rounds ------------------------------------------------------------------------
+    # --- for the driver ---------------------------------------------------------------------------
 
     @property
     def settled(self) -> bool:
@@ -368,7 +368,7 @@ class Checkpoints:
             self._last_failure,
         )
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _first(self) -> bool:

@@ -129,7 +129,7 @@ class RoundDriver:
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
-    # --- from any thread ---------------------------------------------------------------------------------------
+    # --- from any thread --------------------------------------------------------------------------
 
     def status(self) -> CoreStatus:
         with self._changed:
@@ -151,7 +151,7 @@ class RoundDriver:
                 self._awaited -= 1
             return not self.over and self._idle_after(after)
 
-    # --- the loop ----------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def run(
         self, confirm: Callable[[], None] | None = None, checkpoints: Callable[[], Checkpoints] | None = None

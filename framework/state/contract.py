@@ -92,7 +92,7 @@ class StateProviderContract:
         state.prepare_commit(txid)
         state.commit(txid)
 
-    # --- a mapping -------------------------------------------------------------------------------------------
+    # --- a mapping --------------------------------------------------------------------------------
 
     def test_a_new_state_is_empty(self) -> None:
         assert not self.made.exists(self.namespace, self.conf())
@@ -163,7 +163,7 @@ class StateProviderContract:
         assert dict(again.items()) == expected
         assert again.multi_get(list(range(12_345))) == [expected.get(number) for number in range(12_345)]
 
-    # --- checkpoints -----------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def test_what_is_committed_is_there_and_what_is_not_is_not(self) -> None:
         state = self.state()
@@ -313,7 +313,7 @@ class StateProviderContract:
         again = self.again()
         assert (again.get("a"), again.txid) == (1, 0)
 
-    # --- namespaces ------------------------------------------------------------------------------------------
+    # --- namespaces -------------------------------------------------------------------------------
 
     def test_namespaces_are_apart(self) -> None:
         first, second = self.state(0), self.state(1)

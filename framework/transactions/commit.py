@@ -76,7 +76,7 @@ class CommitPhase:
         self._headers: dict[int, Header] = {}
         self._lock = threading.RLock()
 
-    # --- start -----------------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def open(self, currtx: int, digests: Mapping[int, str], *, joining: Collection[str] = ()) -> bool:
         """Perform the steps of ``opening``."""
@@ -178,7 +178,7 @@ class CommitPhase:
         _check_plan(state, header.open, currtx, digests.get(currtx))
         return True
 
-    # --- attempts --------------------------------------------------------------------------------------------
+    # --- attempts ---------------------------------------------------------------------------------
 
     def run(self, attempt: AttemptHeader, *, replay: bool) -> PhaseResult:
         """Commit. The result holds what went wrong; only a higher epoch raises
@@ -248,7 +248,7 @@ class CommitPhase:
         for state in self._states:
             state.close()
 
-    # --- steps -----------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _raise(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:

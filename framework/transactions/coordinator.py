@@ -5,15 +5,15 @@ with each event, and the driver carries the commands out in the order given.
 
 States of a transaction::
 
-                Planned                Processed             its turn
-    (planning) ─────────> PROCESSING ───────────> PROCESSED ──────────> COMMITTING ─Committed─> (gone)
-                           ^   │                      │                     │
-                   replay  │   └──────────────────────┴─────────────────────┘
-                           │             failure of this txid or an earlier one
-                          WAITING <──────────────────────┘
-                           │   ^
-        its range is gone  v   │ failure
-                       ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
+               Planned              Processed             its turn             Committed
+    (planning) ───────> PROCESSING ──────────> PROCESSED ──────────> COMMITTING ─────────> (gone)
+                         ^   │                     │                     │
+                 replay  │   └─────────────────────┴─────────────────────┘
+                         │                         │ failure of this txid or of an earlier one
+                        WAITING <──────────────────┘
+                         │   ^
+      its range is gone  v   │ failure
+                     ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
 
 An opaque batch whose commit was never opened is not replayed: a failure drops it, and it is planned
 afresh.
@@ -93,7 +93,7 @@ _PHASE_NAMES = {
 }
 
 
-# --- events -----------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class StopRequested:
 Event = Union[Started, Planned, Processed, Committed, RolledBack, Tick, StopRequested]
 
 
-# --- commands ---------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class Coordinator:
             self._active[txid] = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
             txid += 1
 
-    # --- what the driver may ask -----------------------------------------------------------------------------
+    # --- what the driver may ask ------------------------------------------------------------------
 
     @property
     def stopped(self) -> bool:
@@ -343,7 +343,7 @@ class Coordinator:
         """txid -> (attempt id, phase), ascending."""
         return {txid: (each.attempt_id, each.phase) for txid, each in sorted(self._active.items())}
 
-    # --- events ----------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Command]:
         """Take one event; return the commands to carry out, in order: none once stopped."""
@@ -440,7 +440,7 @@ class Coordinator:
             return []
         return self._stop_now(None)
 
-    # --- what follows ----------------------------------------------------------------------------------------
+    # --- what follows -----------------------------------------------------------------------------
 
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
         """Fail this txid and every later one in flight (invariant 2)."""

@@ -1,4 +1,4 @@
-"""The driver: stands for election, runs a term while it leads, and stands again when leadership is lost."""
+"""The driver: stands for election, runs a term while it leads, and stands again after that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _log = structlog.get_logger()
 
 
 class Driver:
-    """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from other threads."""
+    """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from
+    other threads."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Driver:
             topology, executor, store, settings, self.journal, threads, self._stop_requested, self._update
         )
 
-    # --- for other threads -----------------------------------------------------------------------------------
+    # --- for other threads ------------------------------------------------------------------------
 
     def request_stop(self) -> None:
         """Finish the commit under way, then end ``run``."""
@@ -95,7 +96,7 @@ class Driver:
             self._partitions = term.progress()
         return self._partitions
 
-    # --- the loop --------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Stand for election, run while leading, and stand again when leadership is lost. Returns

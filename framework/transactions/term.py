@@ -126,7 +126,7 @@ class Term:
             empty_batch_every_s=settings.empty_batch_every_s,
         )
 
-    # --- from other threads --------------------------------------------------------------------------------------
+    # --- from other threads -----------------------------------------------------------------------
 
     def request_stop(self) -> None:
         self._messages.put(StopRequested())
@@ -140,7 +140,7 @@ class Term:
     def progress(self) -> Mapping[str, PartitionProgress]:
         return self._planner.progress(*self._plans)
 
-    # --- the loop ------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def running(self) -> Steps[TaskFailure | None]:
         coordinator, epoch = self._coordinator, self._leadership.epoch
@@ -192,7 +192,7 @@ class Term:
             _log.warning("phase.abandoned", topology=self._topology.id, threads=hanging)
         self._commit.close()
 
-    # --- commands ------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -265,7 +265,7 @@ class Term:
         self._phases = [phase for phase in self._phases if phase.is_alive()]
         self._phases.append(self._threads.spawn(f"{name}-{header}", steps))
 
-    # --- phases, each in a thread of its own -----------------------------------------------------------------------
+    # --- phases, each in a thread of its own ------------------------------------------------------
 
     def _processing(self, header: AttemptHeader, plan: Plan) -> Steps[None]:
         committed_txid = self._coordinator.currtx - 1
@@ -309,7 +309,7 @@ class Term:
     def _answer(self, event: Processed | Committed | RolledBack, result: PhaseResult) -> None:
         self._messages.put(_PhaseEnded(event, result))
 
-    # --- what others see -----------------------------------------------------------------------------------------
+    # --- what others see --------------------------------------------------------------------------
 
     def _noted(self, ended: _PhaseEnded) -> Processed | Committed | RolledBack:
         """Record in the journal how a phase of a live attempt ended. (A dead attempt was recorded
