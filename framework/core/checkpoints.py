@@ -10,7 +10,7 @@ Phases, as in ``org.apache.storm.spout.CheckPointState``::
 
     COMMITTED ── prepare(n+1) ──> PREPARING ── all have ──> COMMITTING ── all have ──> COMMITTED
         ^                             │ any failure             │ any failure
-        └───── recover, roll back ────┘                         └ recover, commit again ──> COMMITTED
+        └───── recover, roll back ────┘                         └ recover, commit again ─> COMMITTED
 
 Invariants:
 

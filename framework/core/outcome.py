@@ -38,8 +38,8 @@ class Rows:
 
 @dataclass(slots=True)
 class Made:
-    """What one component has made. ``rows``: by stream and, on direct streams, by the task that they
-    are for."""
+    """What one component has made. ``rows``: by stream and, on direct streams, by the task that
+    they are for."""
 
     counts: Counts = field(default_factory=Counts)
     rows: dict[tuple[str, int | None], Rows] = field(default_factory=dict)
