@@ -12,12 +12,12 @@ from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
 
 
 class AckerTask:
-    """The task of one acker. It reports what it decides about a tree in the same round.
+    """The task of one acker. It reports each decision in the round in which it decides.
 
     Invariant: what a task says of a round is applied once, and after that nothing that the task
     said of an earlier round. A tree that misses something for that reason times out; if something
-    were applied twice, an incomplete tree could pass for complete. Nothing is applied of rounds
-    before ``first_round`` either: nobody tracks the trees of those any more."""
+    were applied twice, an incomplete tree could pass for complete. What is said of rounds before
+    ``first_round`` is not applied either: nobody tracks those trees any more."""
 
     def __init__(self, number: int, first_round: int) -> None:
         self._number = number

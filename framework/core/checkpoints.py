@@ -65,8 +65,8 @@ class Layout(NamedTuple):
     grouping: str | None = None
 
     def ttl_of(self, bolt: Any) -> float:
-        """How long values live in it, 0 for ever. ``bolt``: the layout's own, asked when the record
-        does not say."""
+        """How long values live in it, 0 for ever. ``bolt``: the bolt whose layout it is; its
+        ``state_ttl_s`` counts when the record does not say."""
         found: float | None = bolt.state_ttl_s if self.ttl_s is None else self.ttl_s
         return found or 0.0
 
@@ -86,12 +86,12 @@ class Layout(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CheckpointMarker:
     """What a round carries to every task. ``txid``: the checkpoint concerned; in a recovery, the
-    one to go back to. ``prepared``: that one may be only prepared, and is then committed. ``upto``:
-    the highest id ever used. ``layouts``: component -> number of its layout. ``known``: components
-    whose state is part of the checkpoint; the others begin empty. ``positions``: where spouts go
-    back to. ``exact``: all spouts go back; otherwise only new instances do. ``forgotten``: spouts
-    that begin anew if they have no position. ``durable``: what is committed survives its
-    process."""
+    one to go back to. ``prepared``: that one may be only prepared, and must then be committed.
+    ``upto``: the highest id ever used. ``layouts``: component -> number of its layout. ``known``:
+    components whose state is part of the checkpoint; the others begin empty. ``positions``: where
+    spouts go back to. ``exact``: all spouts go back; otherwise only new instances do.
+    ``forgotten``: spouts that begin anew if they have no position. ``durable``: what is committed
+    survives its process."""
 
     action: CheckpointAction
     txid: int
@@ -384,8 +384,8 @@ class Checkpoints:
             self._recoveries += 1
 
     def _recovery(self) -> CheckpointMarker:
-        """Go back to the checkpoint that every task has prepared, or else to the last committed
-        one."""
+        """The marker of a recovery. It goes back to the checkpoint that every task has prepared, or
+        else to the last committed one."""
         aim = self._committed() if self.record.prepared else self.record
         return CheckpointMarker(
             CheckpointAction.RECOVER,

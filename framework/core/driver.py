@@ -83,8 +83,8 @@ class _Found(NamedTuple):
 
 class RoundDriver:
     """``timeout_s``: of a tuple. ``attempts_max``: the topology fails when a component fails to
-    start this often in a row, or a spout dies this often in a row. Run it in a thread of its own;
-    everything else may be called from any."""
+    start, or a spout dies, this often in a row. Call ``run`` in a thread of its own. The methods
+    under "from any thread" may be called from any."""
 
     def __init__(
         self,
@@ -156,9 +156,10 @@ class RoundDriver:
     def run(
         self, confirm: Callable[[], None] | None = None, checkpoints: Callable[[], Checkpoints] | None = None
     ) -> None:
-        """Run round after round. Returns when it was asked to stop, has failed, or no longer leads;
-        after the last, it may be run again. ``confirm``: raises when this driver does not lead, and
-        waits while that is unknown. ``checkpoints``: makes those of a topology with state."""
+        """Run round after round. Returns when it was asked to stop, when it has failed, and when it
+        no longer leads; in the last case it may be run again. ``confirm``: raises when this driver
+        does not lead, and waits while that is unknown. ``checkpoints``: makes those of a topology
+        with state."""
         phase = "stopped"
         self._confirm, self._confirmed_at = confirm, self._clock()
         try:

@@ -36,10 +36,10 @@ class Address(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class HomeSettings:
     """What a home is started with. ``plan``: pickled. ``answer_s``: how long the home may take to
-    answer. When it has not been asked for twice as long, its driver is gone, so it closes its tasks
-    and ends. ``driver_host``: None when there is one executor, on the driver's host; otherwise
-    homes listen on the interface from which that host is reached, and ``credentials`` have a
-    certificate."""
+    answer. When nobody has asked it anything for twice as long, its driver is gone, so it closes
+    its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
+    otherwise homes listen on the interface from which that host is reached, and ``credentials``
+    have a certificate."""
 
     plan: bytes
     credentials: Credentials
@@ -63,8 +63,8 @@ class HomeLostError(RetryableError):
 
 
 _channels: dict[Address, Channel] = {}
-#: Numbers of messages. An answer carries the number of its message. So if a killed task did not
-#: wait for an answer, that is not taken for the answer to the next message.
+#: Numbers of messages. An answer carries the number of its message. So an answer that a killed task
+#: did not wait for is not taken for the answer to the next message.
 _numbers = itertools.count()
 
 

@@ -4,8 +4,8 @@ Spark gives a task to whichever worker process is free, and ends workers as it l
 holds a connection and pending tuples needs a place that stays. So each home is a process on the
 executor's host, started by a Spark task. The tasks of the rounds carry its input to it, and its
 output away (``home_client.py``). A home ends when it is told to, when its executor is gone, and
-when it has not been asked for too long. It is told to end when its part of a round takes too long,
-since a component may have hung.
+when nobody has asked it anything for too long. It is told to end when its part of a round takes too
+long, since a component may have hung.
 
 A home answers the messages of a channel one after the other, and a task does one round after the
 other. Nobody is admitted without the run's key (``channels.py``).
@@ -100,8 +100,8 @@ class HomeServer:
         self._ended = threading.Event()
 
     def serve(self) -> None:
-        """Answer until told to end, until the executor is gone, or until nobody has asked for the
-        lease."""
+        """Answer until told to end, until the executor is gone, or until nobody has asked anything
+        for ``lease_s``."""
         self._server.start()
         while not self._ended.wait(_WATCH_S):
             with self._lock:

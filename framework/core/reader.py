@@ -89,9 +89,9 @@ class TopologyState:
         return ((each.key, each.value) for each in self.entries(component_id))
 
     def entries(self, component_id: str) -> Iterator[Entry]:
-        """Everything that the tasks have. After the first entry, ``txid_before`` and ``txid_after``
-        say which checkpoint this is of. They are the same, unless the store can only be read while
-        it changes, or holds a part of the next checkpoint."""
+        """Everything that the tasks have. When all is read, ``txid_before`` and ``txid_after`` say
+        which checkpoint this is of. They are the same, unless the store can only be read while it
+        changes, or holds a part of the next checkpoint."""
         for tries_left in range(_TRIES, -1, -1):
             states = self._of(component_id)
             opened = [_entries(state) for state in states]

@@ -90,9 +90,9 @@ def finished(
     record: CheckpointRecord,
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
-    """The record, after a checkpoint is committed that other components or tasks prepared than
-    there are now. It is committed here, in the namespaces where it was prepared (C39). A checkpoint
-    that was prepared by those that there are now is left for them to commit."""
+    """Commit a prepared checkpoint, if the components or their tasks have changed since it was
+    prepared. It is committed in the namespaces where it was prepared (C39). Returns the record
+    after that. If nothing has changed, it is left for the present tasks to commit."""
     if not record.prepared:
         return record
     pending = record.pending_layouts
@@ -169,14 +169,14 @@ class Filling:
 
     def put(self, entry: Entry, tasks: int) -> None:
         """Put a key that one of ``tasks`` tasks has had. Raises ``TopologyError`` for a key that
-        belongs to no task, or to another task than the one that had it: nobody knows then where its
-        tuples go."""
+        belongs to no task, or to another task than the one that had it: it is then unknown where
+        its tuples go."""
         key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
         if tasks != self._tasks:
             bolt = self._component.instance
             grouped: Any = bolt.grouping_key(key) if isinstance(bolt, BaseStatefulBolt) else ()
             if grouped is None:
-                return  # of a task that is no more
+                return  # it belonged to its task, which is no more
             if grouped is EVERY_TASK:
                 for each in self._targets:
                     known = each.get(key)

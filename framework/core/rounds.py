@@ -147,8 +147,8 @@ class RoundReport(NamedTuple):
 
 RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]
 Addressed = tuple[int, RoundRecord]
-#: Runs one task of one level where it lives. Gets level, partition and the records that came for
-#: it, and returns the records that go on.
+#: Runs one task of one level where it lives. Gets the round, level, partition and the records that
+#: came for it, and returns the records that go on.
 RunTask = Callable[[Round, int, int, Sequence[RoundRecord]], Sequence[Addressed]]
 
 

@@ -28,7 +28,7 @@ class CoreTopologyFailed(RatchetError):
 
     @staticmethod
     def of(failure: ComponentError) -> CoreTopologyFailed:
-        """The error class that fits the failure, for callers that catch by way of recovery."""
+        """The error that fits the failure, for callers that catch errors by how they recover."""
         kind = CoreTopologyFailed
         if failure.failure is FailureKind.DATA_LOSS:
             kind = CoreTopologyLostData
@@ -79,8 +79,8 @@ class CoreRun(RunningThread):
         return CoreRunCollector(self._topology.id, self.status)
 
     def _begin_anew(self) -> None:
-        """Start over with new tasks. Another driver has led, so what the tasks know and hold is of
-        no use."""
+        """Start over with new tasks. This driver no longer leads, so what its tasks know and hold
+        is of no use."""
         self._executor.close()
         self._executor.start()
 

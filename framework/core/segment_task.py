@@ -82,7 +82,7 @@ class SegmentTask:
 
     def recover(self, marker: CheckpointMarker, before: SegmentTask | None) -> None:
         """Begin as of a checkpoint, in place of the task that was here before. What that one has
-        made is thrown away, except errors at its end."""
+        made is thrown away, except the errors of ending it."""
         if before is not None:
             before.throw_away()
             for component_task in before._component_tasks.values():
@@ -94,8 +94,8 @@ class SegmentTask:
             component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
-        """Commit a checkpoint, and tell the components at which trees begin what became of those.
-        Do nothing before the recovery that says where to begin."""
+        """Commit a checkpoint, and tell the components at which trees begin what became of their
+        trees. Do nothing before the recovery that says where to begin."""
         if self._unrecovered:
             return
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:

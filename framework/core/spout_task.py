@@ -229,7 +229,7 @@ class SpoutTask(ComponentTask):
         try:
             if marker.action is CheckpointAction.PREPARE:
                 position = self._said = self._instance.position()
-        except RetryableError as error:  # its source does not answer: the checkpoint has to wait
+        except RetryableError as error:  # its source does not answer: this checkpoint is given up
             self.report(error)
             return None
         except USER_ERRORS as error:

@@ -9,8 +9,8 @@
         def conf(self):
             return {"topology.state.provider.config": {"host": "localhost"}}
 
-Each test uses a namespace of its own. ``reopened`` stands for another process: by default it makes a
-new provider.
+Each test uses a namespace of its own. ``reopened`` stands for another process: by default it
+makes a new provider.
 """
 
 from __future__ import annotations

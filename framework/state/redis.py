@@ -3,10 +3,10 @@
 ::
 
     ratchet:{namespace}              hash: key -> value, as committed
-    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: number of prepared parts
+    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has
     ratchet:{namespace}:prepared     set of the ids under which something is prepared
-    ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared; a value after a "+", or "-" for
-                                     a deletion
+    ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared: "+" and a value, or "-" for a
+                                     deletion
 
 Changes travel in pipelines. A script moves what is prepared inside Redis, part by part. It does
 nothing once this checkpoint, or a higher one, is committed. A small checkpoint is one step. Scans

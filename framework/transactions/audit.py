@@ -7,8 +7,8 @@ are compared as of one transaction, by their previous values; rows that have mov
 compared as of a later one.
 
 If the records of closed transactions reach back to the first transaction, their batches are
-repeated. Otherwise larger batches over the same offsets are used; results that depend on where a
-batch ends, or on a clock, differ then. If the source has removed input, the answer is
+repeated. Otherwise larger batches over the same offsets are used. Results that depend on where a
+batch ends, or on a clock, then differ. If the source has removed input, the answer is
 *unverifiable*, never right.
 """
 
@@ -39,7 +39,7 @@ from framework.transactions.sources import planner_of
 RECORDS_PER_BATCH = 500_000
 #: How many differences of one state are shown. All are counted.
 DIFFERENCES_SHOWN = 100
-#: How long to wait until a transaction is closed that a sink holds already.
+#: How long to wait for the close of a transaction that a sink already holds.
 COMMIT_TIMEOUT_S = 60.0
 
 _log = structlog.get_logger()

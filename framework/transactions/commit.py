@@ -236,8 +236,8 @@ class CommitPhase:
 
     def close_fence(self, attempt: AttemptHeader) -> None:
         """Refuse everything that a task of this dead attempt still writes: raise the headers to the
-        attempt that will follow. Raises what the states raise; the next attempt's raise then closes
-        the fence."""
+        attempt that will follow. Raises what the states raise; the fence then stays open until the
+        next attempt raises the headers."""
         perform(self.closing_fence(attempt))
 
     def closing_fence(self, attempt: AttemptHeader) -> Steps[None]:

@@ -36,7 +36,8 @@ class DriverSettings:
 @dataclass(slots=True)
 class DriverStatus:
     """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed.
-    ``repeating``: the last failure of what is tried again, until a transaction is committed."""
+    ``repeating``: the failure behind the present retries; None again when a transaction is
+    committed."""
 
     phase: str = "starting"
     epoch: int = 0

@@ -130,7 +130,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The end of a ``RollBack``. When ``failure`` is None, no state holds anything of the txid."""
+    """The end of a ``RollBack``. When ``failure`` is None, no state that can undo holds anything of
+    the txid."""
 
     txid: int
     attempt_id: int
@@ -200,8 +201,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Undo in every state what attempts at an opened txid wrote under ``plan``: its range is gone
-    (C7)."""
+    """Undo what attempts at an opened txid wrote under ``plan``, in every state that can: the range
+    of the plan is gone (C7)."""
 
     txid: int
     attempt_id: int
@@ -445,8 +446,8 @@ class Coordinator:
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
         """Fail this txid and every later one in flight (invariant 2)."""
         self._failures[txid] = self._failures.get(txid, 0) + 1
-        # A dying attempt cannot have left a stale stamp that is still there at the next try. So it
-        # counts: in the end a person has to look.
+        # A stale stamp counts too. One that is still there at the next try was not left by a dying
+        # attempt: in the end a person has to look.
         if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS, FailureKind.STALE):
             self._errors[txid] = self._errors.get(txid, 0) + 1
         if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:

@@ -1,4 +1,5 @@
-"""The driver: stands for election, runs a term while it leads, and stands again after that."""
+"""The driver: stands for election, runs a term while it leads, and stands again when it loses the
+lead."""
 
 from __future__ import annotations
 

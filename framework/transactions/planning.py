@@ -21,7 +21,8 @@ from framework.transactions.sources import CoordinatorPlanner
 
 _log = structlog.get_logger()
 
-#: The first pause before an idle source is asked again. It doubles each time.
+#: The first pause before an idle source is asked again. It doubles each time, up to
+#: ``idle_poll_max_s``.
 IDLE_POLL_S = 0.004
 RETRY_S = 0.2
 
@@ -49,7 +50,7 @@ class PlanningThread:
         self._empty_batch_every_s = empty_batch_every_s
         self._threads = threads
         self._last_plan_at_ms = threads.now_ms()
-        self._lock = threading.Lock()  # of the four below, which others set
+        self._lock = threading.Lock()  # guards the four below, which other threads set
         self._asked: AskPlan | None = None
         self._committed: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
@@ -168,7 +169,7 @@ class PlanningThread:
     def _telling(self, committed: Plan) -> Steps[None]:
         try:
             yield partial(self._planner.committed, committed)
-        except USER_ERRORS as error:  # it informs others; the batch is closed whatever comes of it
+        except USER_ERRORS as error:  # this only informs others; the batch is closed in any case
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:

@@ -99,8 +99,8 @@ def _source_identity(
     context: DriverContext, leadership: Leadership, planner: PartitionPlanner, source: ImmutableSource
 ) -> Steps[Mapping[str, Any]]:
     """Ask the source for its identity, and check that it fits this topology. Ask again until it
-    answers, as in mid-run; raise ``RetryableError`` when the run is to stop or the leadership is
-    lost."""
+    answers, as a running topology does; raise ``RetryableError`` when the run is to stop or the
+    leadership is lost."""
     warned = False
     while True:
         try:

@@ -32,9 +32,9 @@ def resetting_positions(
     what they hold, so records that are read again count again. A commit that was opened is rolled
     back first.
 
-    ``irreversible``: committers without a state that cannot undo. Raises ``ConfigError`` when they
-    may have begun with the opened commit: they would never take another plan of its txid. Raises
-    ``RetryableError`` when the roll-back fails."""
+    ``irreversible``: what cannot undo a commit. If there is any, and committers without a state may
+    have begun with the opened commit, raises ``ConfigError``: such a committer would never take
+    another plan of that txid. Raises ``RetryableError`` when the roll-back fails."""
     recovered, digests = documents.recover()
     currtx = recovered.currtx
     opened = yield from commit.opening(currtx, digests)

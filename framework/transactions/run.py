@@ -30,7 +30,7 @@ class TopologyFailed(RatchetError):
 
     @staticmethod
     def of(failure: TaskFailure) -> TopologyFailed:
-        """The error class that fits the failure, for callers that catch by way of recovery."""
+        """The error that fits the failure, for callers that catch errors by how they recover."""
         if failure.kind is FailureKind.DATA_LOSS:
             return TopologyLostData(failure)
         return TopologyMetBadRecord(failure) if failure.error == BadRecordError.__name__ else TopologyFailed(failure)

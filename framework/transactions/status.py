@@ -19,8 +19,8 @@ class RunStatus:
     counts again. ``committed_rows``: source rows that it has committed. ``bad_records``: how many
     of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they
     were read, and were skipped, since the positions began. ``waiting_for``: what the source does
-    not answer. ``repeating``: the last failure of what is tried again, until a transaction is
-    committed.
+    not answer. ``repeating``: the failure behind the present retries; None again when a transaction
+    is committed.
     """
 
     topology_id: str
