@@ -13,8 +13,9 @@ SWEEP_MAX = 20_000
 
 
 def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
-    """How a value is stored in a state whose values live for ``ttl_s``. ``put_at``: seconds since
-    1970; None stands for now, when the time is not known."""
+    """How a state stores a value: with the time when it was put, or as it is when values live for
+    ever (``ttl_s`` None or 0). ``put_at``: seconds since 1970; None stands for now, when the time
+    is not known."""
     if not ttl_s:
         return value
     return (time.time() if put_at is None else put_at), value

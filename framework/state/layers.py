@@ -36,8 +36,7 @@ class CommittedStore(Protocol):
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """All entries. It does not keep others from the store, so what is committed meanwhile may
-        be seen."""
+        """All entries. It does not block others, so what is committed meanwhile may be seen."""
 
     #: Whether what ``snapshot`` returns stays as it is.
     frozen: bool

@@ -22,7 +22,8 @@ from framework.errors import BadRecordError, ConfigError, CorruptStateError
 
 
 class Serializer(Protocol):
-    """The configuration names its class as ``module.Class``. It is made without arguments."""
+    """Turns keys or values into bytes and back. The configuration names its class as
+    ``module.Class``; it is made without arguments."""
 
     def dumps(self, value: Any) -> bytes:
         """Raises ``BadRecordError`` for a value that it cannot take."""
@@ -67,7 +68,7 @@ class MsgpackSerializer:
     def loads(self, data: bytes) -> Any:
         try:
             return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False, use_list=True)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+        except Exception as error:  # noqa: BLE001 - any error is reported with the data that caused it
             raise CorruptStateError(f"a state holds {data[:40]!r}, which is not MessagePack: {error}") from None
 
 
@@ -78,13 +79,13 @@ class PickleSerializer:
     def dumps(self, value: Any) -> bytes:
         try:
             return pickle.dumps(value, protocol=5)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+        except Exception as error:  # noqa: BLE001 - any error is reported with the value that caused it
             raise BadRecordError(f"a state cannot hold {_shown(value)}: {error}") from None
 
     def loads(self, data: bytes) -> Any:
         try:
             return pickle.loads(data)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+        except Exception as error:  # noqa: BLE001 - any error is reported with the data that caused it
             raise CorruptStateError(f"a state holds {data[:40]!r}, which cannot be unpickled: {error}") from None
 
 

@@ -92,8 +92,8 @@ def state_of(
     conf: Mapping[str, Any],
     context: TopologyContext | None,
 ) -> State:
-    """The state of a namespace, as a bolt sees it. ``ttl_s``: how long its values live; None for
-    ever. Raises ``ConfigError``."""
+    """The state of a namespace, as a bolt sees it. ``ttl_s``: how long its values live; None or 0
+    for ever. Raises ``ConfigError``."""
     state = kept_state_of(provider, namespace, bool(ttl_s), conf, context)
     if not ttl_s:
         return state
