@@ -1,15 +1,19 @@
-"""The ledger of tuple trees: one number per tree. Sources: *Acking framework implementation*; *Guaranteed message processing*.
+"""The ledger of tuple trees: one number per tree.
 
-Every edge of a tree (a tuple on its way to one task) has a random 64-bit id. It is XORed into the tree's number when it comes
-into being and again when it is acked, so that the number is 0 when everything that came into being has been acked. XOR does not
-care about order: what is told first, or last, makes no difference.
+Sources: *Acking framework implementation*; *Guaranteed message processing*.
+
+Every edge of a tree (a tuple on its way to one task) has a random 64-bit id. It is XORed into the
+tree's number when the edge is emitted, and again when it is acked. So the number is 0 when
+everything that was emitted has been acked. With XOR, messages may come in any order.
 
 Invariants:
 
-1. A tree completes only once its spout task is known and its number is 0; it fails only once its spout task is known. Either
-   happens once: the record is gone before anybody is told.
-2. Every message about a tree makes it young again. A tree about which nothing is heard for ``buckets`` ticks fails.
-3. What is told about a tree that is no longer known opens a record without a spout task. It tells nobody anything, and dies.
+1. A tree completes only when its spout task is known and its number is 0. It fails only when its
+   spout task is known. Either happens once: the record is gone before anybody is told.
+2. Every message about a tree resets its timeout. A tree about which no message comes for
+   ``buckets`` ticks fails.
+3. A message about a tree that is not known opens a record without a spout task. Nobody is told of
+   such a record, and it expires.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Tree(Generic[T]):
-    """What is known of one tree; of fixed size, however many tuples it has."""
+    """What is known of one tree. Its size is fixed, however many tuples the tree has."""
 
     __slots__ = ("failed", "known", "spout_task", "value")
 
@@ -36,9 +40,11 @@ class _Tree(Generic[T]):
 
 
 class Acker(Generic[R, T]):
-    """Tracks the trees of the roots that it is told of. ``on_complete(root_id, spout_task)``, ``on_fail(root_id, spout_task)``
-    and, for those of which nothing was heard for too long, ``on_expire(root_id, spout_task)`` are called from within the call that
-    decides it. ``buckets``: a tree fails at the ``buckets``-th ``tick`` after it was last heard of.
+    """Tracks the trees of the roots that it is told of. It calls
+    ``on_complete(root_id, spout_task)``, ``on_fail(root_id, spout_task)`` and, for trees that time
+    out, ``on_expire(root_id, spout_task)``, which is ``on_fail`` by default. Each is called from
+    within the call that decides it. ``buckets``: a tree times out at the ``buckets``-th ``tick``
+    after the last message about it.
 
     >>> told = []
     >>> acker = Acker(on_complete=lambda root, task: told.append(("done", root, task)), on_fail=lambda root, task: None)
@@ -64,7 +70,8 @@ class Acker(Generic[R, T]):
         self._unknown = 0
 
     def init(self, root_id: R, spout_task: T, value: int) -> None:
-        """A spout task has emitted a root: ``value`` is the XOR of the ids of the edges that it went out on."""
+        """A spout task has emitted a root. ``value``: the XOR of the ids of the edges that it went
+        out on."""
         tree = self._tree(root_id)
         tree.value ^= value
         tree.spout_task = spout_task
@@ -72,25 +79,28 @@ class Acker(Generic[R, T]):
         self._settle(root_id, tree)
 
     def ack(self, root_id: R, value: int) -> None:
-        """``value``: the XOR of edges that were acked and of edges that were emitted meanwhile, of one tuple or of many."""
+        """``value``: the XOR of edges that were acked and of edges that were emitted meanwhile, for
+        one tuple or for many."""
         tree = self._tree(root_id)
         tree.value ^= value
         self._settle(root_id, tree)
 
     def fail(self, root_id: R) -> None:
-        """A task has failed a tuple of the tree. Before its ``init``, the tree fails as soon as that comes."""
+        """A task has failed a tuple of the tree. If ``init`` has not come yet, the tree fails when
+        it comes."""
         tree = self._tree(root_id)
         tree.failed = True
         self._settle(root_id, tree)
 
     def reset_timeout(self, root_id: R) -> None:
-        """Make the tree young again; nothing when it is not known."""
+        """Start the tree's timeout anew; does nothing when the tree is not known."""
         tree = self._pending.get(root_id)
         if tree is not None:
             self._pending.put(root_id, tree)
 
     def tick(self) -> None:
-        """Time goes on by a ``buckets``-th of the timeout: fail the trees that have not been heard of for all of it."""
+        """Let time go on by one tick: fail the trees about which no message has come for
+        ``buckets`` ticks."""
         self._pending.rotate()
 
     def value(self, root_id: R) -> int | None:
@@ -100,17 +110,17 @@ class Acker(Generic[R, T]):
 
     @property
     def pending(self) -> int:
-        """Trees that are neither complete nor failed, and late messages about such."""
+        """Trees that are neither complete nor failed, and records of late messages."""
         return len(self._pending)
 
     @property
     def expired(self) -> int:
-        """Trees that have failed since nothing was heard of them."""
+        """Trees that have timed out."""
         return self._expired
 
     @property
     def unknown(self) -> int:
-        """Records that have died without ever having had a spout task: late or doubled messages."""
+        """Records that expired without ever having had a spout task: late or doubled messages."""
         return self._unknown
 
     def _tree(self, root_id: R) -> _Tree[T]:

@@ -1,8 +1,9 @@
-"""The names of tuple trees, and what tasks say about them, folded.
+"""The names of tuple trees, and what tasks say about trees, folded.
 
-A *root* is the id of a tree: 12 bits for the spout task that emitted it, then 52 that rise with every tree of that task, so that
-the roots of one round are dense and many of them are told of as a few ranges. An *edge* is a tuple on its way to one task; its
-id is 64 random bits, so that the XOR of a tree's edges is 0 only when each has been told of twice.
+A *root* is the id of a tree: 12 bits for the spout task that emitted it, then 52 bits that rise
+with every tree of that task. So the roots of one round are dense, and many of them are told as a
+few ranges. An *edge* is a tuple on its way to one task. Its id is 64 random bits, so the XOR of a
+tree's edges is 0 only when each has been told twice.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SEQUENCE_BITS = 52
-#: A task that starts in round ``n`` begins at ``n`` times this: it can emit so many trees per round, on average, and still no
-#: root is ever used again.
+#: A task that starts in round ``n`` begins at sequence ``n`` times this. So it can emit this many
+#: trees per round, on average, and no root is ever used again.
 SEQUENCES_PER_ROUND = 1 << 20
 
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
@@ -23,7 +24,8 @@ NO_IDS: Ids = np.empty(0, np.uint64)
 
 
 def root_of(spout_task: int, sequence: int) -> int:
-    """The root of the tree number ``sequence`` of a spout task, which are numbered over all spouts of a topology."""
+    """The root of tree number ``sequence`` of a spout task. Spout tasks are numbered over all
+    spouts of a topology."""
     return spout_task << SEQUENCE_BITS | sequence
 
 
@@ -32,7 +34,7 @@ def spout_task_of(root: int) -> int:
 
 
 class EdgeIds:
-    """Random 64-bit ids, never 0. Not for several threads."""
+    """Random 64-bit ids, never 0. Not thread-safe."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
@@ -70,7 +72,7 @@ class Roots:
             yield from range(first, last + 1)
 
     def by_spout_task(self) -> Iterator[tuple[int, Roots]]:
-        """The same, for each spout task that is concerned."""
+        """The same roots, for each spout task that has some among them."""
         found: dict[int, list[tuple[int, int]]] = {}
         for first, last in zip(self.first, self.last, strict=True):
             found.setdefault(spout_task_of(first), []).append((first, last))
@@ -85,9 +87,10 @@ class Roots:
 
 
 class LedgerPart(NamedTuple):
-    """What one task has to say to one acker. ``values``: the XOR of all edges of ``roots`` that were emitted and that were acked
-    here. ``born``: roots that a spout emitted here; theirs is among ``values`` where it is not 0. ``task`` and ``round``: who says
-    it and when, so that it is not taken twice: XOR would take that for nothing said."""
+    """What one task tells one acker. ``values``: per root of ``roots``, the XOR of its edges that
+    were emitted and of those that were acked here. ``born``: roots that a spout emitted here; the
+    value of each is among ``values`` unless it is 0. ``task`` and ``round``: who tells it, and
+    when, so that it is not applied twice: with XOR, that would undo it."""
 
     acker: int
     task: tuple[int, int]
@@ -100,7 +103,7 @@ class LedgerPart(NamedTuple):
 
 
 class Ledger:
-    """What one task has to say in one round, folded to one number per root before it leaves."""
+    """What one task says in one round, folded to one number per root before it leaves."""
 
     def __init__(self) -> None:
         self._roots: list[Ids] = []
@@ -115,7 +118,7 @@ class Ledger:
         self._born.append(root)
 
     def emitted(self, roots: Ids, edges: Ids) -> None:
-        """Edges that came into being; ``roots[i]`` is a tree of ``edges[i]``."""
+        """Edges that came into being; ``edges[i]`` belongs to the tree ``roots[i]``."""
         self._roots.append(roots)
         self._values.append(edges)
 
@@ -131,8 +134,8 @@ class Ledger:
         self._reset.update(roots)
 
     def parts(self, ackers: int, task: tuple[int, int], round_number: int) -> list[LedgerPart]:
-        """For each acker that is concerned: the one that a root belongs to is the root modulo their number. ``task``: level and
-        partition of whose ledger it is."""
+        """A part for each acker that is concerned. A root belongs to the acker whose number is the
+        root modulo ``ackers``. ``task``: level and partition of the task whose ledger this is."""
         if not (self._roots or self._acked_roots or self._born or self._failed or self._reset):
             return []
         roots, values = self._folded()
@@ -161,7 +164,7 @@ class Ledger:
         roots, values = roots[order], values[order]
         starts = np.concatenate(([0], np.flatnonzero(np.diff(roots)) + 1))
         folded = np.bitwise_xor.reduceat(values, starts)
-        told = folded != 0  # what came into being and was acked here need not be told of
+        told = folded != 0  # what was both emitted and acked here need not be told
         return roots[starts][told], folded[told]
 
 

@@ -1,4 +1,5 @@
-"""A map whose entries die when they are left alone for long enough. Source: *Acking framework implementation*."""
+"""A map whose entries expire when they are not put again in time. Source: *Acking framework
+implementation*."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ BUCKETS_MIN = 2
 
 
 class RotatingMap(Generic[K, V]):
-    """Entries in ``buckets`` cohorts that expire together. ``put`` moves an entry to the youngest one; ``rotate`` lets the oldest
-    one die and every other grow older. An entry that is not put again dies at the rotation number ``buckets`` after its last
-    ``put``, so its life is more than ``buckets - 1`` and at most ``buckets`` intervals between rotations.
+    """Entries in ``buckets`` cohorts, each of which expires together. ``put`` moves an entry to the
+    youngest cohort; ``rotate`` expires the oldest one, and ages every other. An entry that is not
+    put again expires at the ``buckets``-th rotation after its last ``put``. So it lives for more
+    than ``buckets - 1`` and at most ``buckets`` intervals between rotations.
 
-    ``put``, ``get``, ``remove`` and ``contains`` take time in proportion to the number of buckets; ``rotate`` to that of the dead.
-    Not for several threads. Raises ``ConfigError`` for fewer than two buckets.
+    ``put``, ``get``, ``remove`` and ``contains`` take time in proportion to the number of buckets;
+    ``rotate`` to the number of expired entries. Not thread-safe. Raises ``ConfigError`` for fewer
+    than two buckets.
 
     >>> dead = []
     >>> pending = RotatingMap(2, on_expire=lambda key, value: dead.append(key))
@@ -37,21 +40,21 @@ class RotatingMap(Generic[K, V]):
         self._buckets: list[dict[K, V]] = [{} for _ in range(buckets)]  # the youngest first
 
     def put(self, key: K, value: V) -> None:
-        """Store it among the youngest, wherever it was."""
+        """Store an entry in the youngest cohort, wherever it was."""
         youngest, *older = self._buckets
         for bucket in older:
             bucket.pop(key, None)
         youngest[key] = value
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        """Its value; its age stays as it is."""
+        """The value of a key. Its age does not change."""
         for bucket in self._buckets:
             if key in bucket:
                 return bucket[key]
         return default
 
     def remove(self, key: K) -> V | None:
-        """Take it out, without the callback; returns what it was, None when it was not there."""
+        """Remove an entry without the callback. Returns its value, None when it was not there."""
         for bucket in self._buckets:
             if key in bucket:
                 return bucket.pop(key)
@@ -61,8 +64,9 @@ class RotatingMap(Generic[K, V]):
         return any(key in bucket for bucket in self._buckets)
 
     def rotate(self) -> dict[K, V]:
-        """Let the oldest cohort die: ``on_expire`` is called for each of its entries, which are gone from the map by then.
-        Returns them. What the callback raises leaves the map rotated, and the callbacks after it are not made."""
+        """Expire the oldest cohort and return its entries. They are gone from the map before
+        ``on_expire`` is called for each. If a callback raises, the map stays rotated, and the
+        callbacks after it are not made."""
         dead = self._buckets.pop()
         self._buckets.insert(0, {})
         if self._on_expire is not None:

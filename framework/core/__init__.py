@@ -1,1 +1,2 @@
-"""Core topologies: tuples with ackers, rounds, tasks that live, checkpoints of their state."""
+"""Core topologies: tuples with ackers, rounds, tasks that live from round to round, and checkpoints
+of their state."""

@@ -1,4 +1,4 @@
-"""A task of the acker: the trees that it was given, and what becomes of them."""
+"""A task of the acker: the trees that it tracks, and what it decides about them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
 
 
 class AckerTask:
-    """An acker, alive: it tells of trees in the round in which it decides about them.
+    """The task of one acker. It reports each decision in the round in which it decides.
 
-    Invariant: what a task says of a round is taken once, and nothing that it has said before it is taken after it. A tree that
-    misses something for that times out; one that heard something twice could have passed for complete. Nor is anything taken of
-    rounds before its ``first_round``: of those nobody tracks a tree any more."""
+    Invariant: what a task says of a round is applied once, and after that nothing that the task
+    said of an earlier round. A tree that misses something for that reason times out; if something
+    were applied twice, an incomplete tree could pass for complete. What is said of rounds before
+    ``first_round`` is not applied either: nobody tracks those trees any more."""
 
     def __init__(self, number: int, first_round: int) -> None:
         self._number = number
         self._before = first_round - 1
-        self._heard: dict[tuple[int, int], int] = {}  # task -> the last round that it has spoken of
+        self._heard: dict[tuple[int, int], int] = {}  # task -> its last round that was applied
         self._completed: list[int] = []
         self._failed: list[int] = []
         self._expired: list[int] = []
@@ -61,13 +62,14 @@ class AckerTask:
         return [*passing, (0, decisions)]
 
     def throw_away(self) -> None:
-        """What has been decided is told in the next round: the spouts have not heard of it."""
+        """Keep what was decided: the next round tells it, because the spouts have not heard of
+        it."""
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Nothing to release."""
 
     def _apply(self, part: LedgerPart) -> Iterable[int]:
-        """Take in what a task says; returns the trees that are given the whole timeout again."""
+        """Apply what a task says. Returns the trees whose timeout starts anew."""
         values = dict(zip(part.roots.tolist(), part.values.tolist(), strict=True))
         for root in part.failed.tolist():  # before anything that could complete the tree
             self._acker.fail(root)

@@ -1,4 +1,4 @@
-"""A bolt task that lives, rich or basic."""
+"""The task of a bolt, rich or basic, which lives from round to round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_FIELDS = Fields()
 
 
 def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[AnchoredTuple]:
-    """The tuples of rows that came over an edge."""
+    """The rows that came over an edge, as tuples."""
     ids = batch.column(EDGE).to_pylist()
     trees = batch.column(ROOTS).to_pylist()
     values = rows_of(batch.select(list(fields.names))) if len(fields) else iter([()] * batch.num_rows)
@@ -32,7 +32,8 @@ def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[Anc
 
 
 class Inbox:
-    """The tuples that a bolt task has been given and has not executed, in the order in which they came."""
+    """The tuples that have come to a bolt task and are not executed yet, in the order of
+    arrival."""
 
     def __init__(self) -> None:
         self._first: deque[AnchoredTuple] = deque()
@@ -44,15 +45,15 @@ class Inbox:
         self._later += batch.num_rows
 
     def take(self) -> AnchoredTuple:
-        """The one that has waited longest."""
-        while not self._first:  # rows become tuples batch by batch: they take less room
+        """The tuple that has waited longest."""
+        while not self._first:  # rows become tuples batch by batch: as rows they need less memory
             edge, fields, batch = self._batches.popleft()
             self._first.extend(tuples_of(batch, fields, edge))
             self._later -= batch.num_rows
         return self._first.popleft()
 
     def roots(self) -> Iterator[int]:
-        """Of the trees that they are part of."""
+        """The roots of the trees that these tuples are part of."""
         for tup in self._first:
             yield from tup.roots
         for _, _, batch in self._batches:
@@ -97,7 +98,8 @@ class BoltCollector:
 
 
 class BasicCollector:
-    """The collector of a basic bolt: what is emitted is anchored to the tuple that is being executed."""
+    """The collector of a basic bolt. It anchors what is emitted to the tuple that is being
+    executed."""
 
     def __init__(self, bolt: BoltTask) -> None:
         self._bolt = bolt
@@ -134,14 +136,14 @@ def _roots(anchors: Anchors) -> Sequence[int]:
 
 
 def received(tup: Tuple) -> AnchoredTuple:
-    """A tuple that a bolt has been given. Raises ``TopologyError`` for another."""
+    """Return ``tup`` if a bolt received it. Raises ``TopologyError`` otherwise."""
     if not isinstance(tup, AnchoredTuple):
         raise TopologyError(f"give a tuple that this bolt has received, not {tup!r}")
     return tup
 
 
 class BoltTask(ComponentTask):
-    """A bolt task. ``tick_s``: how often it is given a tick; None: never."""
+    """A bolt task. ``tick_s``: seconds between its ticks; None for no ticks."""
 
     def __init__(
         self,
@@ -175,19 +177,20 @@ class BoltTask(ComponentTask):
             self.acked(found)
 
     def settle(self, tup: AnchoredTuple) -> bool:
-        """Note that the bolt has acked or failed it. False when it had before."""
+        """Note that the bolt has acked or failed the tuple. Returns False when it had done so
+        before."""
         if tup.settled:
             return False
         tup.settled = True
         return True
 
     def acked(self, tup: AnchoredTuple) -> None:
-        """Tell the ackers."""
+        """Tell the ackers that the tuple is acked."""
         self.counts.acked += 1
         self.outcome.ledger.acked(tup.roots, tup.edge)
 
     def receive(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
-        """Tuples to execute, when it is their turn."""
+        """Queue tuples for execution."""
         self._inbox.put(edge, fields, batch)
 
     @property
@@ -198,8 +201,9 @@ class BoltTask(ComponentTask):
         return self._inbox.roots()
 
     def work(self, budget: Budget) -> None:
-        """Execute what waits. An error ends the instance and fails the tuple; the next one finds a new instance. While that cannot
-        start, everything waits."""
+        """Execute what waits, as far as the budget allows. An error ends the instance and fails the
+        tuple; the next tuple gets a new instance. While a new instance cannot start, everything
+        waits."""
         while self._inbox:
             bolt = self.instance()
             if bolt is None or not budget.goes_on():
@@ -215,21 +219,21 @@ class BoltTask(ComponentTask):
             self._ticked_at = self._surroundings.clock()
             tick = AnchoredTuple(_NO_FIELDS, (), SYSTEM_COMPONENT, TICK_STREAM, 0, self.tick_roots())
             self._execute(bolt, tick)
-            self.ack(tick)  # unless it has failed; its edge of 0 is in no ledger
+            self.ack(tick)  # unless it has failed; its edge of 0 changes no ledger
 
     def look(self) -> None:
         self.tick_in_s = self._tick_due_in()
 
     def tick_roots(self) -> Sequence[int]:
-        """Of the trees that a tick is part of."""
+        """The roots of the trees that a tick is part of."""
         return ()
 
     def roots_of_nothing(self) -> Sequence[int]:
-        """Of the trees that a row without anchors is part of."""
+        """The roots of the trees that a row without anchors is part of."""
         return ()
 
     def _tick_due_in(self) -> float | None:
-        """Seconds until the bolt wants a tick."""
+        """Seconds until the next tick is due; None for no tick."""
         return self._ticked_at + self._tick_s - self._surroundings.clock() if self._tick_s is not None else None
 
     def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:

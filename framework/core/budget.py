@@ -1,10 +1,14 @@
-"""How much is done in one round, so that rounds stay short whatever a bolt takes for a tuple (C38). Pure: clocks are given.
+"""How much work is done in one round, so that rounds stay short however long a bolt takes for a
+tuple (C38). Pure: the clock is passed in.
 
 Invariants:
 
-1. What the time of a round is not enough for waits in the task that it came to, and is done in the next rounds, in its order.
-2. In every round at least one of the tuples that wait in a home is executed: any bolt that ends makes progress.
-3. While tuples wait, spouts give nothing: what waits is never more than what was made of one round's share, or of two.
+1. A tuple that a round has no time for waits in the task that it came to. The next rounds execute
+   it, in order.
+2. In every round each home executes at least one of its waiting tuples: any bolt that returns makes
+   progress.
+3. While tuples wait, spouts give nothing: at most what was made of one round's share waits, or of
+   two when rounds overlap.
 """
 
 from __future__ import annotations
@@ -13,14 +17,15 @@ from collections.abc import Callable, Iterable
 
 from framework.core.rounds import ROUND_TUPLES_MAX, Counts
 
-#: How long the tasks of a home execute tuples, on one level of one round.
+#: How long the tasks of a home execute tuples, on each level of a round.
 ROUND_EXECUTE_S = 1.0
-#: How fast spouts give more again, from round to round.
+#: By how much the share grows again, from round to round.
 _GROWTH = 1.25
 
 
 class Budget:
-    """The time that the tasks of a home have on one level of a round. ``seconds``: None without a limit."""
+    """The time that the tasks of a home have on one level of a round. ``seconds``: None for no
+    limit."""
 
     def __init__(self, clock: Callable[[], float], seconds: float | None = ROUND_EXECUTE_S) -> None:
         self._clock = clock
@@ -28,13 +33,14 @@ class Budget:
         self._begun = False
 
     def goes_on(self) -> bool:
-        """Whether one more tuple may be executed; the first always may."""
+        """Whether one more tuple may be executed. The first one always may."""
         begun, self._begun = self._begun, True
         return not begun or self._until is None or self._clock() < self._until
 
 
 class Share:
-    """``tuples``: how many a spout task gives in one round, at most. As many as the bolts come to.
+    """``tuples``: the most that a spout task gives in one round: as many as the bolts can keep up
+    with.
 
     >>> share = Share()
     >>> share.heard(1_000, [Counts(executed=60, waiting=940)])
@@ -49,7 +55,8 @@ class Share:
         self.tuples = ROUND_TUPLES_MAX
 
     def heard(self, given: int, counts: Iterable[Counts]) -> None:
-        """What the tasks did in a round in which a spout task has ``given`` so many tuples, the one that gave most."""
+        """Learn from a round. ``given``: the tuples of the spout task that gave most. ``counts``:
+        what the tasks did."""
         done = [each.executed / (each.executed + each.waiting) for each in counts if each.waiting]
         if done:
             self.tuples = max(int(min(self.tuples, given) * min(done)), 1)

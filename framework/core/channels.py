@@ -1,12 +1,13 @@
-"""Channels between processes of a run: messages both ways, over a socket on this host or, encrypted, between hosts.
+"""Channels between processes of a run: messages both ways, over a socket on this host or,
+encrypted, between hosts.
 
 Invariants:
 
-1. Nothing of what comes is unpickled before the other side has shown that it has the run's key.
-2. Whoever connects and does not show it keeps nobody else waiting: it is let in by a thread of its own, which has a limit, and of
-   those that have not shown it yet the oldest goes when there are too many.
-3. What leaves the host is encrypted, to the run's own certificate and to no other.
-4. Every wait for the other side has an end, but for the wait of a server for the next message.
+1. Nothing that arrives is unpickled before the other side has proved that it has the run's key.
+2. A connection that does not prove it keeps nobody else waiting: each is checked in a thread of its
+   own, within a time limit. When too many are unchecked, the oldest is closed.
+3. What leaves the host is encrypted, and only the run's own certificate is accepted.
+4. Every wait for the other side has a limit, except a server's wait for the next message.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from framework.errors import InvariantViolation
 #: A path on this host, or a host and a port.
 Place = Union[str, tuple[str, int]]
 
-#: How many connections may be on their way in at once.
+#: How many connections may be unchecked at once.
 STRANGERS_MAX = 64
 _BACKLOG = 64
 _NONCE_BYTES = 32
@@ -42,8 +43,8 @@ _DIGEST = "sha256"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the processes of one run share. ``certificate``: PEM of a certificate and its key, made for this run; None where no
-    channel leaves the host."""
+    """What the processes of one run share. ``certificate``: PEM of a certificate and its key, made
+    for this run; None when no channel leaves the host."""
 
     key: bytes = field(repr=False)
     certificate: bytes | None = field(repr=False)
@@ -53,16 +54,17 @@ class Credentials:
         return cls(secrets.token_bytes(32), certificate)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """TLS that trusts the run's certificate alone. Raises ``InvariantViolation`` when there is none."""
+        """TLS that trusts only the run's certificate. Raises ``InvariantViolation`` when there is
+        none."""
         if self.certificate is None:
             raise InvariantViolation("a channel leaves the host, and the run has no certificate")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if not server:
-            context.check_hostname = False  # the certificate names nobody: it is the run's or not
+            context.check_hostname = False  # the certificate names no host: being the run's own is what counts
             context.load_verify_locations(cadata=_public(self.certificate))
             return context
-        context.num_tickets = 0  # nothing comes that is not a message
+        context.num_tickets = 0  # a session ticket would arrive as something that is not a message
         handle, path = tempfile.mkstemp()
         try:
             with os.fdopen(handle, "wb") as out:
@@ -74,8 +76,8 @@ class Credentials:
 
 
 class Channel:
-    """One end, open to the other. Every method raises ``OSError`` or ``EOFError`` when the other side is gone, ``TimeoutError``
-    when it is silent for too long."""
+    """One end of a channel. Every method raises ``OSError`` or ``EOFError`` when the other side is
+    gone, and ``TimeoutError`` when it is silent for too long."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -87,7 +89,7 @@ class Channel:
         self._socket.sendall(payload)
 
     def receive(self, within_s: float | None) -> Any:
-        """``within_s``: how long the other side may be silent; None for ever."""
+        """``within_s``: how long the other side may be silent; None for no limit."""
         self._socket.settimeout(within_s)
         (length,) = _LENGTH.unpack(_exactly(self._socket, _LENGTH.size))
         return pickle.loads(_exactly(self._socket, length))
@@ -106,8 +108,8 @@ class Channel:
 
 
 def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
-    """A channel to a server of this run. Raises ``TimeoutError`` when it is there and lets nobody in, ``OSError`` or ``EOFError``
-    when it is not there or has another key."""
+    """Open a channel to a server of this run. Raises ``TimeoutError`` when the server is there but
+    admits nobody, ``OSError`` or ``EOFError`` when it is not there or has another key."""
     until = time.monotonic() + within_s
     plain = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET, socket.SOCK_STREAM)
     made = plain
@@ -132,8 +134,8 @@ def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
 
 
 class Server:
-    """Listens at a place, and hands each channel to ``serve``, in a thread of its own. ``within_s``: how long it may take to show
-    the key."""
+    """Listens at a place, and passes each channel to ``serve``, in a thread of its own.
+    ``within_s``: how long a connection may take to prove that it has the key."""
 
     def __init__(
         self, place: Place, credentials: Credentials, serve: Callable[[Channel], None], within_s: float
@@ -158,7 +160,7 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more. Channels that are open stay so."""
+        """Admit nobody any more. Open channels stay open."""
         self._closed.set()
         self._listening.close()
 
@@ -169,7 +171,7 @@ class Server:
                 if self._context is not None:
                     _tune(stranger)
                     stranger = self._context.wrap_socket(stranger, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # it went away at once, or there are too many files open: the next one may be right
+            except OSError:  # it closed at once, or too many files are open: go on with the next one
                 if self._closed.wait(0.05):
                     return
                 continue
@@ -178,7 +180,7 @@ class Server:
                 too_many = self._strangers[:-STRANGERS_MAX]
             for each in too_many:
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)  # its thread hears of it
+                    each.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
             threading.Thread(target=self._let_in, args=(stranger,), daemon=True).start()
 
     def _let_in(self, stranger: socket.socket) -> None:
@@ -216,7 +218,7 @@ def _proof(credentials: Credentials, side: bytes, servers: bytes | bytearray, cl
 
 
 def _exactly(source: socket.socket, count: int, until: float | None = None) -> bytearray:
-    """So many bytes; by a moment, where one is given."""
+    """Read ``count`` bytes, before the moment ``until`` if one is given."""
     found = bytearray(count)
     view = memoryview(found)
     while view:
@@ -230,7 +232,7 @@ def _exactly(source: socket.socket, count: int, until: float | None = None) -> b
 
 
 def _tune(connection: socket.socket) -> None:
-    """Small messages leave at once, and a host that has gone is noticed."""
+    """Send small messages at once, and notice when the other host has gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

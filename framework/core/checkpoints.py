@@ -1,23 +1,27 @@
-"""The protocol of checkpoints: what the next round has to do for the states, and what follows from what came of it.
+"""The protocol of checkpoints: what the next round has to do for the states, and what follows from
+its result.
 
-A pure state machine: no thread, clock or I/O, but for ``save``, the port through which its record becomes durable. It does what
-Storm's checkpoint spout does, and lives where the rounds are made: a round passes through all components, level by level, so
-that what it carries reaches each task after everything that was emitted before it, on all of the task's inputs.
+A pure state machine. It has no thread, clock or I/O, except ``save``, the port through which its
+record becomes durable. It does what Storm's checkpoint spout does, but lives where the rounds are
+made. A round passes through all components, level by level. So its marker reaches each task after
+everything that was emitted before it, on all of the task's inputs.
 
 Phases, as in ``org.apache.storm.spout.CheckPointState``::
 
-    COMMITTED ── prepare(n+1) ──> PREPARING ── all tasks have ──> COMMITTING ── all tasks have ──> COMMITTED
-        ^                             │ any failure                   │ any failure
-        └───── recover, roll back ────┘                               └─── recover, commit again ───> COMMITTED
+    COMMITTED ── prepare(n+1) ──> PREPARING ── all have ──> COMMITTING ── all have ──> COMMITTED
+        ^                             │ any failure             │ any failure
+        └───── recover, roll back ────┘                         └ recover, commit again ─> COMMITTED
 
 Invariants:
 
-1. An id is used for one checkpoint, ever: it is saved before the first task prepares it.
-2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and before any commits.
+1. An id is used for one checkpoint only: it is saved before the first task prepares it.
+2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and
+   before any task commits.
 3. Nothing is processed between a failure and the recovery that follows it.
-4. Exactly-once: no spout gives anything before a checkpoint holds where it begins (C35). When a checkpoint is prepared, every
-   tree that was emitted is complete, and none is emitted before the round has passed: the states hold exactly the input up to
-   the positions. After any failure, states and spouts go back to the last checkpoint together.
+4. Exactly-once: no spout gives anything before a checkpoint holds where its input begins (C35).
+   When a checkpoint is prepared, every emitted tree is complete, and no new one is emitted before
+   the round has passed: the states hold exactly the input up to the positions. After any failure,
+   states and spouts go back to the last checkpoint together.
 """
 
 from __future__ import annotations
@@ -44,15 +48,16 @@ Positions = Mapping[str, Sequence[Any]]
 class CheckpointAction(Enum):
     """What a checkpoint asks of a task."""
 
-    RECOVER = "recover"  # begin anew, from what is committed
+    RECOVER = "recover"  # begin again from what is committed
     PREPARE = "prepare"
     COMMIT = "commit"
 
 
 class Layout(NamedTuple):
-    """Which namespaces a component's state is in: those of layout ``number``, one for each of so many ``tasks``. ``ttl_s``: for
-    how long values live there, 0 for ever. ``grouping``: what brings tuples to the tasks. None: of a record of before, which did
-    not say."""
+    """Which namespaces a component's state is in: those of layout ``number``, one for each of its
+    ``tasks``. ``ttl_s``: how long values live there, 0 for ever. ``grouping``: how tuples are
+    divided among the tasks. Both are None in records of earlier versions, which did not keep
+    them."""
 
     number: int
     tasks: int
@@ -60,29 +65,33 @@ class Layout(NamedTuple):
     grouping: str | None = None
 
     def ttl_of(self, bolt: Any) -> float:
-        """How long its values live, if it is this bolt's; 0 for ever."""
+        """How long values live in it, 0 for ever. ``bolt``: the bolt whose layout it is; its
+        ``state_ttl_s`` counts when the record does not say."""
         found: float | None = bolt.state_ttl_s if self.ttl_s is None else self.ttl_s
         return found or 0.0
 
     def fits(self, other: Layout) -> bool:
-        """Whether tasks of the other layout can go on in the namespaces of this one: not where values live longer now, since some
-        that have expired may still be there."""
+        """Whether tasks of the other layout can go on in the namespaces of this one. They cannot
+        where values live longer now: some that have expired may still be stored. Nor where values
+        live for ever in one of the two: only values that expire are stored with a time."""
         ttl_s = other.ttl_s or 0.0
         return self.tasks == other.tasks and (self.ttl_s is None or self.ttl_s == ttl_s or 0 < ttl_s < self.ttl_s)
 
     def brought_as(self, other: Layout) -> bool:
-        """Whether tuples are brought to the tasks of the other layout as they were to those of this one; of one task there is no
-        question."""
+        """Whether tuples are divided among the tasks of the other layout as among those of this
+        one. Where one of them has a single task, the grouping does not matter."""
         return min(self.tasks, other.tasks) == 1 or self.grouping in (None, other.grouping)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMarker:
-    """What a round carries to every task. ``txid``: the checkpoint concerned; to recover: the one to have. ``prepared``: it may be
-    prepared only, and is to be committed then. ``upto``: no id beyond it is known here. ``layouts``: component -> number of its
-    layout. ``known``: components whose state is part of the checkpoint; others begin empty. ``positions``: where spouts go back
-    to. ``exact``: they do; otherwise only those do that begin. ``forgotten``: spouts that begin anew, where they have no position.
-    ``durable``: what is committed survives its process."""
+    """What a round carries to every task. ``txid``: the checkpoint concerned; in a recovery, the
+    one to go back to. ``prepared``: that one may be only prepared, and must then be committed.
+    ``upto``: the highest id ever used. ``layouts``: component -> number of its layout. ``known``:
+    components whose state is part of the checkpoint; the others begin empty. ``positions``: where
+    spouts go back to. ``exact``: all spouts go back; otherwise only new instances do.
+    ``forgotten``: spouts that begin anew if they have no position. ``durable``: what is committed
+    survives its process."""
 
     action: CheckpointAction
     txid: int
@@ -97,8 +106,8 @@ class CheckpointMarker:
 
 
 class CheckpointReport(NamedTuple):
-    """What a task says after a round with a marker: which checkpoint it has (None when its state does not know), and, a spout that
-    can go back, its position."""
+    """What a task says after a round with a marker. ``txid``: the checkpoint that its state has;
+    None when the state does not know. ``position``: of a spout that can go back."""
 
     component_id: str
     task: int
@@ -107,7 +116,7 @@ class CheckpointReport(NamedTuple):
 
 
 def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
-    """A state is not where the record says."""
+    """The error for a state that does not hold the checkpoint that the record names."""
     return CorruptStateError(
         f"the state of {component_id}[{task}] holds checkpoint {txid}, and the record of this topology says {expected}: its store "
         "was emptied, restored or replaced; restore it, or give the topology another id"
@@ -116,12 +125,14 @@ def other_store(component_id: str, task: int, txid: int, expected: int) -> Corru
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What is durable. ``txid``: the last committed checkpoint; ``positions`` are of it, None while there is none, and for spouts
-    that cannot go back. ``pending``: the next one, when it has been begun, by the components of ``pending_layouts``;
-    ``prepared``: by all tasks, at ``pending_positions``. ``layouts``: of the components that were part of ``txid``;
-    ``assigned``: of all components of the topology. ``last``: the highest id ever used. ``base``: positions that the run
-    began at, for states that do not survive. ``forgotten``: spouts whose positions were forgotten by explicit wish, and that
-    have none yet."""
+    """What is durable. ``txid``: the last committed checkpoint. ``positions``: its positions of the
+    spouts; None when there is no checkpoint, or spouts cannot go back. ``pending``: the next
+    checkpoint, once begun. ``pending_layouts``: of the components that take part in it.
+    ``prepared``: all tasks have prepared it, at ``pending_positions``. ``layouts``: of the
+    components that were part of ``txid``. ``assigned``: of all components of the topology.
+    ``last``: the highest id ever used. ``base``: the positions at which the run began, for states
+    that do not survive. ``forgotten``: spouts whose positions were forgotten on request, and that
+    have no new ones yet."""
 
     txid: int = 0
     positions: Positions | None = None
@@ -136,18 +147,20 @@ class CheckpointRecord:
     forgotten: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The record as a JSON-able document."""
         layouts = {name: {key: list(each) for key, each in getattr(self, name).items()} for name in _LAYOUTS}
         return {"format": FORMAT, **asdict(self), **layouts}
 
     @classmethod
     def of(cls, document: Any, where: str) -> CheckpointRecord:
-        """Raises ``CorruptStateError`` that begins with ``where``."""
+        """Read a document. Raises ``CorruptStateError`` with a message that begins with
+        ``where``."""
         try:
             if document["format"] != FORMAT:
                 found = document["format"]
                 raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
-            # Records of before named no layouts of what is pending: those were the assigned ones.
+            # Earlier versions did not record the layouts of what is pending: they were the assigned
+            # ones.
             known = {"pending_layouts": document["assigned"], "forgotten": [], **document}
             fields = {name: known[name] for name in cls.__dataclass_fields__}
             for name in _LAYOUTS:
@@ -157,7 +170,7 @@ class CheckpointRecord:
             raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
 
     def committed(self) -> CheckpointRecord:
-        """The record once what is pending is committed."""
+        """The record after the commit of what is pending."""
         if self.pending is None:
             raise InvariantViolation("there is no checkpoint to commit")
         positions = self.pending_positions
@@ -171,7 +184,7 @@ class CheckpointRecord:
         )
 
     def abandoned(self) -> CheckpointRecord:
-        """The record once what is pending, and not prepared, is forgotten."""
+        """The record without what is pending. Call it only while that is not prepared."""
         return replace(self, **_NOTHING_PENDING)
 
     @property
@@ -180,7 +193,8 @@ class CheckpointRecord:
 
 
 class CheckpointStep(NamedTuple):
-    """What the next round has to be like. ``drain``: spouts give nothing. ``alone``: no other round may be under way."""
+    """What the next round must be like. ``drain``: spouts give nothing. ``alone``: no other round
+    may be under way."""
 
     marker: CheckpointMarker | None = None
     drain: bool = False
@@ -189,7 +203,8 @@ class CheckpointStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``: of the state."""
+    """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``:
+    exactly-once or at-least-once, of the state."""
 
     txid: int
     phase: str
@@ -199,9 +214,11 @@ class CheckpointStatus:
 
 
 class Checkpoints:
-    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> tasks. ``layouts``: component -> what its layout is
-    to be like. ``exact``: all spouts can go back. ``durable``: the states survive their processes. ``save``: makes a record
-    durable, or raises. ``attempts_max``: so often in a row may components fail without a checkpoint in between."""
+    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> number of tasks.
+    ``layouts``: component -> the layout that it should have. ``exact``: all spouts can go back.
+    ``durable``: the states survive their processes. ``save``: makes a record durable, or raises.
+    ``attempts_max``: after this many failures of components in a row, without a checkpoint in
+    between, the topology has failed."""
 
     def __init__(
         self,
@@ -227,7 +244,8 @@ class Checkpoints:
         for each, tasks in stateful.items():
             known = record.assigned.get(each)
             wanted = layouts.get(each, Layout(0, tasks, 0.0))._replace(number=record.last + 1)
-            # Otherwise a number that no namespace of this component has had, should the component have been there once.
+            # Otherwise take a number that no namespace of this component can have: it may have been
+            # part of the topology before.
             self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
         self.record = replace(record, assigned=dict(self._layouts))
         self._recovering = True
@@ -238,11 +256,11 @@ class Checkpoints:
         self._recoveries = 0
         self._last_failure: str | None = None
 
-    # --- for whoever makes the rounds ------------------------------------------------------------------------
+    # --- for the driver ---------------------------------------------------------------------------
 
     @property
     def settled(self) -> bool:
-        """Whether the last checkpoint has everything."""
+        """Whether the last checkpoint covers everything that was done."""
         return not self._recovering and not self._dirty and not self._first and self.record.pending is None
 
     @property
@@ -255,7 +273,7 @@ class Checkpoints:
 
     @property
     def failed_for_good(self) -> str | None:
-        """Why the topology cannot go on, when components have failed too often."""
+        """Why the topology cannot go on, once components have failed too often; else None."""
         return self._last_failure if self._failures >= self._attempts_max else None
 
     @property
@@ -268,7 +286,8 @@ class Checkpoints:
         self._wanted = True
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until there is something to do; None when there is nothing unless something happens."""
+        """Seconds until a checkpoint has something to do; None when nothing is due until a round
+        does something."""
         if self._recovering or self.record.pending is not None or self._first:
             return 0.0
         if not self._dirty:
@@ -276,8 +295,9 @@ class Checkpoints:
         return 0.0 if self._wanted or self._taken_at is None else max(self._taken_at + self._interval_s - now, 0.0)
 
     def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> CheckpointStep:
-        """What the next round has to be. ``quiet``: every tree is complete, and no round is under way. ``waiting``: some tuple has
-        come to a bolt and is not executed. Raises what ``save`` raises."""
+        """What the next round must be like. ``quiet``: every tree is complete, and no round is
+        under way. ``waiting``: a bolt has tuples that it has not executed yet. Raises what ``save``
+        raises."""
         if self._recovering:
             return CheckpointStep(self._recovery(), drain=True, alone=True)
         if self.record.pending is not None:
@@ -296,23 +316,24 @@ class Checkpoints:
         return CheckpointStep(self._marker(CheckpointAction.PREPARE, txid), drain=True, alone=True)
 
     def worked(self) -> None:
-        """A round did something."""
+        """Note that a round did something."""
         self._dirty = True
 
     def lost(self, why: str) -> None:
-        """A round was lost: nobody knows what it did."""
+        """Note that a round was lost: what it did is unknown."""
         self._recover(why)
 
     def failed(self, why: str, *, recovers: bool = False) -> None:
-        """A component died, or a tree failed where that may not be. ``recovers``: in the round of a recovery, which is repeated
-        then."""
+        """Note that a component died, or that a tree failed where none may. ``recovers``: this
+        happened in the round of a recovery, which is then repeated."""
         if recovers or not self._recovering:
             self._failures += 1
         self._recover(why)
 
     def heard(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
-        """What came of a round with a marker. Raises what ``save`` raises, and ``CorruptStateError`` for a state that is not
-        where the record says."""
+        """Take in the result of a round with a marker. Raises what ``save`` raises, and
+        ``CorruptStateError`` when a durable state does not hold the checkpoint that the record
+        names."""
         found = {(each.component_id, each.task): each for each in standings}
         missing = [
             f"{component_id}[{task}]"
@@ -329,7 +350,8 @@ class Checkpoints:
             self._recover(moved)
         elif marker.action is CheckpointAction.PREPARE:
             told = {each: [found[(each, task)].position for task in range(n)] for each, n in self._spouts.items()}
-            # A spout that the topology has not now keeps its position: the states hold what it gave.
+            # A spout that the topology no longer has keeps its position: the states hold what it
+            # gave.
             positions = {**(self.record.positions or {}), **told} if self._exact else None
             self._put(replace(self.record, prepared=True, pending_positions=positions))
             self._dirty = False
@@ -346,11 +368,12 @@ class Checkpoints:
             self._last_failure,
         )
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _first(self) -> bool:
-        """Exactly-once begins with a checkpoint: of where the input of every spout begins."""
+        """Whether the first checkpoint is missing: exactly-once begins with one that holds where
+        the input of every spout begins."""
         known = self.record.positions or {}
         return self._exact and self.record.pending is None and any(each not in known for each in self._spouts)
 
@@ -361,7 +384,8 @@ class Checkpoints:
             self._recoveries += 1
 
     def _recovery(self) -> CheckpointMarker:
-        """To the checkpoint that every task has prepared, or else to the last one that is committed."""
+        """The marker of a recovery. It goes back to the checkpoint that every task has prepared, or
+        else to the last committed one."""
         aim = self._committed() if self.record.prepared else self.record
         return CheckpointMarker(
             CheckpointAction.RECOVER,
@@ -376,8 +400,8 @@ class Checkpoints:
         )
 
     def _moved(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> str | None:
-        """Says so when a state is not where this run has left it: its store went back, or was replaced (C27). The recovery that
-        follows looks at all of them."""
+        """Describe a state that is not where this run has left it, if there is one: its store went
+        back, or was replaced (C27). The recovery that follows checks all of them."""
         for each in standings:
             expected = self.record.txid if each.component_id in self.record.layouts else 0
             if marker.action is CheckpointAction.COMMIT:
@@ -392,7 +416,7 @@ class Checkpoints:
             if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
                 continue
             if self._durable:
-                self._save(self.record)  # a driver that no longer leads hears of that here
+                self._save(self.record)  # raises if this driver no longer leads
                 raise other_store(each.component_id, each.task, each.txid, expected)
             if self._exact:
                 self._begin_anew()
@@ -404,7 +428,8 @@ class Checkpoints:
         self._dirty = False
 
     def _begin_anew(self) -> None:
-        """States that do not survive are gone with a process: all begin empty, and the spouts where the run began."""
+        """Start over when states that do not survive were lost with a process: all of them begin
+        empty, and the spouts begin where the run began."""
         self._layouts = {each: layout._replace(number=layout.number + 1) for each, layout in self._layouts.items()}
         base = self.record.base if self.record.base is not None else self.record.pending_positions
         self._put(
@@ -419,7 +444,8 @@ class Checkpoints:
         self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"
 
     def _committed(self) -> CheckpointRecord:
-        """The record once what is pending is committed."""
+        """The record after the commit of what is pending, with ``base`` set if the states do not
+        survive."""
         record = self.record.committed()
         return record if record.base is not None or self._durable else replace(record, base=record.positions)
 

@@ -1,7 +1,9 @@
-"""Spout and bolt tasks that live: user objects that stay as they are from round to round, and what they do to the ledger.
+"""Spout and bolt tasks that live from round to round: they keep the user's objects, and enter in
+the ledger what those do.
 
-Rows of a core topology carry two columns beside their own: the id of the edge that they travel on, and the roots of the trees
-that they are part of. A row that is sent to several tasks is several edges.
+Rows of a core topology carry two columns beside their own: the id of the edge that they travel on,
+and the roots of the trees that they are part of. A row that is sent to several tasks is several
+edges.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
 
 EDGE, ROOTS = "__edge", "__roots"
-#: Shares of the timeout by which time goes on: a tuple fails between one timeout and one and a half after it was emitted.
+#: Ticks per timeout. A tuple fails between one timeout and one and a half after it was emitted.
 TIMEOUT_TICKS = 2
 
 
 class AnchoredTuple(Tuple):
-    """A tuple of a core topology: it knows the edge that it came on, and the roots of the trees that it is part of."""
+    """A tuple of a core topology, with the edge that it came on and the roots of the trees that it
+    is part of."""
 
     __slots__ = ("edge", "roots", "settled")
 
@@ -53,8 +56,8 @@ class AnchoredTuple(Tuple):
 
 
 class Outflow:
-    """What a component emits in one task: rows are gathered per stream, cut by the groupings, and each copy of a row becomes an
-    edge of the trees that it is part of."""
+    """What a component emits in one task. Rows are gathered per stream and cut by the groupings.
+    Each copy of a row becomes an edge of the trees that the row is part of."""
 
     def __init__(
         self, component: TaskComponent, task: int, edges: Iterable[Edge], ids: EdgeIds, surroundings: Surroundings
@@ -80,8 +83,8 @@ class Outflow:
             self._flush(stream, task)
 
     def flush(self) -> None:
-        """Bring all rows of all streams on their way. Those of a stream that cannot be fail their trees; the others leave all the
-        same. Raises the first error."""
+        """Send all rows of all streams. If the rows of a stream cannot be sent, their trees fail,
+        and the other streams are still sent. Raises the first error."""
         failed: BaseException | None = None
         for stream, task in list(self._surroundings.outcome.of[self._component_id].rows):
             try:
@@ -99,7 +102,8 @@ class Outflow:
         try:
             self._cut(stream, task, rows)
         except USER_ERRORS:
-            # Nobody will ever receive these rows, and whoever emitted them may have acked what they were made of.
+            # Nobody will receive these rows, and their emitter may have acked the tuples that they
+            # were made of.
             outcome.ledger.failed(root for roots in rows.roots for root in roots)
             outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
             raise
@@ -119,14 +123,14 @@ class Outflow:
 
 
 def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:
-    """A root and an edge for every tree that every row is part of."""
+    """A root and an edge for every tree that each row is part of."""
     lengths = trees.value_lengths().to_numpy(zero_copy_only=False)
     return trees.flatten().to_numpy(zero_copy_only=False), np.repeat(ids, lengths)
 
 
 class ComponentTask:
-    """One component in one task. Errors in user code are part of the task's outcome; they end the instance, and the next use makes
-    another."""
+    """One component in one task. Errors in user code become part of the task's outcome. They end
+    the instance, and the next use makes a new one."""
 
     def __init__(
         self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
@@ -138,24 +142,24 @@ class ComponentTask:
         self.out = Outflow(component, task, topology.plan.edges_from(component.id), EdgeIds(), surroundings)
         self._surroundings = surroundings
         self._instance: Any = None
-        #: Until the component wants a tick, as of the last look.
+        #: Seconds until the component wants a tick, as of the last ``look``; None for no tick.
         self.tick_in_s: float | None = None
 
     @property
     def outcome(self) -> Outcome:
-        """Of the round that is under way, or of the next one."""
+        """The outcome of the round that is under way, or of the next one."""
         return self._surroundings.outcome
 
     @property
     def counts(self) -> Counts:
-        """Of this component, in it."""
+        """This component's counts in the outcome."""
         return self._surroundings.outcome.of[self.component.id].counts
 
     def work(self, budget: Budget) -> None:
-        """Do what waits, as far as the budget goes."""
+        """Do what waits, as far as the budget allows."""
 
     def tick(self, *, settles: bool) -> None:
-        """Execute a tick, when one is due and nothing waits. ``settles``: as in ``Round``."""
+        """Execute a tick if one is due and nothing waits. ``settles``: as in ``Round``."""
 
     @property
     def waiting(self) -> int:
@@ -163,14 +167,15 @@ class ComponentTask:
         return 0
 
     def kept(self) -> Iterable[int]:
-        """Roots of tuples that wait for their turn, or for a checkpoint: that is no time of theirs."""
+        """Roots of tuples that wait for their turn, or for a checkpoint. That time does not count
+        towards their timeout."""
         return ()
 
     def look(self) -> None:
-        """Count what is counted as of now: at the end of a round."""
+        """Update the counts that describe this moment. Called at the end of a round."""
 
     def instance(self) -> Any:
-        """The user's object, made and opened when there is none. None when that fails."""
+        """The user's object. If there is none, it is made and opened; None when that fails."""
         if self._instance is None:
             try:
                 self._instance = self.topology.instance(self.component)
@@ -184,28 +189,29 @@ class ComponentTask:
         return self._instance
 
     def begin(self, made: Any) -> None:
-        """Open or prepare."""
+        """Open or prepare the user's object."""
         raise NotImplementedError
 
     def end(self, made: Any) -> None:
-        """Close or clean up."""
+        """Close the user's object or clean it up."""
         raise NotImplementedError
 
     def end_for(self, marker: CheckpointMarker) -> None:
-        """The task is at its end: everything goes back to a checkpoint."""
+        """End the task, because everything goes back to a checkpoint."""
         self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        """Begin as of a checkpoint. ``before``: who was here until now, at its end."""
+        """Begin as of a checkpoint. ``before``: the task that was here until now; it has ended."""
 
     def prepare(self, marker: CheckpointMarker) -> None:
-        """Save for a checkpoint what there is to save."""
+        """Save what the component has for a checkpoint."""
 
     def commit(self, marker: CheckpointMarker) -> None:
-        """Make it the state."""
+        """Commit what was prepared."""
 
     def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
-        """What to say of it after the round; None for nothing, and when it could not be done."""
+        """What to report about it after the round; None when there is nothing, or when it could not
+        be done."""
         return None
 
     def close(self) -> None:
@@ -217,7 +223,8 @@ class ComponentTask:
                 self.report(error)
 
     def died(self, error: BaseException) -> None:
-        """What the instance held is gone with it: those trees will time out."""
+        """End an instance after an error. What it held is gone with it: those trees will time
+        out."""
         self.counts.died += 1
         self.report(error, ErrorKind.DIED)
         self.close()

@@ -1,14 +1,16 @@
 """Drives a core topology: round after round, until it is told to stop.
 
-While there is work, the next round begins before the last one has ended: its spouts give while the bolts of the one before it
-still work. Every task does its part of the rounds in their order.
+While there is work, the next round begins before the last one has ended: its spouts give while the
+bolts of the round before still work. Every task does its part of the rounds in order.
 
 Invariants:
 
-1. What was decided about a tree is told to its spout task until a round that told it has been run whole: a round that is lost takes
-   no decision with it. Spouts forget a tree when they are told, so that twice is as good as once.
+1. A spout task is told a decision about a tree until a round that told it has run whole: a lost
+   round loses no decision. Spouts forget a tree when they are told, so telling them twice does no
+   harm.
 2. Nothing that a lost round did is believed: the trees concerned time out, and fail.
-3. Rounds are heard of in their order, and after a lost one none begins until all that were under way have ended.
+3. Results of rounds are taken in order. After a lost round, none begins until all that were under
+   way have ended.
 """
 
 from __future__ import annotations
@@ -43,31 +45,33 @@ from framework.errors import InvariantViolation, LeadershipLostError, RetryableE
 
 _log = structlog.get_logger()
 
-#: How long the spouts may wait in a round for something to give, at most, when there has been nothing for a while.
+#: How long the spouts of a round wait for something to give, at most. They wait longer the longer
+#: there is nothing.
 SPOUT_WAIT_MAX_S = 5.0
 _SPOUT_WAIT_MIN_S = 0.005
-#: How long a driver waits before it tries again after a round was lost, at most.
+#: The longest pause before a driver tries again after a round was lost.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
 _DOUBLINGS_MAX = 10  # more do not make a pause longer
-#: How often it looks whether every tree is complete, while nothing else happens.
+#: How often the driver checks whether every tree is complete, while nothing else happens.
 _QUIET_POLL_S = 0.02
-#: How long a driver waits before it tries a recovery again that did not come about.
+#: The pause before a driver repeats a recovery that did not succeed.
 _RECOVERY_PAUSE_S = 0.5
-#: How often a driver makes sure that it leads: more often than any session can end.
+#: How often a driver checks that it leads: more often than any session can end.
 _CONFIRM_S = 1.0
-#: How long tuples that are under way have when a topology is stopped, as long as there is progress.
+#: How long tuples under way may take when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
 
 
 def _pause_s(times: int) -> float:
-    """How long a driver waits when something has failed so often in a row."""
+    """The pause after this many failures in a row."""
     return float(min(_STUCK_PAUSE_S * 2 ** min(times, _DOUBLINGS_MAX), LOST_PAUSE_MAX_S))
 
 
 class _Found(NamedTuple):
-    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: which tree, tuple or component did. ``silent``:
-    a task that has said nothing, or is new and knows of no checkpoint. ``died``: components that have, with their tasks."""
+    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: which tree,
+    tuple or component failed. ``silent``: a task that said nothing, or that is new and knows of no
+    checkpoint. ``died``: components that died, with their tasks."""
 
     busy: bool
     failed: str | None
@@ -78,8 +82,9 @@ class _Found(NamedTuple):
 
 
 class RoundDriver:
-    """``timeout_s``: of a tuple. ``attempts_max``: so often in a row a component may fail to start, or a spout die, before the
-    topology fails. Run it in a thread of its own; everything else may be called from any."""
+    """``timeout_s``: of a tuple. ``attempts_max``: the topology fails when a component fails to
+    start, or a spout dies, this often in a row. Call ``run`` in a thread of its own. The methods
+    under "from any thread" may be called from any."""
 
     def __init__(
         self,
@@ -112,11 +117,11 @@ class RoundDriver:
         self._share = Share()
         self._ticked_at = clock()
         self._number = 0
-        self._lost = 0  # the last round that was
+        self._lost = 0  # number of the last lost round
         self._under_way: deque[Round] = deque()
         self._spout_wait_s = 0.0
         self._tick_at: float | None = None  # when the next bolt wants a tick
-        self._awaited = 0  # how many wait until there is nothing to do
+        self._awaited = 0  # how many callers wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -124,7 +129,7 @@ class RoundDriver:
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
-    # --- from any thread ---------------------------------------------------------------------------------------
+    # --- from any thread --------------------------------------------------------------------------
 
     def status(self) -> CoreStatus:
         with self._changed:
@@ -135,8 +140,8 @@ class RoundDriver:
         self._executor.wake()
 
     def wait_until_idle(self, timeout_s: float | None) -> bool:
-        """Wait for a round, begun after this call, that found nothing to do, with nothing under way. False when the run
-        ended, or the time."""
+        """Wait for a round that began after this call and found nothing to do, with nothing under
+        way. Returns False when the run ended, or the time was up."""
         with self._changed:
             after = self._number + 1
             self._awaited += 1
@@ -146,14 +151,15 @@ class RoundDriver:
                 self._awaited -= 1
             return not self.over and self._idle_after(after)
 
-    # --- the loop ----------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def run(
         self, confirm: Callable[[], None] | None = None, checkpoints: Callable[[], Checkpoints] | None = None
     ) -> None:
-        """Round after round. Returns when it was asked to stop, has failed, or does not lead any more: it may be run again then.
-        ``confirm``: raises when it does not lead, and waits while nobody knows. ``checkpoints``: makes those of a topology with
-        state."""
+        """Run round after round. Returns when it was asked to stop, when it has failed, and when it
+        no longer leads; in the last case it may be run again. ``confirm``: raises when this driver
+        does not lead, and waits while that is unknown. ``checkpoints``: makes those of a topology
+        with state."""
         phase = "stopped"
         self._confirm, self._confirmed_at = confirm, self._clock()
         try:
@@ -180,27 +186,27 @@ class RoundDriver:
         return self._status.phase in ("stopped", "failed")
 
     def stand_by(self, why: str | None = None) -> None:
-        """Another driver leads, or nobody can."""
+        """Show that another driver leads, or that nobody can."""
         self._show(phase="standby", last_error=why)
 
     def stop_standing_by(self) -> None:
-        """It was stopped before it led."""
+        """Show that it was stopped before it led."""
         if not self.over:
             self._show(phase="stopped")
 
     def step(self, *, drain: bool = False) -> bool:
-        """One round, alone. False when it was lost."""
+        """Run one round, alone. Returns False when it was lost."""
         round_ = self.begin(drain=drain)
         return self.end(round_, lambda: self._executor.run(round_))
 
     def begin(self, *, drain: bool = False) -> Round:
-        """The next round, under way from now on."""
+        """Make the next round. It is under way from now on."""
         now = self._clock()
         ticks = int((now - self._ticked_at) / self._tick_s)
         self._ticked_at += ticks * self._tick_s
         waiting = self._waiting()
         if waiting:
-            ticks = min(ticks, 1)  # what waits is given its time again once per round
+            ticks = min(ticks, 1)  # waiting tuples get their whole timeout again only once per round
         step, spout_wait_s = CheckpointStep(), self._spout_wait_s
         if self._tick_at is not None:
             spout_wait_s = min(spout_wait_s, max(self._tick_at - now, 0.0))
@@ -211,7 +217,9 @@ class RoundDriver:
             if step.drain and step.marker is None and self._spout_wait_s:
                 self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
         if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
-            self._orders.clear()  # they are of trees that nobody tracks any more; elsewhere the spouts stay, and hear them
+            # Nobody tracks the trees that these are about. (Where state is at-least-once, the
+            # spouts stay, and hear them.)
+            self._orders.clear()
         orders, self._orders = self._orders, {}
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
@@ -233,8 +241,8 @@ class RoundDriver:
         return round_
 
     def end(self, round_: Round, result: Callable[[], Sequence[RoundRecord]]) -> bool:
-        """Hear what came of the round that has been under way longest. ``result``: returns it, or raises ``RetryableError`` when it
-        was lost. False when it was."""
+        """Take the result of the round that has been under way longest. ``result``: returns it, or
+        raises ``RetryableError`` when the round was lost. Returns False when it was lost."""
         if self._under_way.popleft() is not round_:
             raise InvariantViolation(f"round {round_.number} ended out of turn")
         try:
@@ -267,8 +275,8 @@ class RoundDriver:
         return True
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
-        """Round after round, as many at once as the executor can run while there is work; a single one, which waits in the
-        spouts, while there is none."""
+        """Run round after round: as many at once as the executor can run while there is work, and a
+        single one, which waits in the spouts, while there is none."""
         running: deque[tuple[Round, Future[Sequence[RoundRecord]]]] = deque()
         losses, settling = 0, False
         while True:
@@ -291,7 +299,8 @@ class RoundDriver:
                 self._stopping.wait(min(0.05 * 2**losses, LOST_PAUSE_MAX_S))
 
     def _make_sure_to_lead(self) -> None:
-        """Now and then: well before a session can have ended that was alive the last time."""
+        """Confirm the leadership at intervals: before a session that was alive the last time can
+        have ended."""
         if self._confirm is not None and self._clock() - self._confirmed_at >= _CONFIRM_S:
             self._confirm()
             self._confirmed_at = self._clock()
@@ -301,7 +310,8 @@ class RoundDriver:
         return self._checkpoints is not None and self._checkpoints.due_in(self._clock()) == 0.0
 
     def _drain(self) -> None:
-        """Let what is under way end, as long as it gets on, and have it in a checkpoint."""
+        """Let what is under way end, as long as there is progress, and take it into a
+        checkpoint."""
         self._spout_wait_s = 0.0
         if self._checkpoints is not None:
             self._checkpoints.want()
@@ -311,7 +321,7 @@ class RoundDriver:
                 return
 
     def _take(self, round_: Round, records: Sequence[RoundRecord]) -> _Found:
-        """Learn what a round says."""
+        """Read what a round says."""
         busy = False
         troubles: list[ComponentError] = []
         standings: list[CheckpointReport] = []
@@ -351,11 +361,12 @@ class RoundDriver:
         first = next(iter(silent), None)
         busy = busy or bool(troubles) or self._waiting() > 0
         gone = None if first is None else f"{first[0]}[{first[1]}]"
-        failed = self._failure(records) if self._checkpoints is not None else None  # nobody else asks
+        failed = self._failure(records) if self._checkpoints is not None else None  # only checkpoints ask
         return _Found(busy, failed, troubles, standings, gone, died)
 
     def _failure(self, records: Sequence[RoundRecord]) -> str | None:
-        """Which tuple failed, if one did: by the bolt that failed it, or else by where its tree began."""
+        """Which tuple failed, if one did: named by the bolt that failed it, or else by where its
+        tree began."""
         counted = [
             key
             for each in records
@@ -379,7 +390,8 @@ class RoundDriver:
         return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
-        """Tell the checkpoints what came of a round. Whether everything is in one."""
+        """Tell the checkpoints the result of a round. Returns whether a checkpoint covers
+        everything."""
         marker = round_.checkpoint
         died = [each for each in found.troubles if each.kind is ErrorKind.DIED]
         if found.silent is not None:
@@ -400,7 +412,7 @@ class RoundDriver:
         if marker is not None and prepares and self._waiting():
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
         elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
-            checkpoints.heard(marker, found.standings)  # nothing is prepared, nor recovered, while something fails
+            checkpoints.heard(marker, found.standings)  # while something fails, nothing is prepared or recovered
         if why is not None:
             checkpoints.failed(why, recovers=recovers)
             self._stopping.wait(_pause_s(checkpoints.failures))
@@ -414,7 +426,8 @@ class RoundDriver:
         return checkpoints.settled
 
     def _left_open(self) -> str | None:
-        """Who holds a tuple of the round that prepares a checkpoint, which is not prepared then; nobody does as a rule."""
+        """Who holds a tuple of the round that prepares a checkpoint; None when nobody does. If
+        somebody does, the checkpoint is not prepared."""
         if self._waiting() or self._complete():
             return None
         held = ", ".join(self.status().held) or "a bolt"
@@ -435,7 +448,7 @@ class RoundDriver:
         busy = False
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
-            total.pending = total.behind = total.waiting = 0  # they are as of now
+            total.pending = total.behind = total.waiting = 0  # these are not sums: the latest value counts
             total.add(counts)
             did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
             if did and not counts.died:
@@ -445,8 +458,9 @@ class RoundDriver:
         return busy
 
     def _judge(self, troubles: Sequence[ComponentError]) -> None:
-        """What no new instance would do better at ends the topology; so does a component that cannot start, or a spout that
-        dies, again and again without having done anything in between."""
+        """End the topology when a new instance would do no better, and when a component cannot
+        start, or a spout dies, again and again without having done anything in between. Otherwise
+        pause."""
         pause_s = 0.0
         for trouble in troubles:
             key = trouble.component_id, trouble.task
@@ -468,16 +482,18 @@ class RoundDriver:
         return sum(each.pending for each in self._totals.values())
 
     def _waiting(self) -> int:
-        """Tuples that have come to bolts and are not executed, as of the last round: spouts give nothing meanwhile."""
+        """Tuples that have come to bolts and are not executed, as of the last round. Meanwhile
+        spouts give nothing."""
         return sum(each.waiting for each in self._totals.values())
 
     def _quiet(self) -> bool:
-        """Whether every tree is complete, no tuple waits, and no round is under way: the ackers track none, and the spouts
-        have none whose completion they are not about to be told of."""
+        """Whether every tree is complete, no tuple waits, and no round is under way. Every tree is
+        complete when the ackers track none, and the spouts have none but those whose completion
+        they are told of in the next round."""
         return not (self._under_way or self._waiting()) and self._complete()
 
     def _complete(self) -> bool:
-        """Whether every tree is."""
+        """Whether every tree is complete; see ``_quiet``."""
         told = sum(len(each.completed) for each in self._orders.values())
         return not sum(self._trees.values()) and self._pending() == told
 

@@ -1,7 +1,8 @@
-"""A home: the place where tasks of a core topology live, and where their part of every round is run.
+"""A home: the place where tasks of a core topology live, and where their part of every round is
+run.
 
-A home holds whole tasks: a segment of fused components, or an acker. It does not decide which of them it gets; one that it has not
-heard of starts when its first round comes.
+A home holds whole tasks: a segment of fused components, or an acker. It does not decide which tasks
+it gets. A task that it does not have yet starts with its first round.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from framework.core.turns import OVERTAKE_S, Turns
 from framework.execution.tasks import PlannedTopology
 from framework.state.settings import provider_of
 
-#: How long spouts with nothing to give are left alone: longer and longer.
+#: The first and the longest pause before spouts that gave nothing are asked again. It doubles in
+#: between.
 _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 
 
 class Home:
-    """Where tasks live. ``encode``: rows leave the process between levels. Several threads may run tasks."""
+    """Where tasks live. ``encode``: encode rows, because they leave the process between levels.
+    Several threads may run tasks."""
 
     def __init__(
         self,
@@ -53,13 +56,14 @@ class Home:
     def run_task(
         self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
     ) -> Sequence[Addressed]:
-        """Run one task of one level for a round: ``RunTask``. Raises ``OvertakenError``."""
+        """Run one task of one level for a round, as a ``RunTask``. Raises ``OvertakenError``."""
         return self.run_tasks(round_, level, [(partition, records)])
 
     def run_tasks(
         self, round_: Round, level: int, arriving: Sequence[tuple[int, Sequence[RoundRecord]]]
     ) -> Sequence[Addressed]:
-        """Run several, when it is that round's turn at each: partitions, with what came for them. Raises ``OvertakenError``."""
+        """Run several tasks of a level, when it is the round's turn at each. ``arriving``:
+        partitions, with what came for them. Raises ``OvertakenError``."""
         with ExitStack() as turns:
             for partition, _ in arriving:
                 self._await_turn(turns, round_, level, partition)
@@ -78,13 +82,15 @@ class Home:
                 raise
 
     def wake(self, number: int) -> None:
-        """Have the spouts wait no longer in a round; in any, when it is 0."""
+        """End the wait for the spouts in round ``number``; when that is 0, in the round that waits
+        now."""
         with self._woken:
             self._woken_round = max(self._woken_round, number or self._waiting_round)
             self._woken.notify_all()
 
     def _await_a_spout(self, round_: Round, tasks: Sequence[SegmentTask]) -> None:
-        """Ask one spout after the other, less and less often, until one has given something or time is up."""
+        """Ask the spouts in turn, less and less often, until one has given something, time is up,
+        or ``wake`` is called."""
         until = time.monotonic() + round_.spout_wait_s
         pause_s = _POLL_MIN_S
         with self._woken:
@@ -103,8 +109,8 @@ class Home:
         turns.enter_context(its.of(round_.number, round_.follows))
 
     def _task(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
-        """The task that lives there; a new one when there is none, and in place of the one that is there when everything goes back
-        to a checkpoint."""
+        """The task that lives there. A new one when there is none, and when everything goes back to
+        a checkpoint."""
         place = level, partition
         found, marker = self._tasks.get(place), round_.checkpoint
         if found is not None and (marker is None or marker.action is not CheckpointAction.RECOVER):
@@ -117,7 +123,7 @@ class Home:
         return made
 
     def close(self) -> None:
-        """Close spouts and clean bolts up."""
+        """Close the spouts and clean up the bolts."""
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.close()

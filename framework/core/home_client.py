@@ -1,4 +1,5 @@
-"""What carries rounds to homes, in the tasks of Spark's jobs, and what it needs to know of each."""
+"""Carries rounds to homes, in the tasks of Spark's jobs, and holds what it must know of each
+home."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.errors import InvariantViolation, RetryableError
 
-#: How long a home may take over its part of a round, at least.
+#: How long a home may take for its part of a round, at least.
 ANSWER_MIN_S = 60.0
-#: How long a home may take to let somebody in, and to answer when it is only asked whether it is there.
+#: How long a home may take to admit a connection, and to answer when it is only asked whether it is
+#: there.
 CONNECT_S = 10.0
 #: How long components may take to close.
 _CLOSE_S = 30.0
@@ -33,10 +35,11 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HomeSettings:
-    """What a home is started with. ``answer_s``: how long it may take to answer; when it has not been asked for twice as long, its
-    driver is gone: it closes its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
-    otherwise homes listen on the interface from which that host is reached, and ``credentials`` have a certificate. ``plan``:
-    pickled."""
+    """What a home is started with. ``plan``: pickled. ``answer_s``: how long the home may take to
+    answer. When nobody has asked it anything for twice as long, its driver is gone, so it closes
+    its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
+    otherwise homes listen on the interface from which that host is reached, and ``credentials``
+    have a certificate."""
 
     plan: bytes
     credentials: Credentials
@@ -60,8 +63,8 @@ class HomeLostError(RetryableError):
 
 
 _channels: dict[Address, Channel] = {}
-#: Numbers of messages: the answer to one carries its number, so that what a task which was killed did not wait for is not taken
-#: for the answer to the next.
+#: Numbers of messages. An answer carries the number of its message. So an answer that a killed task
+#: did not wait for is not taken for the answer to the next message.
 _numbers = itertools.count()
 
 
@@ -73,8 +76,9 @@ def _channel_to(address: Address, credentials: Credentials) -> Channel:
 
 
 class HomeClient:
-    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its home. ``answer_s``: a home that
-    has not answered for so long is told to end itself, and counts as lost."""
+    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its
+    home. ``answer_s``: a home that has not answered for this long is told to end itself, and counts
+    as lost."""
 
     def __init__(
         self,
@@ -92,13 +96,13 @@ class HomeClient:
     def run_task(
         self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
     ) -> Sequence[Addressed]:
-        """One task of a level."""
+        """Run one task of a level."""
         number = self._placed[(level, partition)]
         self._send(number, ("run", round_, level, [(partition, records)]))
         return self._answer(number, self._limit_s(round_))  # type: ignore[no-any-return]
 
     def walk(self, round_: Round, widths: Sequence[int]) -> list[RoundRecord]:
-        """All levels of a round; the homes work side by side in each."""
+        """Run all levels of a round. The homes work side by side on each level."""
         inboxes: dict[int, list[RoundRecord]] = {}
         for level, width in enumerate(widths):
             by_home: dict[int, list[tuple[int, Sequence[RoundRecord]]]] = {}
@@ -115,17 +119,19 @@ class HomeClient:
         return [record for partition in sorted(inboxes) for record in inboxes[partition]]
 
     def wake(self, number: int, homes: Iterable[int] | None = None) -> None:
-        """Have the spouts of homes wait no longer in a round; in any, when it is 0. What cannot be reached waits."""
+        """End the wait for the spouts of homes (by default, of all) in round ``number``; when that
+        is 0, in the round that waits now. Homes that cannot be reached go on waiting."""
         for home in self._addresses if homes is None else homes:
             try:
                 with connect(self._addresses[home].place, self._credentials, CONNECT_S) as channel:
                     channel.send((0, "wake", number), CONNECT_S)
-                    channel.receive(CONNECT_S)  # it has been heard
+                    channel.receive(CONNECT_S)  # the home has taken the message
             except (OSError, EOFError):
                 continue
 
     def _wake_after_the_first(self, round_: Round, homes: Sequence[int]) -> None:
-        """Wait until one of the homes has answered; the others need not wait for a spout then."""
+        """Wait until one of the homes has answered, then wake the others: they need not wait for a
+        spout any more."""
         with selectors.DefaultSelector() as selector:
             for home in homes:
                 channel = _channels.get(self._addresses[home])
@@ -139,8 +145,8 @@ class HomeClient:
         return self._answer(number, self._answer_s)
 
     def _limit_s(self, round_: Round) -> float:
-        """How long a home may take over a round: longer when it may have to do another one first, so that of two rounds the one
-        that hangs is told."""
+        """How long a home may take for a round. It gets longer when it may have to do another round
+        first, so that the error names the round that hangs."""
         return self._answer_s * (1.5 if round_.follows else 1.0)
 
     def _send(self, number: int, message: tuple[Any, ...]) -> None:
@@ -171,12 +177,13 @@ class HomeClient:
         return result
 
     def _end(self, address: Address) -> None:
-        """A component may have hung: only its process can be ended."""
+        """Tell a home to end its process. A component may have hung, and nothing else would end
+        it."""
         try:
             with connect(address.place, self._credentials, CONNECT_S) as channel:
                 channel.send((0, "die"), CONNECT_S)
         except (OSError, EOFError):
-            pass  # it is gone already, or does not move at all
+            pass  # it has ended already, or is frozen
 
     def _lost(self, address: Address, error: BaseException) -> NoReturn:
         found = _channels.pop(address, None)
@@ -187,7 +194,7 @@ class HomeClient:
 
 
 def close_home(address: Address, credentials: Credentials) -> None:
-    """Close a home's tasks and end it; nothing when it is gone."""
+    """Close a home's tasks and end it. Does nothing when it is gone."""
     try:
         HomeClient([address], credentials, {}, _CLOSE_S).ask(address.number, "close")
     except RetryableError:

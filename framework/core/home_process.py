@@ -1,12 +1,14 @@
 """Homes in processes of their own, next to Spark's executors.
 
-Spark gives a task to whichever worker process is free, and ends workers as it likes; a spout that holds a connection and pending
-tuples needs a place that stays. So each home is a process that a Spark task has started, on the executor's host; tasks of the
-rounds carry to it what is for it, and carry away what it gives (``home_client.py``). It ends when it is told to, when its executor
-is gone, and when it has not been heard of for too long; and when a round of it takes too long, since a component may have hung.
+Spark gives a task to whichever worker process is free, and ends workers as it likes. A spout that
+holds a connection and pending tuples needs a place that stays. So each home is a process on the
+executor's host, started by a Spark task. The tasks of the rounds carry its input to it, and its
+output away (``home_client.py``). A home ends when it is told to, when its executor is gone, and
+when nobody has asked it anything for too long. It is told to end when its part of a round takes too
+long, since a component may have hung.
 
-A home answers one message after the other per channel, and a task does one round after the other. Nobody is let in without the
-run's key (``channels.py``).
+A home answers the messages of a channel one after the other, and a task does one round after the
+other. Nobody is admitted without the run's key (``channels.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _WATCH_S = 1.0
 
 
 def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> Address:
-    """The home's address if it answers; otherwise that of a new one on this host. Called in a Spark task."""
+    """The home's address if it answers; otherwise the address of a new one on this host. Called in
+    a Spark task."""
     if known is not None:
         try:
             HomeClient([known], settings.credentials, {}, CONNECT_S).ask(number, "ping")
@@ -50,7 +53,7 @@ def start_home(settings: HomeSettings, number: int) -> Address:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
-        start_new_session=True,  # what is sent to the worker's group is not for it
+        start_new_session=True,  # so that signals to the worker's process group do not reach it
     )
     try:
         with cast(IO[bytes], process.stdin) as out:
@@ -63,7 +66,8 @@ def start_home(settings: HomeSettings, number: int) -> Address:
 
 
 def _executor_pid() -> int:
-    """The JVM above this worker; this process's parent where that cannot be told."""
+    """The pid of the JVM above this worker; of this process's parent if there is none, or it cannot
+    be told."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -78,7 +82,7 @@ def _executor_pid() -> int:
 
 
 class HomeServer:
-    """Serves one home. ``serve`` returns when it was told to end."""
+    """Serves one home. ``serve`` returns when the home is to end."""
 
     def __init__(self, settings: HomeSettings, number: int, executor_pid: int) -> None:
         self._home = Home(pickle.loads(settings.plan), encode=True)
@@ -96,7 +100,8 @@ class HomeServer:
         self._ended = threading.Event()
 
     def serve(self) -> None:
-        """Answer until told to end, until the executor is gone, or until nobody has been heard for the lease."""
+        """Answer until told to end, until the executor is gone, or until nobody has asked anything
+        for ``lease_s``."""
         self._server.start()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
@@ -117,7 +122,7 @@ class HomeServer:
                     outcome = number, "ok", self._do(*message)
                 except RetryableError as error:
                     outcome = number, "lost", str(error)
-                except BaseException:  # noqa: BLE001 - user code's errors stay inside; this is a bug, and who asks waits
+                except BaseException:  # noqa: BLE001 - user code's errors stay inside: this is a bug, and the asker waits
                     outcome = number, "bug", traceback.format_exc()
                 finally:
                     with self._lock:
@@ -168,11 +173,11 @@ def main() -> None:
     sys.stdout.flush()
     os.dup2(2, 1)  # what components print goes where the executor's errors go
     server.serve()
-    os._exit(0)  # threads of user code must not keep it
+    os._exit(0)  # threads of user code must not keep the process alive
 
 
 if __name__ == "__main__":
-    # What is pickled here must be found by its real name there.
+    # Classes that are pickled here must have the module's real name, not ``__main__``.
     from framework.core import home_process
 
     home_process.main()

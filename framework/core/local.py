@@ -20,7 +20,7 @@ class LocalRounds:
     rounds_max = 1
 
     def start(self) -> None:
-        """Nothing to make ready."""
+        """Nothing to prepare."""
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
         return walk(round_, self._plan.widths, self._home.run_task)

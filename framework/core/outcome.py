@@ -1,11 +1,13 @@
-"""What one task makes in one round, all in one object: it is handed over whole when the round ends, or thrown away (C34).
+"""What one task makes in one round, in one object. When the round ends, it is handed over whole, or
+thrown away (C34).
 
 Invariants:
 
-1. Rows and what is said about their trees are in the same outcome. None is handed over that has rows which are not on their way:
-   an ack leaves with all rows that were made of the tuple, on all streams, or they have failed.
+1. Rows and what is said about their trees are in the same outcome. An outcome is not handed over
+   while it has rows that are not sent. So an ack leaves together with all rows that were made of
+   the tuple, on all streams, or those rows have failed.
 2. What is emitted, acked or reported between two rounds is in the outcome of the later one.
-3. A task that is at its end keeps its outcome: what its components still say goes nowhere.
+3. A task that has ended keeps its outcome: what its components still say goes nowhere.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from framework.core.checkpoints import CheckpointReport
 from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind
 from framework.execution.plan import Edge
 
-#: Errors of user code that a task tells of after one round.
+#: How many errors of user code a task reports after one round; up to twice as many when they decide
+#: about the topology.
 TROUBLES_MAX = 10
 
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of one stream that are not on their way yet, and the roots of the trees that each is part of."""
+    """Rows of one stream that are not sent yet, and the roots of the trees that each is part of."""
 
     values: list[Sequence[Any]] = field(default_factory=list)
     roots: list[Sequence[int]] = field(default_factory=list)
@@ -35,14 +38,15 @@ class Rows:
 
 @dataclass(slots=True)
 class Made:
-    """What one component has made. ``rows``: by stream and, on direct streams, by the task that they are for."""
+    """What one component has made. ``rows``: by stream and, on direct streams, by the task that
+    they are for."""
 
     counts: Counts = field(default_factory=Counts)
     rows: dict[tuple[str, int | None], Rows] = field(default_factory=dict)
 
 
 class Outcome:
-    """``exits``: what goes on to the next level, with the partition there."""
+    """``exits``: what goes on to the next level, each with its partition there."""
 
     def __init__(self, components: Iterable[str]) -> None:
         self.of = {each: Made() for each in components}
@@ -52,8 +56,8 @@ class Outcome:
         self.standings: list[CheckpointReport] = []
 
     def hear(self, trouble: ComponentError) -> None:
-        """Keep the first few, the first death, and all that decide about the topology: one bad record may fail in thousands of
-        copies."""
+        """Keep the first few errors, the first death, and errors that decide about the topology.
+        One bad record may fail in thousands of copies."""
         decides = trouble.kind in (
             ErrorKind.AWAY,
             ErrorKind.CANNOT_START,
@@ -64,11 +68,11 @@ class Outcome:
 
 
 class Surroundings(Protocol):
-    """The task that a component lives in, as the component sees it. ``outcome``: of the round that is under way, or of the next
-    one. ``clock``: seconds that only rise."""
+    """The task that a component lives in, as the component sees it. ``outcome``: of the round that
+    is under way, or of the next one. ``clock``: seconds that only rise."""
 
     outcome: Outcome
     clock: Callable[[], float]
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
-        """Bring rows of one edge on their way to one task."""
+        """Send rows of one edge to one task."""

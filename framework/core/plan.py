@@ -11,9 +11,10 @@ from framework.execution.plan import ExecutionPlan, TaskComponent
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """A plan with what a core topology adds to it. ``pending_max``: tuples of unknown fate per spout task. ``ackers``: 0 for
-    none. ``conf``: what components see. ``stateful``: the components whose state is kept. ``ticks``: bolts that are given a tick
-    every so many seconds."""
+    """An execution plan with what a core topology adds to it. ``pending_max``: tuples per spout
+    task whose fate may be open. ``ackers``: number of their tasks, 0 for none. ``conf``: what
+    components see. ``stateful``: the components whose state is kept. ``ticks``: bolt -> seconds
+    between its ticks."""
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]
@@ -32,7 +33,8 @@ class CorePlan:
         return self._tasks_of(each for each in self.plan.components.values() if not each.inputs)
 
     def rooted_tasks(self) -> list[tuple[str, int]]:
-        """Of every task that trees may begin at; the place in the list is its number."""
+        """Component id and task of every task at which trees may begin. Its index in the list is
+        its number."""
         stateful = (each for each in self.plan.components.values() if each.id in self.stateful)
         return self.spout_tasks() + self._tasks_of(stateful)
 

@@ -1,4 +1,4 @@
-"""The committed state of a topology, read from outside while it runs, or while it does not."""
+"""The committed state of a topology, read from outside, whether or not the topology runs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from framework.state.serialization import Serializer
 from framework.state.settings import serializers_of, state_of
 from framework.topology import CoreTopology, KeyValueState
 
-#: How often, and how long apart, all tasks are looked at until they are at the same checkpoint.
+#: How often all tasks are looked at until they are at the same checkpoint, and the pause in
+#: between.
 _TRIES, _PAUSE_S = 100, 0.02
 
 
 class TopologyState:
-    """What the last committed checkpoint holds. Commits nothing, changes nothing, holds nobody up.
+    """Reads what the last committed checkpoint holds. It commits nothing, changes nothing, and
+    delays nobody.
 
-    Raises ``ConfigError`` when there is nothing to read: no stateful bolt, no checkpoint, or a provider whose states nobody else
-    can see.
+    Raises ``ConfigError`` when there is nothing to read: no stateful bolt, no committed checkpoint,
+    or a provider whose states other processes cannot see.
     """
 
     def __init__(self, topology: CoreTopology, config: Config, store: CoordinationStore) -> None:
@@ -42,7 +44,8 @@ class TopologyState:
 
     @property
     def record(self) -> CheckpointRecord:
-        """What is recorded of the topology's checkpoints now."""
+        """The record of the topology's checkpoints, as it is now. Raises ``ConfigError`` when none
+        is committed."""
         found = read_record(self._store, self._topology.id)
         if found is None or not found.txid:
             raise ConfigError(f"topology {self._topology.id!r} has not committed a checkpoint yet")
@@ -50,7 +53,7 @@ class TopologyState:
 
     @property
     def serializers(self) -> tuple[Serializer, Serializer]:
-        """What makes bytes of keys and of values."""
+        """The serializers of keys and of values."""
         return serializers_of(self._provider, self._conf)
 
     @property
@@ -60,7 +63,7 @@ class TopologyState:
         return [each for each in self._components if each in layouts]
 
     def component(self, name: str | None) -> str:
-        """The component of that name; without one, the only one."""
+        """The component of that name; for None, the only one. Raises ``ConfigError``."""
         known = self.components
         if name is None and len(known) == 1:
             return known[0]
@@ -73,7 +76,7 @@ class TopologyState:
         return name
 
     def get(self, component_id: str, key: Any, default: Any = None) -> Any:
-        """The value of a key; the default when it is not there."""
+        """The value of a key; the default when the key is missing."""
         states = self._of(component_id)
         likely = task_of_key(self._components[component_id], key, len(states)) or 0
         for state in (*states[likely:], *states[:likely]):
@@ -82,13 +85,13 @@ class TopologyState:
         return default
 
     def items(self, component_id: str) -> Iterator[tuple[Any, Any]]:
-        """All keys with their values: ``entries``."""
+        """All keys with their values; see ``entries``."""
         return ((each.key, each.value) for each in self.entries(component_id))
 
     def entries(self, component_id: str) -> Iterator[Entry]:
-        """Everything that the tasks have. ``txid_before`` and ``txid_after`` say
-        which checkpoint this was of: one and the same, unless the store can only be read while it changes, or holds a part of
-        the next one."""
+        """Everything that the tasks have. When all is read, ``txid_before`` and ``txid_after`` say
+        which checkpoint this is of. They are the same, unless the store can only be read while it
+        changes, or holds a part of the next checkpoint."""
         for tries_left in range(_TRIES, -1, -1):
             states = self._of(component_id)
             opened = [_entries(state) for state in states]
@@ -117,12 +120,13 @@ class TopologyState:
         self.close()
 
     def _begun(self) -> int:
-        """The last checkpoint of which a store may hold something by now."""
+        """The last checkpoint of which a store may already hold something."""
         record = self.record
         return record.pending if record.prepared and record.pending is not None else record.txid
 
     def _of(self, component_id: str) -> list[KeyValueState[Any, Any]]:
-        """The states of all tasks. Raises ``CorruptStateError`` for one that is behind the record."""
+        """The states of all tasks. Raises ``CorruptStateError`` for a state that is behind the
+        record."""
         record = self.record
         layout = record.layouts[component_id]
         found = []
@@ -141,7 +145,7 @@ class TopologyState:
         return found
 
     def _opened(self, component_id: str, name: str, layout: Layout) -> KeyValueState[Any, Any] | None:
-        """None where nothing was ever committed."""
+        """The state of a namespace; None when nothing was ever committed there."""
         if not self._provider.exists(name, self._conf):
             return None
         ttl_s = layout.ttl_of(self._components[component_id].instance)

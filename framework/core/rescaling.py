@@ -1,8 +1,9 @@
-"""Moves the keys of a state to other namespaces, when the number of a component's tasks has changed, or when its values expire now
-and did not before, or the other way about.
+"""Moves the keys of a state to other namespaces. That is needed when the number of a component's
+tasks has changed, when its values live longer than before, and when they expire now and did not
+before, or the reverse.
 
-The new tasks get namespaces of their own, which nobody has used before; the record names them once they are complete. A crash
-before that leaves the old ones as they were.
+The new tasks get namespaces of their own, which nobody has used before. The record names them once
+they are complete, so a crash before that leaves the old ones as they were.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from framework.topology import (
 
 _log = structlog.get_logger()
 
-#: Entries that are kept before they are written.
+#: How many entries are put before they are committed.
 BATCH = 100_000
 
 
 class Entry(NamedTuple):
-    """A key of a task's state with its value. ``put_at``: when that was put, where values expire."""
+    """A key of a task's state with its value. ``put_at``: when the value was put, where values
+    expire."""
 
     key: Any
     value: Any
@@ -51,24 +53,25 @@ def namespace_of(topology_id: str, component_id: str, layout: int, task: int) ->
 
 @dataclass(frozen=True)
 class Namespaces:
-    """Those of one topology's states."""
+    """The namespaces of one topology's states."""
 
     topology_id: str
     provider: StateProvider
     conf: Mapping[str, Any]
 
     def of(self, component_id: str, layout: Layout) -> list[str]:
-        """One for each task."""
+        """The namespaces of a layout, one for each task."""
         return [namespace_of(self.topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
 
     def states(self, component: Component, layout: Layout) -> list[KeyValueState[Any, Any]]:
-        """What the tasks of a layout have, as it is kept. Raises ``ConfigError``."""
+        """The states of the tasks of a layout, with values as they are stored. Raises
+        ``ConfigError``."""
         timed = layout.ttl_of(component.instance) > 0
         names = self.of(component.id, layout)
         return [_key_value(kept_state_of(self.provider, name, timed, self.conf, None)) for name in names]
 
     def commit(self, component_id: str, layout: Layout, record: CheckpointRecord) -> None:
-        """Commit what is prepared."""
+        """Commit what is prepared in the namespaces of a layout."""
         for name in self.of(component_id, layout):
             state = self.provider.new_state(name, self.conf, None)
             try:
@@ -87,8 +90,9 @@ def finished(
     record: CheckpointRecord,
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
-    """The record without a checkpoint that is prepared by other components or tasks than there are now: it is committed here, in
-    the namespaces that it was prepared in (C39). One that was prepared by those that there are now is theirs to commit."""
+    """Commit a prepared checkpoint, if the components or their tasks have changed since it was
+    prepared. It is committed in the namespaces where it was prepared (C39). Returns the record
+    after that. If nothing has changed, it is left for the present tasks to commit."""
     if not record.prepared:
         return record
     pending = record.pending_layouts
@@ -110,9 +114,10 @@ def rescaled(
     record: CheckpointRecord,
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
-    """The record for what components are now: their tasks, and whether values expire. ``components``: those with state. Raises
-    ``TopologyError`` for keys that belong to no task, or that tuples are brought to otherwise than before, and
-    ``CorruptStateError`` for a state that is not where the record says."""
+    """The record for the components as they are now: their tasks, and how long values live. Keys
+    are moved where that has changed. ``components``: those with state. Raises ``TopologyError`` for
+    keys that belong to no task, or whose tuples are grouped otherwise than before, and
+    ``CorruptStateError`` for a state that does not hold the checkpoint that the record names."""
     record = finished(namespaces, components, record, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
@@ -127,7 +132,8 @@ def rescaled(
                 "same by other names, save a snapshot with the topology as it was, and restore it with this one"
             )
         elif not layout.fits(wanted):
-            # An id that nobody else has, whoever else tries the same at the same time.
+            # Take an id that nobody else has, even if another process tries the same at the same
+            # time.
             record = replace(record, last=record.last + 1)
             save(record)
             new = layout_of(component, record.last)
@@ -144,14 +150,14 @@ def rescaled(
 
 
 def layout_of(component: Component, number: int) -> Layout:
-    """Of a component as it is now."""
+    """The layout of a component as it is now."""
     bolt = _bolt_of(component)
     groupings = sorted({each.grouping.outline() for each in component.subscriptions})
     return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0, " and ".join(groupings))
 
 
 class Filling:
-    """Fills new namespaces of a component with keys, each in its task's."""
+    """Fills new namespaces of a component with keys, each key in the namespace of its task."""
 
     def __init__(self, namespaces: Namespaces, component: Component, layout: Layout) -> None:
         self._component = component
@@ -162,14 +168,15 @@ class Filling:
         self._waiting = 0
 
     def put(self, entry: Entry, tasks: int) -> None:
-        """A key that one of so many tasks has had. Raises ``TopologyError`` for one that belongs to no task, or to
-        another one than had it: nobody knows where its tuples go then."""
+        """Put a key that one of ``tasks`` tasks has had. Raises ``TopologyError`` for a key that
+        belongs to no task, or to another task than the one that had it: it is then unknown where
+        its tuples go."""
         key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
         if tasks != self._tasks:
             bolt = self._component.instance
             grouped: Any = bolt.grouping_key(key) if isinstance(bolt, BaseStatefulBolt) else ()
             if grouped is None:
-                return  # of a task that is no more
+                return  # it belonged to its task, which is no more
             if grouped is EVERY_TASK:
                 for each in self._targets:
                     known = each.get(key)
@@ -197,7 +204,7 @@ class Filling:
                 each.commit()
 
     def finish(self, txid: int) -> None:
-        """All of it is the state of checkpoint ``txid``."""
+        """Commit all of it as the state of checkpoint ``txid``."""
         for each in self._targets:
             each.prepare_commit(txid)
             each.commit(txid)
@@ -215,7 +222,9 @@ def _move(
     new: Layout,
     save: Callable[[CheckpointRecord], None],
 ) -> None:
-    """Raises ``CorruptStateError`` for a state that is not where the record says: what it lacks would be lost for good."""
+    """Copy the keys of a component from the old layout to the new one. Raises ``CorruptStateError``
+    for a state that does not hold the checkpoint that the record names: what it lacks would be lost
+    for good."""
     filling = Filling(namespaces, component, new)
     sources = namespaces.states(component, old)
     ttl_s = old.ttl_of(component.instance)
@@ -223,7 +232,7 @@ def _move(
         for task, source in enumerate(sources):
             source.recover(record.txid, prepared=False, upto=record.last)
             if source.txid not in (None, record.txid):
-                save(record)  # a driver that no longer leads hears of that here
+                save(record)  # raises if this driver no longer leads
                 raise other_store(component.id, task, source.txid or 0, record.txid)
             for key, value, put_at in fresh(source.items(), ttl_s, time.time()):
                 filling.put(Entry(key, value, put_at, task), old.tasks)
@@ -235,7 +244,8 @@ def _move(
 
 
 def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
-    """Which task a key of the state belongs to: the one that its tuples go to. None when that cannot be told from the key."""
+    """The task that a key of the state belongs to: the one that its tuples go to. None when the key
+    does not tell."""
     groupings = [each.grouping for each in component.subscriptions]
     if all(isinstance(each, GlobalGrouping) for each in groupings):
         return 0

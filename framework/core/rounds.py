@@ -1,8 +1,9 @@
-"""What a round is, and what comes of it.
+"""What a round is, and what its result is.
 
-A core topology runs as a sequence of rounds. In one, the spout tasks hear what became of their trees and give what they have;
-what they give goes through the bolts, level by level; and what the tasks have to say about trees goes to the ackers, as the last
-level. What returns to the driver is small: decisions about trees, and counters.
+A core topology runs as a sequence of rounds. In a round, the spout tasks hear what became of their
+trees, and give what they have. That goes through the bolts, level by level. What the tasks say
+about trees goes to the ackers, which are the last level. Little returns to the driver: decisions
+about trees, and counters.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from framework.core.checkpoints import CheckpointAction, CheckpointMarker, Check
 from framework.execution.failures import FailureKind, kind_of
 from framework.execution.records import Piece
 
-#: A spout task gives no more than this in one round, so that rounds stay short.
+#: The most tuples that a spout task gives in one round, so that rounds stay short.
 ROUND_TUPLES_MAX = 10_000
 
 
 class TreeOutcomes(NamedTuple):
-    """What a spout task is told at the start of a round. ``failed``: by somebody. ``expired``: not heard of in time."""
+    """What a spout task is told at the start of a round. ``failed``: somebody failed the tree.
+    ``reset``: its timeout starts anew. ``expired``: it timed out."""
 
     completed: Roots = Roots()
     failed: Roots = Roots()
@@ -33,13 +35,15 @@ class TreeOutcomes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """``ticks``: how far time has gone on since the round before, in shares of the timeout. ``orders``: spout task number ->
-    what it is told. ``spout_wait_s``: how long the spouts may wait until one has something to give. ``drain``: spouts
-    give nothing, so that what is under way may end. ``follows``: the round that was still under way when this one began, which
-    every task does before this one; 0 when none was. ``at_once``: how many rounds may be under way; a spout gives no more than
-    its part in one, so that the next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
-    ``share``: how many tuples a spout task gives, at most. ``lost``: the last round that was; 0 when none has been.
-    ``settles``: a checkpoint waits until every tree is over, or is prepared now: no new one should begin."""
+    """``ticks``: how far time has gone on since the round before, in shares of the timeout.
+    ``orders``: number of a spout task -> what it is told. ``spout_wait_s``: how long the spouts may
+    wait until one has something to give. ``drain``: spouts give nothing, so that what is under way
+    can end. ``follows``: the round that was still under way when this one began, 0 for none; every
+    task does that one first. ``at_once``: how many rounds may be under way; a spout gives only its
+    part in one, so that the next one has something too. ``checkpoint``: what every task has to do
+    for a checkpoint. ``share``: the most tuples that a spout task gives. ``lost``: the last lost
+    round, 0 for none. ``settles``: a checkpoint waits until every tree is over, or is prepared now,
+    so no new tree should begin."""
 
     number: int
     ticks: int = 0
@@ -55,7 +59,8 @@ class Round:
 
     @property
     def prepares(self) -> bool:
-        """Whether everything that comes must be done before the round ends: a checkpoint holds nothing that waits."""
+        """Whether everything that comes must be done before the round ends: a checkpoint covers
+        nothing that waits."""
         return self.checkpoint is not None and self.checkpoint.action is CheckpointAction.PREPARE
 
 
@@ -73,9 +78,11 @@ class Decisions(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What one component did in one task. ``pending``: tuples of a spout whose fate is open, now. ``latency_s``: from emission
-    until a spout was told of completion, summed over ``completed``. ``died``: instances that an error of theirs ended.
-    ``behind``: spout tasks that expect more, now. ``waiting``: tuples that have come to a bolt and are not executed yet, now."""
+    """What one component did in one task. ``latency_s``: from emission until the spout was told of
+    completion, summed over ``completed``. ``died``: instances that their own errors ended. Three
+    counts describe the present moment. ``pending``: tuples of a spout whose fate is open.
+    ``behind``: spout tasks that expect more input. ``waiting``: tuples that have come to a bolt and
+    are not executed yet."""
 
     emitted: int = 0
     executed: int = 0
@@ -90,7 +97,7 @@ class Counts:
     waiting: int = 0
 
     def add(self, other: Counts) -> None:
-        """Sum everything up."""
+        """Add every count."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -98,11 +105,11 @@ class Counts:
 class ErrorKind(Enum):
     """What an error in user code did."""
 
-    AWAY = "away"  # it is started again, as often as it takes: what it needs does not answer
+    AWAY = "away"  # what the component needs does not answer; it is started again as often as it takes
     REPORTED = "reported"  # nothing: the component reported it and went on
-    DIED = "died"  # ended the instance; a new one takes its place
+    DIED = "died"  # it ended the instance; a new one takes its place
     CANNOT_START = "cannot start"  # the new one could not be made, opened or prepared
-    FATAL = "fatal"  # ended the instance, and no other would do better
+    FATAL = "fatal"  # it ended the instance, and a new one would do no better
 
 
 class ComponentError(NamedTuple):
@@ -126,8 +133,9 @@ class ComponentError(NamedTuple):
 
 
 class RoundReport(NamedTuple):
-    """What a task tells the driver after a round, whose number it is. ``standings``: of those of its components that a checkpoint
-    concerns. ``unrecovered``: it is new, and waits for a recovery. ``tick_in_s``: until one of its components wants a tick."""
+    """What a task tells the driver after round ``round``. ``standings``: of its components that a
+    checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery. ``tick_in_s``:
+    seconds until one of its components wants a tick."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
@@ -139,7 +147,8 @@ class RoundReport(NamedTuple):
 
 RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]
 Addressed = tuple[int, RoundRecord]
-#: Runs one task of one level in the place where it lives: level, partition, what came for it; returns what goes on.
+#: Runs one task of one level where it lives. Gets the round, level, partition and the records that
+#: came for it, and returns the records that go on.
 RunTask = Callable[[Round, int, int, Sequence[RoundRecord]], Sequence[Addressed]]
 
 
@@ -148,22 +157,23 @@ class RoundExecutor(Protocol):
 
     @property
     def rounds_max(self) -> int:
-        """How many rounds it can run at once, now: ``run`` is called from as many threads."""
+        """How many rounds it can run at once now. ``run`` is called from as many threads."""
 
     def start(self) -> None: ...
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
-        """Raises ``RetryableError`` when the round, or a part of it, was lost: nothing is known of what it did."""
+        """Raises ``RetryableError`` when the round, or a part of it, was lost: what it did is
+        unknown."""
 
     def wake(self) -> None:
-        """Have the round that waits in the spouts, if one does, wait no longer."""
+        """End the wait of a round that waits in the spouts, if there is one."""
 
     def close(self) -> None:
-        """Close every spout, clean every bolt up, and release what ``start`` made."""
+        """Close every spout, clean up every bolt, and release what ``start`` made."""
 
 
 def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
-    """All levels of a round, one task after the other."""
+    """Run all levels of a round, one task after the other."""
     steps = stepping(round_, widths, run_task)
     while True:
         try:
@@ -175,7 +185,7 @@ def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundR
 def stepping(
     round_: Round, widths: Sequence[int], run_task: RunTask
 ) -> Generator[tuple[int, int], None, list[RoundRecord]]:
-    """The same, task by task: gives the level and the partition before each."""
+    """The same in steps: yields the level and the partition before each task."""
     inboxes: dict[int, list[RoundRecord]] = {}
     for level, width in enumerate(widths):
         outboxes: dict[int, list[RoundRecord]] = {}

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class CoreTopologyFailed(RatchetError):
-    """A core topology ended because one of its components could not work. The message names the component and the task, and
-    ends with the trace."""
+    """A core topology ended because one of its components could not work. The message names the
+    component and the task, and ends with the trace."""
 
     @staticmethod
     def of(failure: ComponentError) -> CoreTopologyFailed:
-        """As the kind of error that it is, for whoever catches by recovery."""
+        """The error that fits the failure, for callers that catch errors by how they recover."""
         kind = CoreTopologyFailed
         if failure.failure is FailureKind.DATA_LOSS:
             kind = CoreTopologyLostData
@@ -40,7 +40,7 @@ class CoreTopologyFailed(RatchetError):
 
 
 class CoreTopologyLostData(CoreTopologyFailed, DataLossError):
-    """It ended because its source lost what was not read yet."""
+    """It ended because its source lost unread records."""
 
 
 class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
@@ -48,8 +48,9 @@ class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
 
 
 class CoreRun(RunningThread):
-    """A core topology that runs in a thread of this process. Made by ``submit``. When it is stopped, nothing more is taken from the
-    spouts, what is under way may end for a while, and every component is closed."""
+    """A core topology that runs in a thread of this process. Made by ``submit``. When it is
+    stopped, nothing more is taken from the spouts, tuples under way get some time to finish, and
+    every component is closed."""
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class CoreRun(RunningThread):
         return CoreRunCollector(self._topology.id, self.status)
 
     def _begin_anew(self) -> None:
-        """Another driver leads: what this one's tasks know and hold is of no use any more."""
+        """Start over with new tasks. This driver no longer leads, so what its tasks know and hold
+        is of no use."""
         self._executor.close()
         self._executor.start()
 
@@ -94,8 +96,9 @@ class CoreRun(RunningThread):
         return self._driver.status()
 
     def wait_until_idle(self, timeout_s: float | None = None) -> None:
-        """Wait until the spouts give nothing and every tuple that they gave has been acked or failed. Raises ``TimeoutError``, or
-        what the topology failed with."""
+        """Wait until the spouts give nothing and every tuple that they gave has been acked or
+        failed. Raises ``TimeoutError``, the error that the topology failed with, or
+        ``TopologyError`` when it was stopped meanwhile."""
         if self._driver.wait_until_idle(timeout_s):
             return
         self._raise_failure()
@@ -125,8 +128,9 @@ def submit_core(
     executor: str | None,
     store: CoordinationStore | None,
 ) -> CoreRun:
-    """Start a core topology. ``store``: where its driver is elected, and where the record of its checkpoints is, if it has state;
-    otherwise the one that the configuration names. Raises ``ConfigError`` or ``TopologyError`` before anything has started."""
+    """Start a core topology. ``store``: where its driver is elected and, if it has state, where the
+    record of its checkpoints is kept; by default the store that the configuration names. Raises
+    ``ConfigError`` or ``TopologyError`` before anything has started."""
     check_pickles(topology)
     check_stateful(topology, config)
     conf = config.for_components()
@@ -155,7 +159,8 @@ def submit_core(
 
 
 def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:
-    """Which bolts are given ticks, and how often: as each says, or else ``every_s``. Raises ``ConfigError``."""
+    """Which bolts get ticks, and how often, in seconds: as each bolt says, or else ``every_s``.
+    Raises ``ConfigError`` for an interval that is not above 0."""
     found = {}
     for component in topology.components:
         if isinstance(component.instance, Bolt):

@@ -1,4 +1,5 @@
-"""A task of a core topology: the components of one segment, which share it, and their part of a round."""
+"""A task of a core topology: the components of one segment, which share the task, and their part of
+a round."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from framework.topology import StateProvider
 
 
 class SegmentTask:
-    """The fused components of one task, alive: the ``Surroundings`` of each. Where there is state, a new one waits for a recovery
-    before its spouts give anything."""
+    """The fused components of one task, and the ``Surroundings`` of each. Where there is state, the
+    spouts of a new task give nothing before a recovery."""
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class SegmentTask:
             self._component_tasks[component_id] = component_task
 
     def recover(self, marker: CheckpointMarker, before: SegmentTask | None) -> None:
-        """Begin as of a checkpoint, in place of who was here before: of what that one has made, nobody hears any more."""
+        """Begin as of a checkpoint, in place of the task that was here before. What that one has
+        made is thrown away, except the errors of ending it."""
         if before is not None:
             before.throw_away()
             for component_task in before._component_tasks.values():
@@ -92,8 +94,8 @@ class SegmentTask:
             component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
-        """Commit a checkpoint, and tell those that trees begin at what became of them. Nobody begins before the recovery that says
-        where from."""
+        """Commit a checkpoint, and tell the components at which trees begin what became of their
+        trees. Do nothing before the recovery that says where to begin."""
         if self._unrecovered:
             return
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
@@ -108,15 +110,16 @@ class SegmentTask:
         return bool(self._spouts)
 
     def give(self, round_: Round) -> bool:
-        """Have the spouts give what they have. Whether they had anything. Where there is state, they give nothing before they know
-        from where on."""
+        """Have the spouts give what they have. Returns whether they had anything. Where there is
+        state, they give nothing before they know where to begin."""
         if self._unrecovered:
             return False
         gave = [spout.give(round_.at_once, round_.share) for spout in self._spouts.values()]
         return any(gave)
 
     def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
-        """The task's part of a round. Raises only what is a bug, or the end of the process: then the outcome is thrown away."""
+        """Do the task's part of a round. Raises only on a bug, or at the end of the process; the
+        outcome is then thrown away."""
         pieces: list[Piece] = []
         for record in records:
             if isinstance(record, Piece) and self._is_mine(record):
@@ -139,18 +142,19 @@ class SegmentTask:
             if standing is not None:
                 self.outcome.standings.append(standing)
             component_task.look()
-        while any(made.rows for made in self.outcome.of.values()):  # instances that have died since have emitted these
+        while any(made.rows for made in self.outcome.of.values()):  # emitted by instances that died after their flush
             for component_task in self._component_tasks.values():
                 self._flush(component_task)
         return self._hand_over(round_)
 
     def _may_tick(self, round_: Round) -> bool:
-        """Not before a recovery, nor in its round: nobody hears of failures then."""
+        """Whether ticks may be given: not before a recovery, nor in its round, since nobody hears
+        of failures then."""
         marker = round_.checkpoint
         return not self._unrecovered and (marker is None or marker.action is not CheckpointAction.RECOVER)
 
     def throw_away(self) -> None:
-        """The round is lost, and all that this task has made in it."""
+        """Throw away all that this task has made in a lost round."""
         self.outcome = Outcome(self._component_tasks)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Rounds on Spark. Tasks live in homes beside the executors; a round is a Spark job whose tasks carry rows to them and away.
+"""Rounds on Spark. Tasks live in homes beside the executors. A round is a Spark job, whose tasks
+carry rows to the homes and away from them.
 
-A small round is one Spark task, which asks all the homes that a level concerns at once. A large one, on a cluster, is a chain of
-levels with shuffles between them, so that no single task carries everything.
+A small round is one Spark task, which asks all homes of a level at once. A large one, on a cluster,
+is a chain of levels with shuffles between them, so that no single task carries everything.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _log = structlog.get_logger()
 
 
 class SparkRounds:
-    """The ``RoundExecutor`` on Spark. ``answer_s``: a home that does not answer for so long is ended."""
+    """The ``RoundExecutor`` on Spark. ``answer_s``: a home that does not answer for this long is
+    ended."""
 
     def __init__(
         self, plan: CorePlan, settings: Mapping[str, str], *, collapse_tuples_max: int, answer_s: float
@@ -43,8 +45,8 @@ class SparkRounds:
 
     @property
     def rounds_max(self) -> int:
-        """Rounds that are chains follow one another: the tasks of a later one, which wait for the earlier one, would have the
-        slots that it needs."""
+        """One at a time when rounds are chains: otherwise the tasks of a later round would hold
+        slots while they wait for the earlier round, which needs those slots."""
         return 1 if self._chains or self._jobs.slots == 1 else 2
 
     def start(self) -> None:
@@ -61,7 +63,7 @@ class SparkRounds:
 
     @property
     def _homes(self) -> HomeSettings:
-        """What every home is told. Raises ``InvariantViolation`` before the start."""
+        """The settings of every home. Raises ``InvariantViolation`` before the start."""
         if self._settings is None:
             raise InvariantViolation("a round was begun before Spark was started")
         return self._settings
@@ -91,17 +93,17 @@ class SparkRounds:
 
     def close(self) -> None:
         if self._addresses and self._settings is not None:
-            with contextlib.suppress(RetryableError):  # what cannot be told to close ends by itself
+            with contextlib.suppress(RetryableError):  # a home that cannot be told to close ends by itself
                 self._jobs.each(self._addresses, _Close(self._settings.credentials))
         self._jobs.close()
 
     @property
     def _chains(self) -> bool:
-        """Whether rounds are large, by the last one."""
+        """Whether rounds are large, judged by the last one."""
         return not self._jobs.local and self._tuples > self._collapse_tuples_max
 
     def _find_homes(self) -> None:
-        """See which homes still answer, and start others in place of those that do not."""
+        """Find out which homes still answer, and start new ones in place of the others."""
         known = {each.number: each for each in self._addresses}
         found = self._jobs.each(sorted(known), _Ensure(self._homes, known))
         for address in found:

@@ -1,4 +1,5 @@
-"""A spout task that lives: what it has emitted and not heard of yet, and what it is told."""
+"""The task of a spout, which lives from round to round: what it has emitted and not heard of yet,
+and what it is told."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
 #: How long a spout task gives tuples in one round.
 ROUND_SPOUT_S = 0.25
-#: So often in a row a tuple is emitted again for a lost round: one that ends its process each time has failed in the end.
+#: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
+#: process each time fails in the end.
 LOSSES_MAX = 5
 
 
 class _Emitted(NamedTuple):
-    """A tuple whose fate is open. ``values``: kept where it may have to be emitted again without its spout. ``losses``: how often
-    it has been, for a lost round."""
+    """A tuple whose fate is open. ``values``: kept where it may have to be emitted again without
+    its spout. ``losses``: how often it was emitted again because of a lost round."""
 
     message_id: Any
     since: float
@@ -42,7 +44,7 @@ class SpoutCollector:
     """The ``SpoutOutputCollector`` of a spout task."""
 
     def __init__(self, spout: SpoutTask) -> None:
-        self.spout = spout  # another one after a recovery that the user's object stays through
+        self.spout = spout  # replaced in a recovery that the user's object outlives
 
     def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
         self.spout.emitted(values, message_id, stream, None)
@@ -57,14 +59,15 @@ class SpoutCollector:
 
 
 class SpoutTask(ComponentTask):
-    """A spout task. ``number`` is its own among all spout tasks of the topology; ``tracked``: there are ackers; ``keeps``: there is
-    state.
+    """A spout task. ``number``: its own among all spout tasks of the topology. ``tracked``: there
+    are ackers.
 
     Invariants:
 
-    1. Each message id is acked or failed once for each time that it was emitted, unless the instance ends before.
-    2. A recovery is no failure of the tuples that were under way (C36): where the instance stays, they are emitted again for it,
-       and it hears nothing of that."""
+    1. Each message id is acked or failed once for each time that it was emitted, unless the
+       instance ends before.
+    2. A recovery does not fail the tuples that were under way (C36). Where the instance stays, they
+       are emitted again, and the instance hears nothing of that."""
 
     def __init__(
         self,
@@ -85,17 +88,18 @@ class SpoutTask(ComponentTask):
         self._tracked = tracked
         self._pending = self._new_pending()
         self._again: deque[_Emitted] = deque()
-        self._lost = 0  # the last round that was, as far as this task has heard
-        self._unsure: set[int] = set()  # trees that were under way then
+        self._lost = 0  # the last lost round that this task has heard of
+        self._unsure: set[int] = set()  # trees that were under way at that time
         self._stayed = False
         self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
         self._said: Any = None  # its position in the checkpoint that is prepared
-        self._begins: CheckpointMarker | None = None  # as of which checkpoint, until it has
+        self._begins: CheckpointMarker | None = None  # the checkpoint to begin as of, until it has begun
 
     def begin(self, made: BaseRichSpout) -> None:
-        """Open it, and have it go to where it begins: one that does not know where from gives nothing."""
+        """Open the spout, and send it to where it begins. If it cannot be sent there, it gives
+        nothing."""
         self._pending, self._again = self._new_pending(), deque()
         self._unsure.clear()
         self._said = None
@@ -133,7 +137,8 @@ class SpoutTask(ComponentTask):
         self._pending.put(root, emitted)
 
     def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
-        """What became of its trees, how far time has gone on, and which round was the last to be lost."""
+        """Hear what became of its trees, how far time has gone on, and which round was lost
+        last."""
         if self.instance() is None:
             return
         if lost > self._lost:
@@ -160,8 +165,9 @@ class SpoutTask(ComponentTask):
             self.died(error)
 
     def give(self, rounds: int, share: int) -> bool:
-        """Ask the spout for tuples until it has none, has enough under way, has given its ``share``, or its part of one of so many
-        ``rounds``, or has had its time. What was under way at a recovery comes first. Whether there were any."""
+        """Ask the spout for tuples. Those that were under way at a recovery come first. Stop when
+        it has none, when enough are under way, when it has given its ``share`` or its part of one
+        of ``rounds`` rounds, or when its time is over. Returns whether there were any."""
         spout = self.instance()
         if spout is None:
             return False
@@ -183,13 +189,14 @@ class SpoutTask(ComponentTask):
         return self._emitted > first
 
     def end_for(self, marker: CheckpointMarker) -> None:
-        """Where state is at-least-once, the user's object stays: who comes next goes on with it."""
+        """Where state is at-least-once, the user's object stays: the next task goes on with it."""
         if marker.exact:
             self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        """To the positions of a checkpoint. Where state is at-least-once, with the object that was here before, and what it had
-        under way: that is emitted again, once the object has heard what had become of it before."""
+        """Go to the positions of a checkpoint. Where state is at-least-once, take over the object
+        that was here before, and what it had under way. That is emitted again, once the object has
+        heard what had become of it before."""
         self._exact = marker.exact
         if isinstance(before, SpoutTask) and before._instance is not None:
             self._go_on_from(before)
@@ -198,7 +205,7 @@ class SpoutTask(ComponentTask):
         self.instance()
 
     def _place(self, spout: ReplayableSpout, marker: CheckpointMarker) -> None:
-        """Tell a spout where to begin, as far as that is recorded."""
+        """Tell a spout where to begin, if that is recorded."""
         if marker.exact:
             spout.follow_checkpoints()
         positions = marker.positions.get(self.component.id) if marker.positions is not None else None
@@ -222,7 +229,7 @@ class SpoutTask(ComponentTask):
         try:
             if marker.action is CheckpointAction.PREPARE:
                 position = self._said = self._instance.position()
-        except RetryableError as error:  # its source is away: the checkpoint is for later
+        except RetryableError as error:  # its source does not answer: this checkpoint is given up
             self.report(error)
             return None
         except USER_ERRORS as error:
@@ -250,7 +257,7 @@ class SpoutTask(ComponentTask):
         self._stayed = True
 
     def _emit_again(self) -> None:
-        """What is under way, when the spouts give the next time."""
+        """Queue all that is under way, to be emitted when the spouts give the next time."""
         under_way, self._pending, self._stayed = self._pending, self._new_pending(), False
         self._unsure.clear()
         self._again.extend(each for each in map(under_way.get, under_way) if each is not None)
@@ -258,7 +265,7 @@ class SpoutTask(ComponentTask):
     def _settle(self, root: int, *, done: bool) -> None:
         entry = self._pending.remove(root)
         if entry is None:
-            return  # it has timed out, or is of an instance before this one
+            return  # it has timed out, or an earlier instance emitted it
         self._unsure.discard(root)
         if done:
             self.counts.completed += 1
@@ -281,7 +288,8 @@ class SpoutTask(ComponentTask):
         self._failed(entry.message_id)
 
     def _failed(self, message_id: Any) -> None:
-        """Where state is exactly-once, a recovery follows, and the spout goes back."""
+        """Count a failure and tell the spout. Where state is exactly-once, the spout is not told: a
+        recovery follows and takes it back."""
         self.counts.failed += 1
         if message_id is not None and not self._exact:
             self._instance.fail(message_id)

@@ -1,8 +1,8 @@
-"""A stateful bolt task that lives.
+"""The task of a stateful bolt, which lives from round to round.
 
-Its state goes back only together with those of all others: after an error it does nothing until the recovery that the driver
-begins then. Where state is at-least-once, its acks wait until the checkpoint that covers them is committed: whatever is lost with
-a process comes again.
+Its state goes back only together with those of all others. So after an error it does nothing until
+the recovery that the driver then begins. Where state is at-least-once, its acks wait until the
+checkpoint that covers them is committed: whatever is lost with a process comes again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
 
 
 class StatefulBoltTask(BoltTask):
-    """``provider``: makes the states of this process. ``number``: its own among all tasks that roots may come from.
+    """``provider``: makes the states of this process. ``number``: its own among all tasks at which
+    trees may begin.
 
-    Invariant: where state is exactly-once, a checkpoint that holds what a tick, or a hook, has done to the state is prepared only
-    when all that was anchored to the tick, or emitted by the hook, has been processed. So each of them is a tree of its own, and
-    pending like a spout's tuple."""
+    Invariant, where state is exactly-once: a checkpoint that holds what a tick or a hook has done
+    to the state is prepared only when all that was anchored to the tick, or emitted by the hook,
+    has been processed. So each tick, and each hook that emits, is a tree of its own, and pending
+    like a spout's tuple."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class StatefulBoltTask(BoltTask):
         self._no_tick = False
 
     def instance(self) -> Any:
-        """The user's object; None from an error until the recovery."""
+        """The user's object. None from an error until the recovery."""
         return self._instance
 
     def begin(self, made: BaseStatefulBolt) -> None:
@@ -85,7 +87,7 @@ class StatefulBoltTask(BoltTask):
         self._state = state
 
     def _place(self, state: State, marker: CheckpointMarker) -> None:
-        """Have a state go to a checkpoint."""
+        """Send a state to a checkpoint."""
         known = self.component.id in marker.known
         try:
             state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
@@ -103,7 +105,7 @@ class StatefulBoltTask(BoltTask):
                 state.close()
 
     def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
-        """What became of the trees of its ticks, and how far time has gone on."""
+        """Hear what became of the trees of its ticks, and how far time has gone on."""
         for root in orders.completed.ids():
             self._ticks.remove(root)
         for root in (orders.failed + orders.expired).ids():
@@ -146,8 +148,9 @@ class StatefulBoltTask(BoltTask):
         return first
 
     def tick(self, *, settles: bool) -> None:
-        """Where a tick is a tree, and all trees are to end or have ended, only a bolt that holds tuples is given one: it may be
-        waiting for it to let them go. Bolts whose ticks come at different times would make new trees for ever otherwise."""
+        """Where state is exactly-once, a tick is a tree. While all trees are to end (``settles``),
+        only a bolt that holds tuples gets a tick: it may need the tick to release them. Otherwise
+        bolts whose ticks come at different times would make new trees for ever."""
         self._no_tick = settles and self._exact and not self._held
         if not self._no_tick:
             super().tick(settles=settles)
@@ -194,7 +197,8 @@ class StatefulBoltTask(BoltTask):
         return CheckpointReport(self.component.id, self.task, found[0])
 
     def _tick_due_in(self) -> float | None:
-        """None from an error until the recovery, and while none is given."""
+        """Seconds until the next tick is due, by the settings or by the bolt's ``tick_in_s``. None
+        from an error until the recovery, and while no tick is given."""
         if self._instance is None or self._no_tick:
             return None
         try:
@@ -209,11 +213,12 @@ class StatefulBoltTask(BoltTask):
         super()._execute(bolt, tup)
 
     def _tick_failed(self, root: int, _: None = None) -> None:
-        """Exactly-once: the driver takes everything back for it."""
+        """Count a failure. The driver then takes everything back."""
         self.counts.failed += 1
 
     def _guarded(self, action: Callable[[], None]) -> bool:
-        """Whether it was done; otherwise the instance is not used any more."""
+        """Returns whether ``action`` succeeded. After an error the instance is not used any
+        more."""
         try:
             action()
         except RetryableError as error:
@@ -234,7 +239,8 @@ class StatefulBoltTask(BoltTask):
         state.commit(txid)
 
     def _call(self, hook: Callable[[int], None], txid: int) -> None:
-        """What it emits without anchors is part of a tree of its own, which begins with the first row."""
+        """Call a hook. What it emits without anchors is a tree of its own, which begins with the
+        first row."""
         self._in_hook = True
         try:
             hook(txid)

@@ -1,5 +1,5 @@
-"""Leads a core topology: one driver at a time runs it; where it has state, that one writes its checkpoints, and whoever leads next
-goes on from them."""
+"""Leads a core topology: one driver at a time runs it. Where the topology has state, that driver
+writes its checkpoints, and the next leader goes on from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stateful_components(topology: CoreTopology) -> dict[str, Component]:
 
 
 def check_stateful(topology: CoreTopology, config: Config) -> None:
-    """What can be known before anything starts. Raises ``ConfigError``."""
+    """Check what can be known before anything starts. Raises ``ConfigError``."""
     stateful = stateful_components(topology)
     if not stateful:
         return
@@ -61,8 +61,9 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
 
 
 def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:
-    """Where drivers are elected and the record of checkpoints is kept: where the caller says, else in ZooKeeper. Where none is
-    named: None for a topology without state, a store in memory for states in memory. Raises ``ConfigError``."""
+    """Where drivers are elected and the record of checkpoints is kept: ``store``, or else
+    ZooKeeper. If neither is named: None for a topology without state, a store in memory for states
+    in memory. Raises ``ConfigError`` for states that survive: their record must survive too."""
     if store is not None:
         return store
     if config.zookeeper_hosts() is not None:
@@ -82,13 +83,14 @@ def store_for(topology: CoreTopology, config: Config, store: CoordinationStore |
 
 
 def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord | None:
-    """What is recorded of a topology's checkpoints; None when there are none."""
+    """The record of a topology's checkpoints; None when there is none."""
     found = TransactionalState(store, topology_id).get_data(CHECKPOINT)
     return None if found is None else CheckpointRecord.of(found, f"{topology_id}/{CHECKPOINT}")
 
 
 def shared_provider(topology: CoreTopology, config: Config) -> StateProvider:
-    """Who keeps the states of a topology, where others than its own processes can reach them. Raises ``ConfigError``."""
+    """The provider of a topology's states, where other processes than its own can reach them.
+    Raises ``ConfigError`` when they cannot."""
     provider = provider_of(config.for_components())
     if not provider.durable:
         raise ConfigError(
@@ -106,9 +108,14 @@ def restore_state(
     entries: Callable[[], Iterable[tuple[str, Entry]]],
     where: str,
 ) -> tuple[int, int]:
-    """Put a snapshot in place of what there is: the record of its checkpoint, and of its states components and
-    entries. Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
-    ``ConfigError`` while a driver leads, and for states in memory."""
+    """Put a snapshot in place of a topology's state. ``document``: the record of the snapshot's
+    checkpoint. ``entries``: component ids and entries of its states. ``where``: names the snapshot
+    in errors.
+
+    Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
+    ``ConfigError`` while a driver leads, for states in memory, and for state of a bolt that the
+    topology does not have. Raises ``CorruptStateError`` when the document cannot be read, and
+    ``TopologyError`` for keys that belong to no task."""
     snapshot = CheckpointRecord.of(document, where)
     conf, components = config.for_components(), stateful_components(topology)
     missing = sorted(set(snapshot.layouts) - set(components))
@@ -148,14 +155,16 @@ def restore_state(
 
 
 def forget_state(topology: CoreTopology, config: Config, store: CoordinationStore) -> int:
-    """Remove all states of a topology, and the positions of its spouts: it begins anew. Returns the checkpoint that is forgotten, 0
-    for none. Raises ``ConfigError`` while a driver leads, and for states in memory."""
+    """Remove all states of a topology, and the positions of its spouts, so that it begins anew.
+    Returns the checkpoint that is forgotten, 0 for none. Raises ``ConfigError`` while a driver
+    leads, and for states in memory."""
     conf = config.for_components()
     provider = shared_provider(topology, config)
     try:
         with leadership_of(topology.id, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
-            # Ids and namespaces are not used again: what a driver of before still has under way meets nothing of the new.
+            # Ids and namespaces are not used again: what a former driver still has under way cannot
+            # touch new state.
             forgot = CheckpointRecord(last=current.last, forgotten=_without_positions(topology, current, {}))
             _RecordLog(store, leadership, topology.id).save(forgot)
             _drop(Namespaces(topology.id, provider, conf), current)
@@ -165,13 +174,14 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
 
 
 def _without_positions(topology: CoreTopology, record: CheckpointRecord, positions: Positions) -> list[str]:
-    """Spouts that nothing is known of any more: what they keep of their positions elsewhere is of states that are gone."""
+    """Spouts whose position is no longer known. What they keep of their positions elsewhere belongs
+    to states that are gone."""
     spouts = {*(each.id for each in topology.spouts), *(record.positions or ()), *record.forgotten}
     return sorted(spouts - positions.keys())
 
 
 def _drop(namespaces: Namespaces, record: CheckpointRecord) -> None:
-    """Remove what a record names."""
+    """Remove the namespaces that a record names."""
     for component_id, layout in {**record.assigned, **record.layouts}.items():
         namespaces.drop(component_id, layout)
 
@@ -187,8 +197,8 @@ class _RecordLog:
 
 
 class CoreTerms:
-    """Has a driver run whenever it leads. ``run`` blocks until the topology is stopped or has failed. ``begin_anew``: ends all
-    tasks, so that the next round begins with new ones."""
+    """Runs a driver whenever it leads. ``run`` blocks until the topology is stopped or has failed.
+    ``begin_anew``: ends all tasks, so that the next round begins with new ones."""
 
     def __init__(
         self,
@@ -223,7 +233,7 @@ class CoreTerms:
         return self._driver.over
 
     def _lead(self, leadership: Leadership) -> None:
-        if self._stateful:  # every checkpoint is written as a leader
+        if self._stateful:  # each write of the record confirms the leadership
             self._driver.run(checkpoints=partial(self._checkpoints, leadership))
         else:
             self._driver.run(leadership.confirm)
@@ -235,7 +245,8 @@ class CoreTerms:
         components = stateful_components(self._topology)
         provider = provider_of(conf)
         log = _RecordLog(self._store, leadership, self._topology.id)
-        # Of states in memory nobody goes on from a record, and the one that is there is of states that survive.
+        # For states in memory no record is kept, and none is read: a stored record is of states
+        # that survive.
         save = log.save if provider.durable else lambda _: leadership.confirm()
         record = read_record(self._store, self._topology.id) if provider.durable else None
         leadership.confirm()

@@ -1,4 +1,4 @@
-"""What one sees of a core topology while it runs."""
+"""Where a run of a core topology stands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from framework.core.rounds import Counts
 
 @dataclass(frozen=True, slots=True)
 class CoreStatus:
-    """A snapshot of a core topology. ``components``: what each did since the start, summed over its tasks; ``pending`` is as of
-    the last round. ``held``: tuples per bolt that it has received and neither acked nor failed. ``trees``: tracked by the ackers.
-    ``checkpoint``: of the states; None without any."""
+    """A snapshot of a core topology. ``components``: what each did since the start, summed over its
+    tasks; ``pending``, ``behind`` and ``waiting`` are as of the last round. ``held``: per bolt, the
+    tuples that it has executed and neither acked nor failed. ``trees``: how many the ackers track.
+    ``checkpoint``: of the states; None without state."""
 
     phase: str
     rounds: int
@@ -30,11 +31,12 @@ class CoreStatus:
         return sum(each.pending for each in self.components.values())
 
     def rows_done(self) -> int:
-        """Tuples of spouts that have been fully processed: what the rate of progress is taken of."""
+        """Tuples of spouts that are fully processed. The rate of progress is computed from this
+        count."""
         return sum(each.completed for each in self.components.values())
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: tuples fully processed per second, lately."""
+        """One line for a person. ``rate``: tuples fully processed per second, recently."""
         counts = self.components.values()
         parts = [
             self.phase,
@@ -58,7 +60,7 @@ class CoreStatus:
         return " | ".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
+        """All fields as JSON-able values."""
         return {**asdict(self), "pending": self.pending, "held": self.held}
 
     def summary(self) -> dict[str, Any]:

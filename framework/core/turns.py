@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from framework.errors import RetryableError
 
-#: How long a round waits for the one before it, where that has not come: it is on its way, or it is lost.
+#: How long a round waits for the one before it, which may be late, or lost.
 OVERTAKE_S = 10.0
 
 
@@ -19,8 +19,8 @@ class OvertakenError(RetryableError):
 class Turns:
     """The turns of one task. Safe to use from several threads.
 
-    Invariant: the task does its part of the rounds one by one and in the order of their numbers. A round that has not come when it
-    should have is overtaken, and refused when it comes after all."""
+    Invariant: the task does its part of the rounds one by one, in the order of their numbers. A
+    round that does not come in time is overtaken, and is refused if it comes later."""
 
     def __init__(self, overtake_s: float) -> None:
         self._overtake_s = overtake_s
@@ -30,8 +30,9 @@ class Turns:
 
     @contextmanager
     def of(self, number: int, follows: int) -> Iterator[None]:
-        """The turn of a round, once the round that it ``follows`` has had its own; 0 for one that follows none. Raises
-        ``OvertakenError``."""
+        """The turn of a round. It begins once the round that it ``follows`` (0 for none) has had
+        its turn, or is overtaken. Raises ``OvertakenError`` for a round that is overtaken
+        itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._last >= min(follows, number), self._overtake_s)
             self._changed.wait_for(lambda: not self._running)

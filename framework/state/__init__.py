@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Providers that need an extra are loaded when they are asked for."""
+    """Load providers that need an extra only when they are asked for."""
     if name == "RedisKeyValueStateProvider":
         from framework.state.redis import RedisKeyValueStateProvider
 

@@ -1,4 +1,4 @@
-"""``python -m framework.state``: the command of the state, which has the package's name."""
+"""``python -m framework.state``: the state command, under the name of the package."""
 
 import runpy
 

@@ -9,7 +9,8 @@
         def conf(self):
             return {"topology.state.provider.config": {"host": "localhost"}}
 
-Each test uses a namespace of its own. ``reopened`` stands for another process: by default a new provider.
+Each test uses a namespace of its own. ``reopened`` stands for another process: by default it
+makes a new provider.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pytest
 from framework.errors import BadRecordError, CorruptStateError, InvariantViolation
 from framework.topology.stateful import KeyValueState, StateProvider
 
-#: One of each kind of key and of value that a state must take.
+#: One of each kind of key and of value that a state must accept.
 AWKWARD: tuple[Any, ...] = (
     None,
     True,
@@ -60,14 +61,14 @@ class StateProviderContract:
         return {}
 
     def reopened(self, provider: StateProvider) -> StateProvider:
-        """What another process would have: for a provider that is not durable, the same."""
+        """The provider as another process would have it; the same object if it is not durable."""
         if not provider.durable:
             return provider
         provider.close()
         return self.provider()
 
     def begin(self, request: pytest.FixtureRequest) -> None:
-        """Called before each test: ``request.getfixturevalue`` gives what the provider needs."""
+        """Called before each test. Get what the provider needs by ``request.getfixturevalue``."""
 
     @pytest.fixture(autouse=True)
     def _made(self, request: pytest.FixtureRequest) -> None:
@@ -92,7 +93,7 @@ class StateProviderContract:
         state.prepare_commit(txid)
         state.commit(txid)
 
-    # --- a mapping -------------------------------------------------------------------------------------------
+    # --- a mapping --------------------------------------------------------------------------------
 
     def test_a_new_state_is_empty(self) -> None:
         assert not self.made.exists(self.namespace, self.conf())
@@ -163,7 +164,7 @@ class StateProviderContract:
         assert dict(again.items()) == expected
         assert again.multi_get(list(range(12_345))) == [expected.get(number) for number in range(12_345)]
 
-    # --- checkpoints -----------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def test_what_is_committed_is_there_and_what_is_not_is_not(self) -> None:
         state = self.state()
@@ -239,7 +240,7 @@ class StateProviderContract:
         state.commit(1)
         assert dict(state.items()) == {"a": 2}
         assert dict(self.again().items()) == {"a": 1, "b": 1}
-        # With the first object gone, its changes are too; they come again.
+        # The changes of the first object are gone with it: make them again.
         state = self.state()
         state.put("a", 2)
         state.delete("b")
@@ -313,7 +314,7 @@ class StateProviderContract:
         again = self.again()
         assert (again.get("a"), again.txid) == (1, 0)
 
-    # --- namespaces ------------------------------------------------------------------------------------------
+    # --- namespaces -------------------------------------------------------------------------------
 
     def test_namespaces_are_apart(self) -> None:
         first, second = self.state(0), self.state(1)

@@ -1,4 +1,4 @@
-"""State that expires: what has not been put for a while is gone."""
+"""State that expires: a value that was not put for a while is gone."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any
 
 from framework.topology.stateful import KeyValueState
 
-#: Entries that are looked at for each checkpoint, one part of the state after the other.
+#: How many entries are looked at for each checkpoint. The next checkpoint goes on after them.
 SWEEP_MAX = 20_000
 
 
 def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
-    """What a state whose values live for ``ttl_s`` keeps of a value. ``put_at``: None when nobody knows: now."""
+    """How a state stores a value: with the time when it was put, or as it is when values live for
+    ever (``ttl_s`` None or 0). ``put_at``: seconds since 1970; None stands for now, when the time
+    is not known."""
     if not ttl_s:
         return value
     return (time.time() if put_at is None else put_at), value
 
 
 def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> Iterator[tuple[Any, Any, float | None]]:
-    """Keys, values and when those were put, of what such a state keeps, without what has expired."""
+    """Keys, values and when those were put (None if values do not expire), from items as they are
+    stored, without those that have expired."""
     for key, each in items:
         if not ttl_s:
             yield key, each, None
@@ -29,8 +32,9 @@ def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> 
 
 
 class ExpiringState(KeyValueState[Any, Any]):
-    """Around another state: each value with the time that it was put. What is older than ``ttl_s`` is not seen, and is deleted, a
-    part of the state at a time, when a checkpoint is prepared. ``clock``: seconds since 1970."""
+    """Wraps another state, and stores each value with the time that it was put. A value that is
+    older than ``ttl_s`` is not seen. It is deleted when a checkpoint is prepared; each checkpoint
+    looks at a part of the state. ``clock``: seconds since 1970."""
 
     def __init__(self, state: KeyValueState[Any, Any], ttl_s: float, clock: Callable[[], float] = time.time) -> None:
         self._state = state
@@ -65,7 +69,7 @@ class ExpiringState(KeyValueState[Any, Any]):
         return txid, ((key, value) for key, value, _ in entries)
 
     def committed_entries(self) -> tuple[int, Iterator[tuple[Any, Any, float | None]]]:
-        """The last committed checkpoint; keys, their values, and when those were put."""
+        """The last committed checkpoint, and its keys, values, and when those were put."""
         txid, items = self._state.committed_items()
         return txid, fresh(items, self._ttl_s, self._clock())
 

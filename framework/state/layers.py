@@ -1,7 +1,8 @@
-"""A key-value state as layers: what is committed, in a store; above it what is prepared; above that what has changed since.
+"""A key-value state in layers: what is committed, in a store; above it what is prepared; above that
+what has changed since.
 
-Stores keep bytes and know nothing of types. What changes is kept here until it is prepared, so that a checkpoint costs what has
-changed, whatever the size of the state.
+Stores keep bytes and know nothing of types. Changes stay here until they are prepared, so a
+checkpoint costs in proportion to what has changed, whatever the size of the state.
 """
 
 from __future__ import annotations
@@ -14,53 +15,60 @@ from framework.errors import InvariantViolation
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
 from framework.topology.stateful import KeyValueState
 
-#: Changes to a state: None for a key that is deleted.
+#: Changes to a state: key -> value, None for a deleted key.
 Changes = Mapping[bytes, bytes | None]
-#: How many entries are loaded at once.
+#: How many entries ``load`` writes at once.
 LOAD_BATCH = 50_000
 
 
 class CommittedStore(Protocol):
     """The lowest layer of one namespace.
 
-    Invariants: ``commit`` is done once for each id, whoever asks and how often; a commit of an id that is not higher than the
-    last one changes nothing. A crash in any method leaves what was committed before, or after.
+    Invariants: ``commit`` takes effect once for each id, whoever calls it and however often. A
+    commit of an id that is not higher than the last one changes nothing. A crash in ``prepare`` or
+    ``discard`` leaves what is committed as it was. After a crash in ``commit``, the same commit
+    completes it.
     """
 
     def txid(self) -> int:
-        """The last checkpoint that was committed; 0 for none."""
+        """The last committed checkpoint; 0 for none."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """Everything, without keeping others from the store. What is committed meanwhile may be seen."""
+        """All entries. It does not block others, so what is committed meanwhile may be seen."""
 
     #: Whether what ``snapshot`` returns stays as it is.
     frozen: bool
 
     def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
-        """The last committed checkpoint, and everything that it holds."""
+        """The last committed checkpoint, and all entries that it holds."""
 
     def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
-        """Some ``most`` entries, and the cursor for those that follow; None begins, and ends."""
+        """About ``most`` entries, and the cursor for those that follow. A cursor of None begins; a
+        returned None says that there are no more."""
 
     def prepare(self, txid: int, changes: Changes) -> None:
-        """Save changes for ``commit``, in place of what was prepared under this id before. Forget what was under lower ones."""
+        """Save changes for ``commit``, in place of what was prepared under this id before. Forget
+        what was prepared under lower ids."""
 
     def commit(self, txid: int) -> None:
-        """Raises ``CorruptStateError`` when nothing is prepared under an id that is higher than the last one."""
+        """Commit what is prepared. Raises ``CorruptStateError`` when ``txid`` is higher than the
+        last id and nothing is prepared under it."""
 
     def discard(self, upto: int | None) -> None:
-        """Forget what is prepared; ``upto``: under no higher id than that."""
+        """Forget what is prepared under ids up to ``upto``; None for all."""
 
     def write(self, changes: Changes, txid: int | None) -> None:
-        """Change what is committed, in as many steps as it takes, and then the id."""
+        """Change what is committed, in as many steps as it takes, and then set the id; None leaves
+        it."""
 
     def close(self) -> None: ...
 
 
 class LayeredState(KeyValueState[Any, Any]):
-    """``cached_max``: entries of the store that are kept here once they were read, for stores that are far away."""
+    """``cached_max``: how many entries that were read from the store are kept here, for stores that
+    are far away."""
 
     def __init__(self, store: CommittedStore, keys: Serializer, values: Serializer, cached_max: int = 0) -> None:
         self._store = store
@@ -74,12 +82,12 @@ class LayeredState(KeyValueState[Any, Any]):
         self._swept: Any = None
 
     def keep_times(self) -> None:
-        """Values are pairs from here on: the time that each was put, and the value."""
+        """From here on, take values as pairs: the time that each was put, and the value."""
         if not isinstance(self._values, MsgpackSerializer):
             self._values = TimedSerializer(self._values)
 
     def keep_nothing(self) -> None:
-        """Others write to it: what was read is read again."""
+        """Cache nothing, because others write to the store: read again what was read."""
         self._cached_max = 0
 
     @property
@@ -133,7 +141,7 @@ class LayeredState(KeyValueState[Any, Any]):
             raise InvariantViolation(f"checkpoint {txid} is to be committed, and {self._prepared_txid} is prepared")
         self._store.commit(txid)
         if self._prepared_txid is None:
-            self._cached.clear()  # another object has prepared it, and knows what has changed
+            self._cached.clear()  # another object has prepared it, and only that one knows what has changed
         self._settle(self._prepared)
 
     def recover(self, txid: int, *, prepared: bool, upto: int) -> None:

@@ -1,8 +1,9 @@
 """State on a local disk, in LMDB: the one to use on a single machine.
 
-Each namespace is an environment of its own: ``values``, ``prepared`` (checkpoint id and key; the first byte tells a value from a
-deletion) and ``meta``. A commit is one transaction. Other processes read the last committed checkpoint meanwhile, and hold
-nobody up.
+Each namespace is an environment of its own, with three databases: ``values``, ``prepared`` (by
+checkpoint id and key; the first byte tells a value from a deletion) and ``meta``. A commit is one
+transaction. Meanwhile, other processes can read the last committed checkpoint without delaying
+anybody.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ except ImportError as error:  # an extra
 T = TypeVar("T")
 
 _MAP_BYTES = 1 << 26
-#: LMDB takes keys of up to 511 bytes; with a checkpoint id before it, and a byte that tells whether it is whole.
+#: LMDB takes keys of up to 511 bytes. They also hold a checkpoint id, and a byte that tells whether
+#: the key is whole.
 _KEY_BYTES_MAX = 500
 _SCAN_BATCH = 5_000
 _ID = struct.Struct(">Q")
 _TXID = b"txid"
 _READY = b"ready:"
 _PUT, _DELETED = b"+", b"-"
-#: One process may open an environment once: those that are open, and how many providers hold each.
+#: A process may open an environment only once. Here are the open ones, with the number of providers
+#: that hold each.
 _open: dict[Path, tuple[LmdbStore, int]] = {}
 _lock = threading.Lock()
 
@@ -86,7 +89,7 @@ class LmdbKeyValueStateProvider(StateProvider):
         folder = _folder(settings_of(conf, LmdbSettings), namespace)
         self._let_go([folder])
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the last of its layout
+        with contextlib.suppress(OSError):  # fails unless this was the last namespace of its layout
             folder.parent.rmdir()
 
     def close(self) -> None:
@@ -112,7 +115,7 @@ class LmdbStore:
         self._snapshots: weakref.WeakSet[_Snapshot] = weakref.WeakSet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(PermissionError):  # it is another user's, who lets this one in
+            with contextlib.suppress(PermissionError):  # the folder is another user's, who grants access to it
                 folder.chmod(0o700)
             self._environment = lmdb.open(
                 str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync, mode=0o600
@@ -146,7 +149,7 @@ class LmdbStore:
     frozen = True
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """A part after the other: no transaction lasts while what was read is used."""
+        """Reads part by part, so that no transaction lasts while the caller uses what was read."""
         cursor, more = None, True
         while more:
             entries, cursor = self.part(cursor, _SCAN_BATCH)
@@ -210,7 +213,7 @@ class LmdbStore:
         self._write(write)
 
     def close(self) -> None:
-        """The environment stays open: the next state of this namespace uses it."""
+        """Keep the environment open: the next state of this namespace uses it."""
 
     def end(self) -> None:
         self._environment.close()
@@ -224,7 +227,8 @@ class LmdbStore:
                 writing.delete(each, db=self._meta)
 
     def _make_room(self, size: int) -> None:
-        """Transactions of this process do not survive it."""
+        """Resize the map: to ``size`` bytes, or for 0 to what another process has made it. No
+        transaction of this process may be open then, so snapshots are finished first."""
         with self._lock:
             for each in list(self._snapshots):
                 each.finish()
@@ -243,7 +247,7 @@ class LmdbStore:
             try:
                 return self._environment.begin(db=database)
             except lmdb.MapResizedError:
-                self._make_room(0)  # another process has made some
+                self._make_room(0)  # another process has made the map larger
 
     def _write(self, change: Callable[[lmdb.Transaction], None]) -> None:
         while True:
@@ -260,8 +264,8 @@ class LmdbStore:
 
 
 class _Snapshot(Iterator[tuple[bytes, bytes]]):
-    """Everything as of one moment: one read transaction, which lasts until the iterator has ended or is gone, or until the map has
-    to grow. What is left is read at once then."""
+    """All entries as of one moment: one read transaction. It lasts until the iterator has ended or
+    is gone, or until the map has to grow; what is left is then read at once."""
 
     def __init__(self, folder: Path, reading: lmdb.Transaction) -> None:
         self._folder = folder
@@ -305,12 +309,12 @@ def _range(reading: lmdb.Transaction, database: Any, prefix: bytes) -> Iterator[
 
 
 def _short(key: bytes) -> bytes:
-    """What stands for a key: itself, or its digest when it is too long."""
+    """What stands for a key: the key itself, or its digest when it is too long."""
     return b"k" + key if len(key) < _KEY_BYTES_MAX else b"d" + hashlib.sha256(key).digest()
 
 
 def _stored(key: bytes, value: bytes) -> bytes:
-    """A value, after the key when that is not whole elsewhere."""
+    """A value, preceded by its key when only the digest of the key is stored."""
     if len(key) < _KEY_BYTES_MAX:
         return struct.pack(">I", 0) + value
     return struct.pack(">I", len(key)) + key + value

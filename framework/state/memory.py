@@ -1,4 +1,4 @@
-"""State in the memory of the process that the tasks live in: it ends with that process.
+"""State in the memory of the process where the tasks live. It ends with that process.
 
 Source: ``org.apache.storm.state.InMemoryKeyValueStateProvider``.
 """
@@ -17,8 +17,9 @@ from framework.topology.stateful import KeyValueState, StateProvider
 
 
 class InMemoryKeyValueStateProvider(StateProvider):
-    """The default. When a process of the topology is lost, and when it is started again, all states begin empty; where the spouts
-    can go back, so does the input, to where the run began."""
+    """The default. All states begin empty when a process of the topology is lost, and when the
+    topology is started again. Where the spouts can go back, the input then begins again where the
+    run began."""
 
     durable = False
 
@@ -103,4 +104,4 @@ class MemoryBytes:
         self._txid = self._txid if txid is None else txid
 
     def close(self) -> None:
-        """What is kept stays with the provider."""
+        """Nothing to close: the provider keeps the values."""

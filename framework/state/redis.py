@@ -3,12 +3,14 @@
 ::
 
     ratchet:{namespace}              hash: key -> value, as committed
-    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts are prepared
+    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has
     ratchet:{namespace}:prepared     set of the ids under which something is prepared
-    ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared, each value after a "+", each deletion a "-"
+    ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared: "+" and a value, or "-" for a
+                                     deletion
 
-Changes travel in pipelines. What is prepared is moved inside Redis, part by part, by a script that does nothing once a checkpoint
-as high has been committed; a small checkpoint is one step. Scans are ``HSCAN``: no step holds the server up.
+Changes travel in pipelines. A script moves what is prepared inside Redis, part by part. It does
+nothing once this checkpoint, or a higher one, is committed. A small checkpoint is one step. Scans
+use ``HSCAN``, so that no step blocks the server.
 
 Source: ``org.apache.storm.redis.state.RedisKeyValueStateProvider``.
 """
@@ -42,17 +44,18 @@ except ImportError as error:  # an extra
 T = TypeVar("T")
 _log = structlog.get_logger()
 
-#: Changes per part: one step of Redis, during which it answers nobody else.
+#: Changes per part. A part is one step of Redis, during which Redis answers nobody else.
 PART_CHANGES = 5_000
 SCAN_COUNT = 2_000
-#: Entries that a task keeps of those that it has read: it is the only one that writes them.
+#: How many of the entries that it has read a task keeps. It is the only one that writes them.
 CACHED_MAX = 250_000
 _RETRIES = 6
-#: Of longer keys a scan remembers a digest, which is longer than that.
+#: For longer keys a scan remembers a digest. The digest is longer than this, so no short key equals
+#: it.
 _SHORT_BYTES = 32
 
-# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when it is committed or forgotten by now; -1
-# when the part is not there.
+# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when the
+# checkpoint is already committed or forgotten; -1 when the part is missing.
 _APPLY = """
 local done = tonumber(redis.call('HGET', KEYS[1], 'txid') or '0')
 if done >= tonumber(ARGV[1]) then return 0 end
@@ -79,8 +82,8 @@ return 1
 
 
 class RedisKeyValueStateProvider(StateProvider):
-    """Where Redis is stands in ``topology.state.provider.config``: ``jedisPoolConfig`` with ``host``, ``port``, ``timeout`` in
-    milliseconds, ``database``, ``username``, ``password``, ``ssl``."""
+    """Set ``topology.state.provider.config.jedisPoolConfig``, with ``host``, ``port``, ``timeout``
+    in milliseconds, ``database``, ``username``, ``password``, ``ssl``."""
 
     def __init__(self) -> None:
         self._clients: dict[str, redis.Redis] = {}
@@ -100,7 +103,7 @@ class RedisKeyValueStateProvider(StateProvider):
         try:
             client = self._client(settings)
             client.ping()
-            with suppress(redis.ResponseError):  # not everybody may ask
+            with suppress(redis.ResponseError):  # the user may not be allowed to ask
                 _refuse_losses(client, f"Redis at {pool.host}:{pool.port}")
         except redis.AuthenticationError as error:
             raise ConfigError(f"Redis at {pool.host}:{pool.port} lets this user not in: {error}") from None
@@ -144,8 +147,8 @@ class RedisKeyValueStateProvider(StateProvider):
 
 
 def _refuse_losses(client: redis.Redis, where: str) -> None:
-    """Raises ``ConfigError`` for a server that would lose state and tell nobody; names what makes it lose some in a crash, which
-    the record of checkpoints tells."""
+    """Raise ``ConfigError`` for a server that could lose state unnoticed. Log a warning for one
+    that can lose state in a crash: that is noticed by the record of checkpoints."""
     found: dict[str, Any] = client.info("everything")
     if found.get("role", "master") != "master":
         raise ConfigError(f"{where} cannot keep state: it is a replica; give the address of the primary")
@@ -183,7 +186,7 @@ class RedisStore:
             return found
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        seen: set[bytes] = set()  # while its table shrinks, Redis gives a key again now and then
+        seen: set[bytes] = set()  # while its table shrinks, Redis may return a key twice
         with self._asking():
             for key, value in self._client.hscan_iter(self._values, count=SCAN_COUNT):
                 short = key if len(key) <= _SHORT_BYTES else b"d" + hashlib.sha256(key).digest()
@@ -246,7 +249,8 @@ class RedisStore:
                     continue
                 parts = int(self._client.hget(self._meta, f"ready:{each}") or 0)
                 self._client.hdel(self._meta, f"ready:{each}")
-                # What was not ready may have parts all the same: one after the other until there is none.
+                # A checkpoint that was not ready may have parts too: delete one after the other
+                # until there is none.
                 for part in itertools.count():
                     if not self._client.unlink(self._part(each, part)) and part >= parts:
                         break
@@ -272,7 +276,7 @@ class RedisStore:
             self._client.unlink(self._values, self._meta, self._pending)
 
     def close(self) -> None:
-        """The connections are the provider's."""
+        """Nothing to close: the connections belong to the provider."""
 
     def _part(self, txid: int, part: int) -> str:
         return f"{self._values}:{txid}:{part}"

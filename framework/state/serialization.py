@@ -1,7 +1,8 @@
 """How keys and values of states become bytes.
 
-By default MessagePack, with what Python has and MessagePack lacks as extensions: tuples, sets, integers of any size, decimals,
-dates, times and durations. Equal keys become equal bytes. Nothing that is read is ever executed.
+The default is MessagePack, with extensions for what Python has and MessagePack lacks: tuples, sets,
+integers of any size, decimals, dates, times and durations. Equal keys become equal bytes. Nothing
+that is read is ever executed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from framework.errors import BadRecordError, ConfigError, CorruptStateError
 
 
 class Serializer(Protocol):
-    """Named in the configuration as ``module.Class``; made without arguments."""
+    """Turns keys or values into bytes and back. The configuration names its class as
+    ``module.Class``; it is made without arguments."""
 
     def dumps(self, value: Any) -> bytes:
         """Raises ``BadRecordError`` for a value that it cannot take."""
@@ -66,29 +68,29 @@ class MsgpackSerializer:
     def loads(self, data: bytes) -> Any:
         try:
             return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False, use_list=True)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+        except Exception as error:  # noqa: BLE001 - any error is reported with the data that caused it
             raise CorruptStateError(f"a state holds {data[:40]!r}, which is not MessagePack: {error}") from None
 
 
 class PickleSerializer:
-    """Takes what ``pickle`` takes. Reading executes what was written: only for a store that nobody else writes to, and not for
-    keys, of which equal ones need not become equal bytes."""
+    """Takes what ``pickle`` takes. Reading executes what was written, so use it only for a store
+    that nobody else writes to. Do not use it for keys: equal keys need not become equal bytes."""
 
     def dumps(self, value: Any) -> bytes:
         try:
             return pickle.dumps(value, protocol=5)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+        except Exception as error:  # noqa: BLE001 - any error is reported with the value that caused it
             raise BadRecordError(f"a state cannot hold {_shown(value)}: {error}") from None
 
     def loads(self, data: bytes) -> Any:
         try:
             return pickle.loads(data)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is named
+        except Exception as error:  # noqa: BLE001 - any error is reported with the data that caused it
             raise CorruptStateError(f"a state holds {data[:40]!r}, which cannot be unpickled: {error}") from None
 
 
 class ClassSerializer:
-    """Objects of one dataclass or ``NamedTuple``, by their fields."""
+    """Stores objects of one dataclass or ``NamedTuple`` by their fields."""
 
     def __init__(self, kind: type) -> None:
         names = getattr(kind, "_fields", None) or (
@@ -114,7 +116,8 @@ class ClassSerializer:
 
 
 class TimedSerializer:
-    """Values with the time that they were put, where the values have a serializer that takes nothing else."""
+    """Stores each value with the time that it was put, for a serializer of values that takes
+    nothing else."""
 
     def __init__(self, values: Serializer) -> None:
         self._values = values
@@ -129,13 +132,13 @@ class TimedSerializer:
         return _TIME_OF.unpack_from(data)[0], self._values.loads(data[_TIME_OF.size :])
 
 
-#: Types that are written as they are, and so need no class of their own.
+#: Types that are written as they are, so that they need no ``ClassSerializer``.
 _PLAIN = (str, int, float, bool, bytes, list, dict, tuple)
 
 
 def serializer_of(serializer: str | None, kind: str | None, what: str) -> Serializer:
-    """The serializer of a configuration: by its own name, by the class of what it takes, or the default. ``what`` names the key in
-    messages."""
+    """The serializer that a configuration names: ``serializer`` is its class, ``kind`` the class of
+    what it takes; without both, the default. ``what``: the key, for messages."""
     if serializer is not None:
         return named(serializer, what)()  # type: ignore[no-any-return]
     if kind is None:
@@ -145,7 +148,8 @@ def serializer_of(serializer: str | None, kind: str | None, what: str) -> Serial
 
 
 def named(name: str, what: str) -> Any:
-    """What ``module.attribute`` names. Raises ``ConfigError`` that begins with ``what``."""
+    """The object that ``module.attribute`` names. Raises ``ConfigError`` with a message that begins
+    with ``what``."""
     module_name, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), attribute)

@@ -1,4 +1,5 @@
-"""``topology.state.provider.config``: what a provider is told, checked whole before anything starts."""
+"""``topology.state.provider.config``: the settings of a provider, all checked before anything
+starts."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ S = TypeVar("S", bound="SerializerSettings")
 
 
 class SerializerSettings(BaseModel):
-    """What every provider here takes. Classes are named as ``module.Class``, or ``str``, ``int`` and the like. A class that is a
-    dataclass or a ``NamedTuple`` is kept by its fields."""
+    """What every provider here takes. Write classes as ``module.Class``, or ``str``, ``int`` and
+    the like. Objects of a dataclass or a ``NamedTuple`` are stored by their fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -40,7 +41,7 @@ class SerializerSettings(BaseModel):
 
 
 class RedisPool(BaseModel):
-    """``timeout``: milliseconds, to connect and for an answer."""
+    """``timeout``: milliseconds, for connecting and for an answer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -58,15 +59,17 @@ class RedisSettings(SerializerSettings):
 
 
 class LmdbSettings(SerializerSettings):
-    """``path``: a folder on a local disk, which all executors see. ``sync``: whether a commit waits for the disk; without it, a
-    crash of the machine (not of a process) may cost the last commits, and the topology then refuses to go on from them."""
+    """``path``: a folder on a local disk, which all executors see. ``sync``: whether a commit waits
+    for the disk. Without it, a crash of the machine (not of a process) may lose the last commits,
+    and the topology then refuses to go on."""
 
     path: Annotated[str, Field(min_length=1)]
     sync: bool = True
 
 
 def settings_of(conf: Mapping[str, Any], kind: type[S]) -> S:
-    """The provider's part of a configuration: a table, or JSON text as Storm has it. Raises ``ConfigError``."""
+    """The provider's part of a configuration: a table, or JSON text as in Storm. Raises
+    ``ConfigError``."""
     given = conf.get(PROVIDER_CONFIG) or {}
     try:
         if isinstance(given, str):
@@ -89,7 +92,8 @@ def state_of(
     conf: Mapping[str, Any],
     context: TopologyContext | None,
 ) -> State:
-    """The state of a namespace, as a bolt sees it whose values live for ``ttl_s``. Raises ``ConfigError``."""
+    """The state of a namespace, as a bolt sees it. ``ttl_s``: how long its values live; None or 0
+    for ever. Raises ``ConfigError``."""
     state = kept_state_of(provider, namespace, bool(ttl_s), conf, context)
     if not ttl_s:
         return state
@@ -101,8 +105,8 @@ def state_of(
 def kept_state_of(
     provider: StateProvider, namespace: str, timed: bool, conf: Mapping[str, Any], context: TopologyContext | None
 ) -> State:
-    """The same as it is kept: ``timed``, each value with the time that it was put (``expiry.kept``). ``context``: of the task that
-    alone writes to it; None for whoever else."""
+    """The same state, with values as they are stored. ``timed``: each with the time that it was put
+    (``expiry.kept``). ``context``: of the task that alone writes to it; None for anybody else."""
     state = provider.new_state(namespace, conf, context)
     if isinstance(state, LayeredState):
         if timed:
@@ -113,7 +117,7 @@ def kept_state_of(
 
 
 def serializers_of(provider: StateProvider, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
-    """What makes bytes of keys and of values outside of the states, as in snapshots."""
+    """The serializers of keys and of values, for use outside of the states, as in snapshots."""
     return provider.serializers(conf) or (MsgpackSerializer(), MsgpackSerializer())
 
 

@@ -1,6 +1,8 @@
-"""Which windows a tuple belongs to, when each is due, and when its tuples can go. Pure arithmetic, in whole microseconds.
+"""Which windows a tuple belongs to, when each is due, and when its tuples can go. Pure arithmetic,
+in whole microseconds.
 
-A sliding window is made of *panes*, of a length that divides both the window's and its step's; a tuple is kept once, in its pane.
+A sliding window is made of *panes*. The length of a pane divides both the window's length and its
+step. So a tuple is kept only once, in its pane.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ MICROS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CountWindow:
-    """The last ``length`` tuples, every ``step`` tuples; without a step, one after the other. ``early``: from the first step on, as
-    in Storm, with as many tuples as there are; otherwise the first window is a full one.
+    """The last ``length`` tuples, every ``step`` tuples; without a step, one window after the
+    other. ``early``: fire from the first step on, as in Storm, with as many tuples as there are;
+    otherwise the first window is a full one.
 
     >>> [count for count in range(12) if CountWindow(5, 2).due(count)]
     [5, 7, 9, 11]
@@ -36,7 +39,7 @@ class CountWindow:
             raise ConfigError(f"{self} makes no windows: a length of 1 or more, and a step from 1 to the length")
 
     def kind(self) -> list[Any]:
-        """What must stay while tuples are kept."""
+        """What must not change while tuples are kept."""
         return ["early count" if self.early else "count", self.length, self.every]
 
     @property
@@ -54,22 +57,24 @@ class CountWindow:
         return max(count - self.length, 0)
 
     def gone(self, count: int) -> range:
-        """The numbers, from 0, of the tuples that no window needs after the one that has ended with tuple ``count``."""
+        """The numbers, from 0, of the tuples that no window needs after the one that ends with
+        tuple ``count``."""
         return range(self.start(count), self.start(count + self.every))
 
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """The tuples of ``length_s`` seconds, every ``step_s`` seconds; without a step, one after the other. Windows begin at whole
-    steps since 1970.
+    """The tuples of ``length_s`` seconds, every ``step_s`` seconds; without a step, one window
+    after the other. Windows begin at whole steps since 1970.
 
-    ``timestamp``: the field with a tuple's time: a ``datetime`` with a zone, or a number of seconds since 1970. ``lag_s``: how much
-    out of order tuples may come; the *watermark* is that far behind the latest one. A window fires when the watermark has reached
-    its end. ``lateness_s``: for so long after that it is kept, and fires again with each tuple that comes for it; what comes still
-    later is *late*.
+    ``timestamp``: the field with a tuple's time: a ``datetime`` with a zone, or a number of seconds
+    since 1970. ``lag_s``: how much out of order tuples may come; the *watermark* is that far behind
+    the latest one. A window fires when the watermark reaches its end. ``lateness_s``: how long the
+    window is kept after that; it fires again with each tuple that comes for it. A tuple that comes
+    still later is *late*.
 
-    Without a ``timestamp`` by *processing time*: a tuple's time is when the bolt executes it, and a window fires when its end has
-    passed, also when nothing comes.
+    Without a ``timestamp``, windows go by *processing time*: a tuple's time is when the bolt
+    executes it, and a window fires when its end has passed, even if nothing comes.
     """
 
     length_s: float
@@ -90,7 +95,7 @@ class TimeWindow:
             )
 
     def kind(self) -> list[Any]:
-        """What must stay while tuples are kept."""
+        """What must not change while tuples are kept."""
         return ["processing time" if self.timestamp is None else "time", self.length / MICROS, self.every / MICROS]
 
     @property
@@ -114,11 +119,11 @@ class TimeWindow:
         return micros(self.lateness_s)
 
     def pane_of(self, time: int) -> int:
-        """Where the pane of a time begins."""
+        """The start of the pane that a time is in."""
         return time // self.pane * self.pane
 
     def windows_of(self, pane: int) -> Iterator[int]:
-        """Where the windows begin that a pane is part of, the earliest first.
+        """The starts of the windows that a pane is part of, the earliest first.
 
         >>> list(TimeWindow(10, "at", step_s=5).windows_of(20 * MICROS))
         [15000000, 20000000]
@@ -128,11 +133,11 @@ class TimeWindow:
         return iter(range(first, last + 1, self.every))
 
     def panes_of(self, start: int) -> range:
-        """Where the panes of a window begin."""
+        """The starts of the panes of a window."""
         return range(start, start + self.length, self.pane)
 
     def expires(self, pane: int) -> int:
-        """The watermark at which no window needs a pane any more."""
+        """The watermark from which on no window needs a pane."""
         return pane // self.every * self.every + self.length + self.lateness
 
 
@@ -144,7 +149,8 @@ def micros(seconds: float) -> int:
 
 
 def time_of(value: Any, field: str) -> int:
-    """A tuple's time. Raises ``BadRecordError`` for what is none."""
+    """A tuple's time, in microseconds since 1970. Raises ``BadRecordError`` for a value that is not
+    a time."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         since = value - datetime.datetime.fromtimestamp(0, datetime.UTC)
         return (since.days * 86_400 + since.seconds) * MICROS + since.microseconds

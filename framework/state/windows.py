@@ -1,24 +1,27 @@
-"""Windows: tuples gathered by count, by their own time or by the time at which they come, in the state of the bolt, so that they
-survive what the bolt does not.
+"""Windows: tuples gathered by count, by their own time, or by the time at which they come. They are
+kept in the state of the bolt, so they survive the process of the bolt.
 
-What a windowed bolt has been given is acked at once: it is in its state. In the state, by keys that begin with the window key::
+A windowed bolt acks a tuple at once, because the tuple is in its state. The state has these
+entries; their keys begin with the window key, or with ``()``::
 
-    (key, "n")                    count windows: tuples so far
-    (key, "t", number)            a tuple: number is its own; or (pane, number) of time windows
-    (key, "p", pane)              time windows: how many tuples a pane has
-    (key, "f", start)             time windows with lateness: how often a window has fired
-    (key, "w")                    time windows: the watermark at which windows or panes of the key were last due
-    ((), "m", source)             the latest time that was seen of each input of this task
-    ((), "r")                     the watermark that this task has reached: what was due then has fired
-    ((), "c")                     by processing time: when windows of this task last fired
-    ((), "d")                     what windows these are, as far as it matters for what is kept
+    (key, "n")            count windows: tuples so far
+    (key, "t", number)    a tuple, by its number; in time windows, by (pane, number)
+    (key, "p", pane)      time windows: how many tuples a pane has
+    (key, "f", start)     time windows with lateness: how often a window has fired
+    (key, "w")            time windows: the watermark when windows or panes of the key were last due
+    ((), "m", source)     the latest time that was seen of each input of this task
+    ((), "r")             the watermark that this task has reached: what was due then has fired
+    ((), "c")             by processing time: when windows of this task last fired
+    ((), "d")             the kind of these windows, as far as it matters for what is kept
 
-When the number of tasks changes, all that begins with a window key goes with it. The latest time of an input is the task's own: it
-goes nowhere, and a key is never behind the watermark that it brings along (C39). Processing time is one for all: every task goes on
-from the latest. What windows these are every task knows.
+When the number of tasks changes, all entries that begin with a window key move with it. The latest
+time of an input belongs to its task, and moves nowhere; a key is never behind the watermark that it
+brings along (C39). Processing time is one for all: every task goes on from the latest. Every task
+keeps the kind of its windows.
 
-Invariant of processing time: a tuple's time is not before the windows that have fired, nor before any tuple that is still
-kept, whatever the host's clock does, over restarts and in other tasks. So no window fires twice.
+Invariant of processing time: a tuple's time is not before the windows that have fired, nor before
+any tuple that is still kept. That holds whatever the host's clock does, over restarts and in other
+tasks. So no window fires twice.
 """
 
 from __future__ import annotations
@@ -50,9 +53,10 @@ _NEVER = -(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window that is due. ``key``: the values of the key fields. ``start`` and ``end``: seconds since 1970, half-open; of count
-    windows, the numbers of the tuples. ``tuples``: in the order in which they came. ``firing``: 0 the first time, and one more for
-    each time that a tuple has come after that. ``watermark``: in seconds, by processing time now; None of count windows."""
+    """A window that is due. ``key``: the values of the key fields. ``start`` and ``end``: seconds
+    since 1970, half-open; for count windows, the numbers of the tuples. ``tuples``: in the order of
+    arrival. ``firing``: 0 the first time, one more each time that it fires again. ``watermark``: in
+    seconds; the current time for processing time; None for count windows."""
 
     key: tuple[Any, ...]
     start: float
@@ -65,9 +69,11 @@ class Window:
 class BaseWindowedBolt(BaseStatefulBolt):
     """Gathers tuples in windows.
 
-    ``windows``: a ``CountWindow`` or a ``TimeWindow``. ``key``: fields; each combination of their values has windows of its own,
-    and the input must be grouped by them; without any, each task has its own, and the number of tasks cannot change. ``late``: what
-    tuples that come too late are emitted as, on the stream ``late``: fields of the input; without it they are left out.
+    ``windows``: a ``CountWindow`` or a ``TimeWindow``. ``key``: fields; each combination of their
+    values has windows of its own, and the input must be grouped by them. Without a key, each task
+    has its own windows, and the number of tasks cannot change. ``late``: fields of the input; a
+    tuple that comes too late is emitted with them on the stream ``late``. Without ``late``, such
+    tuples are left out.
 
     >>> class Totals(BaseWindowedBolt):
     ...     def __init__(self):
@@ -93,10 +99,12 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     @abstractmethod
     def execute_window(self, window: Window, collector: WindowCollector) -> None:
-        """Called for each window that is due. What is emitted is anchored to the tuple, or the tick, that has made it due."""
+        """Called for each window that is due. What it emits is anchored to the tuple, or the tick,
+        that has made the window due."""
 
     def now(self) -> float:
-        """Processing time, in seconds since 1970: the host's, by default. It may go backwards; windows do not."""
+        """Processing time, in seconds since 1970; by default the host's clock. It may go backwards;
+        windows do not."""
         return time.time()
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
@@ -133,7 +141,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
         )
 
     def _keeps_together(self, one: Input, first: Input) -> bool:
-        """Whether tuples of one key go to one task, whichever of the two streams they come on."""
+        """Whether tuples of one key go to the same task, whichever of the two streams they come
+        on."""
         fields = one.grouping.key_fields() if isinstance(one.grouping, FieldsGrouping) else None
         return (
             fields is not None
@@ -186,11 +195,11 @@ class BaseWindowedBolt(BaseStatefulBolt):
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
         values = key[0] if isinstance(key, tuple) and key else None
         if not isinstance(values, tuple):
-            return None  # no key of windows
+            return None  # not a window key
         if key in (_CLOCK, _KIND) and self.key_fields:
             return EVERY_TASK
         if values == ():
-            return None if self.key_fields else ()  # of the task as a whole
+            return None if self.key_fields else ()  # belongs to the task as a whole
         return [values[place] for place in self._grouped]
 
 
@@ -199,7 +208,7 @@ def _shown(kind: Sequence[Any]) -> str:
 
 
 class WindowCollector:
-    """Where a window's results go."""
+    """Emits the results of a window."""
 
     def __init__(self, collector: Any, tup: Tuple) -> None:
         self._collector = collector
@@ -213,7 +222,7 @@ class WindowCollector:
 
 
 def _kept(tup: Tuple, arrival: int) -> list[Any]:
-    """``arrival``: rises from tuple to tuple of a key."""
+    """How a tuple is stored. ``arrival``: rises from tuple to tuple of a key."""
     return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values), arrival]
 
 
@@ -254,7 +263,7 @@ class _ByTime:
         self._latest: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
-        self._brought: dict[tuple[Any, ...], int] = {}  # by keys that have panes
+        self._brought: dict[tuple[Any, ...], int] = {}  # the watermark of each key that has panes
         self._panes: Counter[tuple[Any, ...]] = Counter()
         self._arrivals = 0
         self._newest = _NEVER  # the latest pane
@@ -270,10 +279,11 @@ class _ByTime:
                 self._arrivals = max(self._arrivals, value[4])
         for each in inputs:
             self._latest.setdefault(each, _NEVER)
-        # What is due by other inputs, or by another lag, than there were has not fired yet. States of before do not say it.
+        # With other inputs, or another lag, than before, more may be due. It has not fired yet, so
+        # go on from the recorded watermark. States of earlier versions have none.
         reached: int | None = state.get(_REACHED)
         self._watermark = _NEVER if not inputs else self._reached() if reached is None else reached
-        self._latest = {each: self._latest[each] for each in inputs}  # one that is gone would be behind for ever
+        self._latest = {each: self._latest[each] for each in inputs}  # an input that is gone would be behind for ever
         for key, pane in panes:
             self._panes[key] += 1
             self._schedule(key, pane)
@@ -291,7 +301,8 @@ class _ByTime:
         return late, again + self._advance()
 
     def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:
-        """Whether a tuple of a time is late; otherwise it is kept, and windows that it is late for fire again."""
+        """Keep a tuple, unless it is late. Returns whether it is late, and the windows that fire
+        again because of it."""
         pane = self._windows.pane_of(at)
         watermark = self._watermark_of(key)
         late = self._windows.expires(pane) <= watermark
@@ -311,12 +322,13 @@ class _ByTime:
         return late, again
 
     def _reached(self) -> int:
-        """The watermark: what lies that far behind the latest tuple of the input that is furthest behind."""
+        """The watermark: ``lag`` behind the latest tuple of the input that is furthest behind."""
         latest = min(self._latest.values(), default=_NEVER)
         return latest - self._windows.lag if latest > _NEVER else _NEVER
 
     def _watermark_of(self, key: tuple[Any, ...]) -> int:
-        """What is due of a key: what this task has reached, and what another one had, which it has come from."""
+        """The watermark of a key: what this task has reached, or, if that is later, what the key
+        brought along from another task."""
         return max(self._watermark, self._brought.get(key, _NEVER))
 
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
@@ -334,7 +346,8 @@ class _ByTime:
                 heapq.heappush(self._due, (each[0], each[1], _Ordered(key), each[3]))
 
     def _advance(self) -> list[Window]:
-        """Everything that the watermark has reached; windows before the panes that they need are purged."""
+        """Do everything that the watermark has reached. Windows fire before the panes that they
+        need are purged."""
         fired = []
         reached = []
         while self._due and self._due[0][0] <= self._watermark:
@@ -357,7 +370,7 @@ class _ByTime:
         return fired
 
     def _bring_on(self, key: tuple[Any, ...]) -> None:
-        """Keep with a key how far it has come, as long as there is anything of it."""
+        """Keep with a key how far it has come, as long as there are entries of it."""
         if self._panes[key] > 0:
             self._brought[key] = self._watermark_of(key)
             self._state.put((key, "w"), self._brought[key])
@@ -389,7 +402,8 @@ class _ByTime:
 
 
 class _ByClock(_ByTime):
-    """Windows by processing time: ticks alone make them due. ``now``: in seconds; it may go backwards."""
+    """Windows by processing time: only ticks make them due. ``now``: in seconds; it may go
+    backwards."""
 
     def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], now: Callable[[], float]) -> None:
         super().__init__(windows, state, ())
@@ -412,14 +426,14 @@ class _ByClock(_ByTime):
         return self._advance()
 
     def _reached_now(self) -> int:
-        """It never goes backwards."""
+        """Processing time in microseconds. It never goes backwards."""
         self._at = max(self._at, micros(self._now()))
         return self._at
 
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A key among others that need not compare."""
+    """A key with an order, for keys that need not compare."""
 
     key: tuple[Any, ...]
 

@@ -1,4 +1,5 @@
-"""The exactly-once protocol on the driver: coordinator, documents, terms, commits, and the loop that joins them."""
+"""The exactly-once protocol on the driver: coordinator, documents, terms, commits, and their
+loop."""
 
 from framework.coordination import (
     CoordinationStore,

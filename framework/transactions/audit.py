@@ -1,13 +1,15 @@
 """Recomputes what the sinks should hold, and names every key that differs.
 
-The source is read again, from the offsets that the topology recorded when it first read each partition to those of the last
-committed transaction, through the topology's own bolts, into empty scratch states. Nothing is written anywhere else, no
-leadership is needed, and the topology may run meanwhile: rows are compared as of one transaction, by their previous values,
-and those that have moved on as of a later one.
+The source is read again through the topology's own bolts, into empty scratch states: from the
+offsets where the topology first read each partition to those of the last committed transaction.
+Nothing is written anywhere else. No leadership is needed, and the topology may run meanwhile: rows
+are compared as of one transaction, by their previous values; rows that have moved on further are
+compared as of a later one.
 
-Batches are the recorded ones for as long as the record of closed transactions reaches back to the first; else larger ones
-over the same offsets. What depends on where a batch ends, or on a clock, differs then. Input that the source has removed
-makes the answer *unverifiable*, never right.
+If the records of closed transactions reach back to the first transaction, their batches are
+repeated. Otherwise larger batches over the same offsets are used. Results that depend on where a
+batch ends, or on a clock, then differ. If the source has removed input, the answer is
+*unverifiable*, never right.
 """
 
 from __future__ import annotations
@@ -33,23 +35,24 @@ from framework.transactions.coordinator import Plan, plan_digest
 from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
 from framework.transactions.sources import planner_of
 
-#: Records of a batch, where the recorded batches are not there any more.
+#: Records of a batch, where the recorded batches are no longer kept.
 RECORDS_PER_BATCH = 500_000
-#: Differences that are shown of one state; all are counted.
+#: How many differences of one state are shown. All are counted.
 DIFFERENCES_SHOWN = 100
-#: How long a transaction that a sink holds already may take until it is closed.
+#: How long to wait for the close of a transaction that a sink already holds.
 COMMIT_TIMEOUT_S = 60.0
 
 _log = structlog.get_logger()
 
 
 class Unverifiable(RatchetError):
-    """The answer cannot be known: what the sinks hold was read from input that is gone, or from before what is recorded."""
+    """The answer cannot be known: what the sinks hold came from input that is gone, or from before
+    the records begin."""
 
 
 @dataclass(slots=True)
 class StateReport:
-    """One state: how many keys (rows, of a table of files) were compared, and what differs."""
+    """One state: how many keys (rows, for a table of files) were compared, and what differs."""
 
     location: str
     compared: int = 0
@@ -64,8 +67,8 @@ class StateReport:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """``txid``: the last transaction that was recomputed. ``recorded_batches``: whether all batches were those of the
-    topology. ``not_verified``: components that write where nothing can be compared."""
+    """``txid``: the last transaction that was recomputed. ``recorded_batches``: whether all batches
+    were the recorded ones. ``not_verified``: components that were left out, and why."""
 
     topology_id: str
     txid: int
@@ -78,7 +81,7 @@ class VerifyReport:
         return not any(each.difference_count for each in self.states)
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """Lines for a person."""
         batches = "its recorded batches" if self.recorded_batches else "batches over the recorded offsets"
         shown = [f"topology {self.topology_id!r}, recomputed to transaction {self.txid} in {batches}"]
         for each in self.states:
@@ -91,8 +94,9 @@ class VerifyReport:
 
 
 def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any] | None = None) -> VerifyReport:
-    """Recompute and compare. Raises ``Unverifiable``; ``RetryableError`` when source, store or a sink does not answer, or
-    moves faster than it can be followed; ``ConfigError`` for a state that cannot be compared."""
+    """Recompute and compare. Raises ``Unverifiable``; ``RetryableError`` when source, store or a
+    sink does not answer, or when the topology moves on too fast; ``ConfigError`` for a state that
+    cannot be compared, or when nothing is committed yet."""
     folder = Path(tempfile.mkdtemp(prefix="ratchet-verify-"))
     try:
         return _Audit(topology, store, conf or {}, folder).run()
@@ -111,7 +115,7 @@ class _Audit:
         self._planner: PartitionPlanner = planner_of(spout, conf, context)
         self._executor = LocalExecutor(plan_execution(self._shadow), conf)
         self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, 1)
-        self._txid = 0  # of the topology: how far the shadow is
+        self._txid = 0  # of the topology: up to where the shadow is recomputed
         self._plan: Plan = {}
         self._batches = 0  # of the shadow
         self._recorded = True
@@ -147,7 +151,8 @@ class _Audit:
         return [state for each in self._shadow.components for state in self._topology[each.id].states]
 
     def _follow(self, reports: Sequence[StateReport], moved: Sequence[tuple[int, list[Any]]]) -> None:
-        """Compare what a running topology has changed meanwhile: as it is now, with what is recomputed to there."""
+        """Compare the rows that a running topology has changed meanwhile: read them as they are
+        now, recompute up to there, and compare."""
         held = sorted(
             ((number, *self._watched[number].hold(keys)) for number, keys in moved), key=lambda each: (each[1], each[0])
         )
@@ -158,7 +163,7 @@ class _Audit:
             reports[number].compared += state.compare_held(shadow, values, reports[number].add)
 
     def _await_commit(self, txid: int) -> None:
-        """A sink holds a transaction for a moment before it is closed."""
+        """Wait until a transaction is closed: a sink holds it for a moment before that."""
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
         while committed_txid(self._store, self._topology.id) < txid:
             if time.monotonic() > deadline:
@@ -167,7 +172,7 @@ class _Audit:
                 )
             time.sleep(0.05)
 
-    # --- recomputing -----------------------------------------------------------------------------------------
+    # --- recomputing ------------------------------------------------------------------------------
 
     def _advance(self, txid: int) -> None:
         if txid <= self._txid:
@@ -188,13 +193,13 @@ class _Audit:
     def _plan_of(self, txid: int) -> Plan:
         try:
             return read_plan(self._store, self._topology.id, self._topology.spout.id, txid)[1]
-        except ConfigError as error:  # it was the last one a moment ago
+        except ConfigError as error:  # it was the last one a moment ago, and its plan is gone now
             raise RetryableError(
                 f"{error}: the topology has moved on; verify it again, or when it has less to do"
             ) from error
 
     def _batches_to(self, plan: Plan) -> Iterator[Plan]:
-        """Batches over everything between where the shadow is and ``plan``."""
+        """Batches over all offsets from where the shadow is to ``plan``."""
         origin = read_origin(self._store, self._topology.id)
         if self._txid == 0:
             self._check_origin(origin)
@@ -249,8 +254,9 @@ class _Audit:
 
 
 def _shadow_of(topology: Topology, folder: Path, joined: Mapping[str, int]) -> tuple[Topology, list[str]]:
-    """The topology with empty states, and without what would write elsewhere, or ``joined`` later than the source was first
-    read; and the names of that."""
+    """The topology with empty states, and the names of the components that are left out, each with
+    the reason. Left out are those that write where nothing can be compared, those whose state
+    ``joined`` after the source was first read, and all below them."""
     kept: list[Component] = []
     left_out: list[str] = []
     gone: set[str] = set()

@@ -1,19 +1,20 @@
-"""The driver's side of a commit: headers up, tasks, sweep, ``done``.
+"""The driver's side of a commit: raise headers, run tasks, sweep, set ``done``.
 
-Order (C1, C2, C5), for each attempt whose turn it is:
+The order (C1, C2, C5), for each attempt whose turn it is:
 
-1. raise the header of every state to this attempt, by compare-and-set: ``done`` is below its txid from here on;
-2. run the commit tasks, which write under that header;
-3. if the txid had been opened before: sweep the states that keep previous values; publish, in states of files, what the
-   tasks have written;
-4. set ``done`` in every state. Only then does the transaction close in ZooKeeper.
+1. Raise the header of every state to this attempt, by compare-and-set. From here on ``done`` is
+   below its txid.
+2. Run the commit tasks, which write under that header.
+3. If the txid had been opened before, sweep the states that keep previous values. In states of
+   files, publish what the tasks have written.
+4. Set ``done`` in every state. Only then does the transaction close in ZooKeeper.
 
 When the range of an opened plan is gone for good (C7):
 
-1. raise the headers, still with the old digest;
-2. roll back everything of that txid;
-3. mark the headers ``ROLLED_BACK``. Only then may another plan be written; a crash before finds the old one and starts
-   over.
+1. Raise the headers, still with the old digest.
+2. Roll back everything of that txid.
+3. Mark the headers ``ROLLED_BACK``. Only then may another plan be written. After a crash before
+   that, the next leader finds the old plan and starts over.
 
 Each of these is a generator of steps (``steps.py``).
 """
@@ -33,10 +34,10 @@ from framework.execution.records import AttemptHeader
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
 from framework.transactions.coordinator import plan_digest
 
-#: Tombstones are removed once in so many transactions: it may cost a scan.
+#: Tombstones are removed once in this many transactions, because the removal may cost a scan.
 PURGE_EVERY = 1_000
 TAKE_OVER_TRIES = 1_000
-#: Stands where the positions of a topology were forgotten.
+#: The digest of the empty plan, which is stored where positions were forgotten.
 FORGOTTEN = plan_digest({})
 
 
@@ -49,12 +50,12 @@ def _check_plan(state: FencedState, opened: OpenCommit, txid: int, held: str | N
 
 
 def _noted_nowhere(location: str, txid: int) -> None:
-    """Where nobody asks which states joined."""
+    """For callers that do not record which states joined."""
 
 
 class CommitPhase:
-    """The states of one topology under one leader. One attempt commits at a time; ``close_fence`` may come from another
-    thread while a commit that nobody waits for any more is still stuck."""
+    """The states of one topology under one leader. One attempt commits at a time. Another thread
+    may call ``close_fence`` while an abandoned commit still hangs."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class CommitPhase:
         self._headers: dict[int, Header] = {}
         self._lock = threading.RLock()
 
-    # --- start -----------------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def open(self, currtx: int, digests: Mapping[int, str], *, joining: Collection[str] = ()) -> bool:
         """Perform the steps of ``opening``."""
@@ -89,10 +90,13 @@ class CommitPhase:
         joining: Collection[str] = (),
         note_joined: Callable[[str, int], None] = _noted_nowhere,
     ) -> Steps[bool]:
-        """Prepare every state and hold its header against ZooKeeper's. Returns whether a header says that the commit of
-        ``currtx`` was opened before: then its plan is binding. ``joining``: locations of states that join at ``currtx`` if
-        they hold nothing yet; ``note_joined`` is told before.
-        Raises ``ConfigError`` saying which of the two is ahead (C2)."""
+        """Prepare every state and compare its header with ZooKeeper's documents. Returns whether a
+        header says that the commit of ``currtx`` was opened before; its plan is then binding.
+        ``joining``: locations of the states that join at ``currtx`` if they hold nothing yet;
+        before one joins, ``note_joined`` is called with its location and its first txid.
+
+        Raises ``ConfigError`` when header and documents disagree, saying which is ahead (C2), and
+        ``RetryableError`` when a header changes too fast to be taken over."""
         opened = False
         for index, state in enumerate(self._states):
             after = currtx - 1 if state.location in joining else 0
@@ -103,12 +107,14 @@ class CommitPhase:
         return opened
 
     def _take_over(self, state: FencedState, joins_after: int, note_joined: Callable[[str, int], None]) -> Header:
-        """Put this leader's epoch into the header before anything is decided by it: a leader of before that does not know
-        yet could open a commit in between (ADR 5). A state that was never written to joins the topology's incarnation, and is
-        done with all up to ``joins_after``."""
+        """Write this leader's epoch into the header before deciding anything by it. A former leader
+        that does not know of this one yet could otherwise open a commit in between (ADR 5). A state
+        that was never written to takes the topology's incarnation, and counts as done up to
+        ``joins_after``."""
         for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
-            # This leader has written nothing yet: what bears its epoch is another one's, whose tasks may still be about.
+            # This leader has written nothing yet: another one wrote a header with this epoch, and
+            # its tasks may still run.
             another = header.open is not None or (not tried and header.incarnation == self._incarnation)
             if header.epoch > self._epoch or (header.epoch == self._epoch and another):
                 same = [self._states[index].location for index, each in self._headers.items() if each == header]
@@ -133,12 +139,13 @@ class CommitPhase:
             try:
                 state.raise_header(header, taken)
             except StaleWriterError:
-                continue  # the leader of before has just written; it will lose
+                continue  # a former leader has just written; read again and take over from it
             return taken
         raise RetryableError(f"{state.location}: its header changes faster than a new leader can take it over")
 
     def _check_incarnation(self, state: FencedState, header: Header) -> None:
-        """C25. Topologies whose state a version without incarnations made have none to compare."""
+        """Refuse a state of another incarnation (C25). State made by a version without incarnations
+        has none to compare."""
         if self._incarnation and header.incarnation != self._incarnation:
             raise ConfigError(
                 f"{state.location} is of incarnation {header.incarnation}, and the topology {self._topology_id!r} is of "
@@ -147,7 +154,8 @@ class CommitPhase:
             )
 
     def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
-        """Whether this state says that the commit of ``currtx`` was opened. Raises when it contradicts ZooKeeper."""
+        """Whether this state says that the commit of ``currtx`` was opened. Raises ``ConfigError``
+        when it contradicts ZooKeeper."""
         if header.done not in (currtx - 1, currtx):
             ahead = "ahead of" if header.done > currtx else "behind"
             raise ConfigError(
@@ -170,14 +178,16 @@ class CommitPhase:
         _check_plan(state, header.open, currtx, digests.get(currtx))
         return True
 
-    # --- attempts --------------------------------------------------------------------------------------------
+    # --- attempts ---------------------------------------------------------------------------------
 
     def run(self, attempt: AttemptHeader, *, replay: bool) -> PhaseResult:
-        """Commit. What goes wrong is in the result; ``StaleWriterError`` is raised for a higher epoch only."""
+        """Commit. The result holds what went wrong; only a higher epoch raises
+        ``StaleWriterError``."""
         return perform(self.committing(attempt, replay=replay))
 
     def roll_back(self, attempt: AttemptHeader) -> PhaseResult:
-        """Undo what was written of the attempt's txid under the attempt's plan (C7). As ``run`` for what goes wrong."""
+        """Undo what was written of the attempt's txid under the attempt's plan (C7). Reports
+        failures as ``run`` does."""
         return perform(self.rolling_back(attempt))
 
     def committing(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
@@ -225,8 +235,9 @@ class CommitPhase:
             return PhaseResult(TaskFailure.of(error, "commit", 0))
 
     def close_fence(self, attempt: AttemptHeader) -> None:
-        """Refuse from now on whatever a task of this dead attempt still writes: the headers go up to the attempt that
-        will follow. Raises as the states do; then the next raise closes it."""
+        """Refuse everything that a task of this dead attempt still writes: raise the headers to the
+        attempt that will follow. Raises what the states raise; the fence then stays open until the
+        next attempt raises the headers."""
         perform(self.closing_fence(attempt))
 
     def closing_fence(self, attempt: AttemptHeader) -> Steps[None]:
@@ -237,7 +248,7 @@ class CommitPhase:
         for state in self._states:
             state.close()
 
-    # --- steps -----------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _raise(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
@@ -261,7 +272,8 @@ class CommitPhase:
             self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
 
     def _check_plan(self, index: int, current: Header, attempt: AttemptHeader) -> None:
-        """C28: rows of one plan must not be taken for rows of another."""
+        """Refuse a second plan for an opened txid: rows of one plan must not count as rows of
+        another (C28)."""
         opened = current.open
         if opened is None or opened.txid != attempt.txid:
             return
@@ -285,14 +297,14 @@ class CommitPhase:
             self._states[index].roll_back(self._own(index, attempt))
 
     def _purge(self, index: int, attempt: AttemptHeader) -> None:
-        """C21: what was deleted by transactions that are over for good."""
+        """Remove the tombstones of transactions that are over for good (C21)."""
         with self._lock:
             self._states[index].purge(self._own(index, attempt), attempt.txid)
 
     def _finish(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
             current = self._own(index, attempt)
-            self._write(index, current, current.finished(attempt.txid))  # of a replay of what is done, too (C27)
+            self._write(index, current, current.finished(attempt.txid))  # also in a replay of a done txid (C27)
 
     def _mark_rolled_back(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
@@ -308,7 +320,8 @@ class CommitPhase:
                 self._replace(index, current, current.opened(self._epoch, above))
 
     def _own(self, index: int, attempt: AttemptHeader) -> Header:
-        """The header, if it is this attempt's: a commit that woke up late finds another's."""
+        """The header, which must be this attempt's. Raises ``StaleWriterError`` when a commit
+        resumes late and finds another attempt's."""
         current = self._current(index)
         if current.open != _open_commit(attempt) or current.epoch != self._epoch:
             raise StaleWriterError(
@@ -317,7 +330,7 @@ class CommitPhase:
         return current
 
     def _current(self, index: int) -> Header:
-        """The header as last written here, or, when an outcome is unknown, as it is."""
+        """The header as last written here; read from the state when the last outcome is unknown."""
         if index not in self._headers:
             found = self._states[index].read_header()
             if found.epoch > self._epoch:
@@ -334,7 +347,7 @@ class CommitPhase:
             self._write(index, current, new)
 
     def _write(self, index: int, current: Header, new: Header) -> None:
-        del self._headers[index]  # whatever is raised now, the next attempt reads what is there
+        del self._headers[index]  # if the write raises, the next attempt reads the header again
         self._states[index].raise_header(current, new)
         self._headers[index] = new
 

@@ -1,4 +1,4 @@
-"""What a driver is told, what it shows of itself, and what it hands to each of its terms."""
+"""What a driver is given, what it shows of itself, and what it passes to each of its terms."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from framework.transactions.commit import PURGE_EVERY
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """What a driver needs of the configuration. ``empty_batch_every_s``: None, or how often an idle source makes an empty
-    batch. ``accept_changed_topology``: the user's word that a topology may go on from the state of another shape.
-    ``standby``: leave the lead to another driver first. ``purge_every``: tombstones are removed once in so many
-    transactions."""
+    """What a driver needs of the configuration. ``empty_batch_every_s``: how often an idle source
+    makes an empty batch; None for never. ``accept_changed_topology``: the user allows the topology
+    to go on from the state of another shape. ``standby``: leave the lead to another driver first.
+    ``purge_every``: tombstones are removed once in this many transactions."""
 
     max_pending: int = 1
     message_timeout_ms: int = 30_000
@@ -35,8 +35,9 @@ class DriverSettings:
 
 @dataclass(slots=True)
 class DriverStatus:
-    """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed. ``repeating``: what failed and is
-    tried again, until a transaction is committed."""
+    """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed.
+    ``repeating``: the failure behind the present retries; None again when a transaction is
+    committed."""
 
     phase: str = "starting"
     epoch: int = 0
@@ -51,8 +52,8 @@ class DriverStatus:
 
 @dataclass(frozen=True, slots=True)
 class DriverContext:
-    """What lasts longer than a term. ``stop_requested``: set when the run shall end. ``update``: changes fields of the
-    driver's status."""
+    """What outlives a term. ``stop_requested``: set when the run is to end. ``update``: changes
+    fields of the driver's status."""
 
     topology: Topology
     executor: BatchExecutor

@@ -1,34 +1,42 @@
 """The coordinator: which transaction may do what, as a pure state machine.
 
-It takes events and returns commands. No thread, clock, I/O or randomness inside: the time comes with each event, and
-the driver carries the commands out in the order given.
+It takes events and returns commands. It has no thread, clock, I/O or randomness: the time comes
+with each event, and the driver carries the commands out in the order given.
 
 States of a transaction::
 
-                    Planned                Processed               its turn
-    (planning) ───────────────> PROCESSING ──────────> PROCESSED ───────────> COMMITTING ──Committed──> (forgotten)
-                                 ^   │                    │                       │
-                         replay  │   └────────────────────┴── a failure here ─────┘
-                                 │                            or below  │
-                                WAITING <───────────────────────────────┘  (an opaque batch that was never opened is
-                                 │   ^                                      dropped and planned afresh instead)
-              its range is gone  v   │ failure
-                             ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
+               Planned              Processed             its turn             Committed
+    (planning) ───────> PROCESSING ──────────> PROCESSED ──────────> COMMITTING ─────────> (gone)
+                         ^   │                     │                     │
+                 replay  │   └─────────────────────┴─────────────────────┘
+                         │                         │ failure of this txid or of an earlier one
+                        WAITING <──────────────────┘
+                         │   ^
+      its range is gone  v   │ failure
+                     ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
+
+An opaque batch whose commit was never opened is not replayed: a failure drops it, and it is planned
+afresh.
 
 Invariants:
 
 1. Commits are strictly in txid order, and at most one transaction is COMMITTING.
 2. A failure of txid N fails every later txid in flight; each of them gets a new attempt id.
-3. An attempt id is persisted before its batch is emitted, and rises for its txid, also across restarts.
-4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has opened, unless its
-   range is gone for good; then every state is rolled back before another plan is made (C7). What was opened is recorded
-   before the commit begins, where a committer has no header that would say so (C24).
-5. A batch is planned from the end of the plan before it, as that plan is now (C9).
-6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself (C15).
-7. An answer of an attempt that is not the current one changes nothing.
-8. A stored plan that was dropped is removed in the next write, whatever that is for: no later leader meets it (C24).
+3. The attempt ids of a txid only rise, also across restarts. Each is persisted before its batch is
+   emitted.
+4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has
+   opened, unless its range is gone for good; then every state is rolled back before another plan is
+   made (C7). Where a committer has no header to record the opening, the opening is persisted before
+   the commit begins (C24).
+5. A batch starts where the current plan of the batch before it ends (C9).
+6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself
+   (C15).
+7. The answer of an attempt that is no longer current changes nothing.
+8. The next write, whatever it is for, removes stored plans that were dropped, so no later leader
+   reads them (C24).
 
-Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; planning apart from emitting is ours.
+Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; there, planning and
+emitting are one step.
 """
 
 from __future__ import annotations
@@ -46,7 +54,7 @@ from framework.topology.fencing import ROLLED_BACK, OpenCommit
 
 Plan = Mapping[str, Mapping[str, Any]]
 
-#: How many times smaller than usual a batch is planned at most after it timed out (C18).
+#: After timeouts, a batch is planned at most this many times smaller than usual (C18).
 DIVISOR_MAX = 1_024
 RETRY_DELAY_MS = 100
 RETRY_DELAY_MAX_MS = 5_000
@@ -85,12 +93,12 @@ _PHASE_NAMES = {
 }
 
 
-# --- events -----------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event: begin."""
+    """The first event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The end of a commit phase, with ``done`` set in every state when ``failure`` is None."""
+    """The end of a commit phase. When ``failure`` is None, ``done`` is set in every state."""
 
     txid: int
     attempt_id: int
@@ -122,7 +130,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The end of a ``RollBack``: nothing of the txid is left in any state when ``failure`` is None."""
+    """The end of a ``RollBack``. When ``failure`` is None, no state that can undo holds anything of
+    the txid."""
 
     txid: int
     attempt_id: int
@@ -136,19 +145,19 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Finish the commit under way, abandon the rest."""
+    """Finish the commit or roll-back under way, abandon the rest."""
 
 
 Event = Union[Started, Planned, Processed, Committed, RolledBack, Tick, StopRequested]
 
 
-# --- commands ---------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AskPlan:
-    """Plan the batch of ``txid`` after ``previous``; keep asking the source until there is something. ``divisor``: the
-    batch timed out before, so make it that many times smaller (C18)."""
+    """Plan the batch of ``txid`` after ``previous``; ask the source again until it has one.
+    ``divisor``: make the batch that many times smaller, because it timed out before (C18)."""
 
     generation: int
     txid: int
@@ -158,8 +167,10 @@ class AskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """One atomic write. ``attempts``: txid -> last attempt id, whole. ``plans``: txid -> (attempt id, plan), to put.
-    ``opens``: the commit that is about to begin, or that was rolled back. ``dropped``: txids whose stored plans go."""
+    """One atomic write. ``attempts``: txid -> last attempt id, the complete map. ``plans``: txid ->
+    (attempt id, plan) to write. ``currtx``: the new value, None to leave it. ``opens``: the commit
+    that is about to begin, or that was rolled back. ``dropped``: txids whose stored plans are
+    removed."""
 
     attempts: Mapping[int, int]
     plans: Mapping[int, tuple[int, Plan]] = field(default_factory=dict)
@@ -179,7 +190,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Start the commit phase. ``replay``: this txid's commit was opened before, so states must be swept (C5)."""
+    """Start the commit phase. ``replay``: this txid's commit was opened before, so sweep the states
+    (C5)."""
 
     txid: int
     attempt_id: int
@@ -189,7 +201,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Undo in every state what attempts of an opened txid wrote under ``plan``, whose range is gone (C7)."""
+    """Undo what attempts at an opened txid wrote under ``plan``, in every state that can: the range
+    of the plan is gone (C7)."""
 
     txid: int
     attempt_id: int
@@ -198,8 +211,8 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End whatever still runs for an attempt and forget its result. ``committing``: it may be writing, so close its
-    fence: raise the headers above it."""
+    """Stop the work of an attempt and discard its result. ``committing``: the attempt may be
+    writing, so close its fence by raising the headers above it."""
 
     txid: int
     attempt_id: int
@@ -209,7 +222,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The transaction is over and persisted as such: free its result."""
+    """The transaction is closed in the store: free the attempt's result."""
 
     txid: int
     attempt_id: int
@@ -217,7 +230,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The run ends: because it was asked to, or because of ``failure``."""
+    """The run ends: on request, or because of ``failure``."""
 
     failure: TaskFailure | None = None
 
@@ -227,7 +240,8 @@ Command = Union[AskPlan, Persist, Process, Commit, RollBack, Cancel, Release, St
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a new leader found. ``opened``: a header says that the commit of ``currtx`` was opened with its plan."""
+    """What a new leader found. ``opened``: a header, or the stored ``open`` document, says that the
+    commit of ``currtx`` was opened with its plan."""
 
     currtx: int = 1
     attempts: Mapping[int, int] = field(default_factory=dict)
@@ -247,11 +261,12 @@ class _Transaction:
 
 
 class Coordinator:
-    """Give it events through ``handle``, from one thread.
+    """Call ``handle`` with each event, always from the same thread.
 
-    ``skips_lost_data``: the source goes on after lost data, so that an opaque batch whose range is gone is planned afresh;
-    otherwise that ends the run. ``may_replan``: and every state can undo, so that this holds for an opened batch too, after
-    it was rolled back (C7, C8). ``records_open``: a committer has no header, so what is opened is persisted (C24).
+    ``skips_lost_data``: the source can go on after lost data. An opaque batch whose range is gone
+    is then planned afresh; otherwise lost data ends the run. ``may_replan``: every state can undo
+    as well. A batch that was opened is then rolled back first and planned afresh too (C7, C8).
+    ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
     """
 
     def __init__(
@@ -277,7 +292,7 @@ class Coordinator:
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx}
         self._committed_plan = recovered.plans.get(self.currtx - 1)
         self._active: dict[int, _Transaction] = {}
-        self._dropped: set[int] = set()  # stored, and of no use any more
+        self._dropped: set[int] = set()  # their stored plans are removed by the next write
         self._failures: dict[int, int] = {}  # any kind, per txid: decides the delay
         self._errors: dict[int, int] = {}  # those that count towards max_attempts
         self._timeouts: dict[int, int] = {}  # decides how much smaller a batch is planned
@@ -289,7 +304,8 @@ class Coordinator:
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
-        """Batches that must be replayed as they were: all of an idempotent spout's, an opaque one if it was opened."""
+        """Keep the plans that must be replayed as they were: all of an idempotent spout's, and an
+        opaque one that was opened. Mark the others as dropped."""
         txid = self.currtx
         while txid in recovered.plans:
             opened = recovered.opened and txid == self.currtx
@@ -299,7 +315,7 @@ class Coordinator:
             self._active[txid] = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
             txid += 1
 
-    # --- what the driver may ask -----------------------------------------------------------------------------
+    # --- what the driver may ask ------------------------------------------------------------------
 
     @property
     def stopped(self) -> bool:
@@ -312,7 +328,7 @@ class Coordinator:
 
     @property
     def planned_to(self) -> Plan | None:
-        """The plan of the last transaction in flight, or of the last committed one."""
+        """The plan of the last transaction in flight; of the last committed one when none is."""
         return self._active[max(self._active)].plan if self._active else self._committed_plan
 
     def plan_of(self, txid: int) -> Plan | None:
@@ -321,17 +337,17 @@ class Coordinator:
         return transaction.plan if transaction is not None else None
 
     def plans_in_flight(self) -> list[Plan]:
-        """The plans of what is not committed yet."""
+        """The plans of the transactions that are not committed yet."""
         return [each.plan for each in self._active.values()]
 
     def in_flight(self) -> dict[int, tuple[int, TransactionPhase]]:
         """txid -> (attempt id, phase), ascending."""
         return {txid: (each.attempt_id, each.phase) for txid, each in sorted(self._active.items())}
 
-    # --- events ----------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Command]:
-        """Take one event; return what to do about it, in order."""
+        """Take one event; return the commands to carry out, in order: none once stopped."""
         if self._stopped:
             return []
         commands: list[Command] = []
@@ -425,12 +441,13 @@ class Coordinator:
             return []
         return self._stop_now(None)
 
-    # --- what follows ----------------------------------------------------------------------------------------
+    # --- what follows -----------------------------------------------------------------------------
 
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
-        """Invariant 2: this txid and every later one."""
+        """Fail this txid and every later one in flight (invariant 2)."""
         self._failures[txid] = self._failures.get(txid, 0) + 1
-        # A stale stamp that is still there at the next try was not left by an attempt that is dying: it needs a person.
+        # A stale stamp counts too. One that is still there at the next try was not left by a dying
+        # attempt: in the end a person has to look.
         if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS, FailureKind.STALE):
             self._errors[txid] = self._errors.get(txid, 0) + 1
         if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:
@@ -443,7 +460,9 @@ class Coordinator:
         self._not_before_ms = now_ms + (
             min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0
         )
-        if self._kind is SpoutKind.OPAQUE:  # what an idempotent spout is planning follows plans that stay as they are
+        # An idempotent spout's plans stay as they are, so the plan that is being made after them
+        # stays valid.
+        if self._kind is SpoutKind.OPAQUE:
             self._generation += 1
             self._planning = None
         commands: list[Command] = []
@@ -460,7 +479,8 @@ class Coordinator:
         return commands
 
     def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
-        """What was planned is gone from the source. Returns the failure that ends the run, when nothing can be done."""
+        """Decide what follows when a planned range is gone from the source. Returns the failure
+        that ends the run, or None when the batch is planned afresh."""
         if self._kind is SpoutKind.TRANSACTIONAL:
             return replace(failure, message=f"{failure.message}; an idempotent batch can only be replayed as it was")
         if not transaction.opened:
@@ -479,7 +499,8 @@ class Coordinator:
         return Cancel(transaction.txid, transaction.attempt_id, reason, committing=writing)
 
     def _advance(self, now_ms: int) -> list[Command]:
-        """Open the commit that is due, emit what waits, ask for one more plan: whatever is possible now."""
+        """Do whatever is possible now: open the commit that is due, emit what waits, ask for a
+        plan."""
         commands: list[Command] = []
         first = self._active.get(self.currtx)
         if first is not None and first.phase is TransactionPhase.PROCESSED:
@@ -518,13 +539,14 @@ class Coordinator:
         currtx: int | None = None,
         opens: OpenCommit | None = None,
     ) -> Persist:
-        """A write, which takes with it what was dropped since the last one (invariant 8)."""
+        """Build a write. It also removes the plans that were dropped since the last one (invariant
+        8)."""
         dropped = frozenset(self._dropped.difference(plans or ()))
         self._dropped.clear()
         return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped)
 
     def _rolling_back(self) -> bool:
-        """Whether a plan in flight is about to be dropped: nothing may be planned after it."""
+        """Whether a plan in flight is about to be dropped. Plan nothing after it."""
         return any(each.lost for each in self._active.values())
 
     def _stop_now(self, failure: TaskFailure | None) -> list[Command]:
@@ -537,7 +559,8 @@ class Coordinator:
         return [*cancels, Stop(failure)]
 
     def _current(self, txid: int, attempt_id: int, phase: TransactionPhase) -> _Transaction | None:
-        """The transaction, if that attempt at it is the live one (invariant 7)."""
+        """The transaction, if this attempt is its current one and in ``phase``; else None
+        (invariant 7)."""
         transaction = self._active.get(txid)
         if transaction is None or transaction.attempt_id != attempt_id or transaction.phase is not phase:
             return None
@@ -556,5 +579,5 @@ class Coordinator:
 
 
 def plan_digest(plan: Plan) -> str:
-    """A hash of a plan, the same for the same ranges whatever their order."""
+    """Hash a plan. The same ranges give the same hash, whatever their order."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

@@ -1,19 +1,27 @@
-"""A topology's documents in the coordination store: what is written where, and how a new leader reads it back.
+"""A topology's documents in the coordination store: what is written where, and how it is read back.
 
 ::
 
-    <topology id>/incarnation              drawn when the state was created, and by ``reset --everything``
-    <topology id>/meta                     outline and digest of the topology, identity of the source, states that may join
-    <topology id>/origin                   where each partition was first read
-    <topology id>/coordinator/currtx       next txid to commit
-    <topology id>/coordinator/attempts     txid -> last attempt id used
-    <topology id>/coordinator/open         header of the committers that have none: the commit that was opened last
-    <topology id>/user/<spout>/<txid>      the plan of that batch: every partition's metadata, one document
-    <topology id>/history/<slot>           the record of a closed transaction; txid mod 1000, so the last thousand
+    <topology id>/incarnation             drawn when the state is created, and by
+    ``reset --everything``
+    <topology id>/meta                    outline and digest of the topology, identity of the
+    source,
+                                          states that may still join
+    <topology id>/origin                  where each partition was first read
+    <topology id>/joined                  states that joined later, and their first txids
+    <topology id>/coordinator/currtx      next txid to commit
+    <topology id>/coordinator/attempts    txid -> last attempt id used
+    <topology id>/coordinator/open        the commit that was opened last: in place of a header, for
+                                          committers that have none
+    <topology id>/user/<spout>/<txid>     the plan of that batch: every partition's metadata
+    <topology id>/history/<slot>          the record of a closed transaction; the slot is txid mod
+    1000,
+                                          so the last thousand are kept
 
-Every ``save`` is one atomic step, under the epoch. A plan is written together with the attempt that first emits it, and not
-again when it is emitted again; so a transaction costs two writes: one to emit it, one to close it. A topology with a
-committer that has no header of its own costs a third, before its commit begins (C24).
+Every ``save`` is one atomic step, conditional on the epoch. A plan is written together with the
+attempt that first emits it, and not again when it is emitted again. So a transaction costs two
+writes: one to emit it, one to close it. A topology with a committer that has no header of its own
+needs a third, before the commit begins (C24).
 """
 
 from __future__ import annotations
@@ -39,20 +47,23 @@ ATTEMPTS = "coordinator/attempts"
 OPEN = "coordinator/open"
 META = "meta"
 INCARNATION = "incarnation"
-#: Where the source was first read: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
+#: Where the source was first read:
+#: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
 ORIGIN = "origin"
-#: States that joined a topology that had committed something: location -> their first txid.
+#: States that were added when the topology had committed something: location -> their first txid.
 JOINED = "joined"
 HISTORY = "history"
-#: A record with a plan larger than this is kept without it: a thousand of them must not burden ZooKeeper's memory.
+#: The record of a transaction whose JSON is longer than this is kept without its plan, and with its
+#: last attempt only: a thousand records must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
 
 _log = structlog.get_logger()
 
 
 class Origin(NamedTuple):
-    """Where a topology began to read. ``txid``: of the first transaction, 0 when there was none; above 1 when what came
-    before is not known, or its positions were forgotten. ``positions``: partition -> its entry in the first plan with it."""
+    """Where a topology began to read. ``txid``: of the first transaction; 0 when there was none,
+    above 1 when the transactions before are unknown, or the positions were forgotten.
+    ``positions``: partition -> its entry in the first plan that has it."""
 
     txid: int
     positions: Mapping[str, Any]
@@ -70,14 +81,17 @@ class TopologyDocuments:
     def claim(
         self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False
     ) -> Sequence[str]:
-        """Write ``meta`` on the first start; later, check that topology and source are the ones of the state.
+        """Write ``meta`` on the first start. On later starts, compare topology and source with it.
 
-        Raises ``ConfigError`` naming the difference. ``accept_changed``: go on with the changed topology instead; a spout
-        with another id takes over the plans of the former one. Raises ``DataLossError`` for another source, unless
-        ``accept_lost_data`` says that the planner will go on after what is lost.
+        Raises ``ConfigError`` naming the difference when the topology has changed. With
+        ``accept_changed`` the changed topology is accepted; if its spout has another id, it takes
+        over the plans of the former one. Raises ``DataLossError`` for another source, unless
+        ``accept_lost_data`` says that the planner goes on after lost data. Raises
+        ``CorruptStateError`` when ``meta`` does not parse.
 
-        Returns the locations of the states that a change has brought and that may join, as long as ``accept_changed`` says
-        so: a crash may come before they have joined. Those of before may not, though they may hold nothing any more.
+        Returns the locations of the states that a change has added and that may still join, on
+        every start with ``accept_changed``: a crash may have come before they joined. A state from
+        before the change may not join, even if it is empty.
         """
         outline = self._topology.outline()
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
@@ -121,21 +135,22 @@ class TopologyDocuments:
         former = before.get("spout")
         if isinstance(former, str) and former != self._topology.spout.id:
             plans = RotatingTransactionalState(self._state, f"user/{former}")
-            for txid in plans.txids():  # one by one: a few large plans are more than one step may hold
+            for txid in plans.txids():  # one by one: a few large plans can exceed the size of a step
                 with self._state.atomically():
                     self._plans.override_state(txid, plans.get_state(txid, _never))
                     plans.remove_state(txid)
 
     def incarnation(self) -> str:
-        """Empty for state that a version without incarnations made. Raises ``CorruptStateError``."""
+        """Empty for state made by a version without incarnations. Raises ``CorruptStateError``."""
         found = self._state.get_data(INCARNATION)
         if found is not None and not isinstance(found, str):
             raise CorruptStateError(f"{self._topology.id}/{INCARNATION}: {found!r}; restore it from a backup")
         return found or ""
 
     def recover(self) -> tuple[Recovered, dict[int, str]]:
-        """What the coordinator starts from, as far as the documents know it, and the digest of every plan found. Whether a
-        commit was opened is known here of committers without a header only. Raises ``CorruptStateError``."""
+        """Return what the coordinator starts from, as far as the documents know it, and the digest
+        of every plan found. Here, ``opened`` covers only committers without a header. Raises
+        ``CorruptStateError``."""
         currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
         attempts = self._state.get_data(ATTEMPTS) or {}
         if not isinstance(attempts, dict) or not all(
@@ -157,7 +172,7 @@ class TopologyDocuments:
         return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened), digests
 
     def _opened(self, currtx: int, digests: Mapping[int, str]) -> bool:
-        """Whether committers without a header may have begun with the commit of ``currtx`` (C24)."""
+        """Whether committers without a header may have begun to commit ``currtx`` (C24)."""
         if not self._topology.headerless():
             return False
         node = f"{self._topology.id}/{OPEN}"
@@ -178,7 +193,8 @@ class TopologyDocuments:
         return True
 
     def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
-        """By the rule of versions that kept no such header: the stored plan counts as opened."""
+        """Judge state of a version that kept no ``open`` document: a stored plan counts as
+        opened."""
         if self.incarnation() or currtx not in digests:
             return False
         _log.warning(
@@ -190,11 +206,12 @@ class TopologyDocuments:
         return True
 
     def save(self, change: Persist, record: TransactionRecord | None = None) -> None:
-        """Write what the coordinator wants persisted, atomically; with the record of the transaction that it closes."""
+        """Write ``change`` in one atomic step, with the record of the transaction that it
+        closes."""
         try:
             self._save(change, record)
         except BaseException:
-            self._origin = None  # whether it was written is not known
+            self._origin = None  # it is unknown whether it was written: read it again
             raise
 
     def _save(self, change: Persist, record: TransactionRecord | None) -> None:
@@ -214,14 +231,16 @@ class TopologyDocuments:
                 self._note_origin(record)
 
     def _save_plan(self, txid: int, plan: Plan) -> None:
-        """Write a plan, unless it is there: several that are emitted again would be more than one step may hold."""
+        """Write a plan, unless it is stored already: several large plans can exceed the size of a
+        step."""
         digest = plan_digest(plan)
         held = self._plans.get_state(txid, _never) if self._plans.has_cache(txid) else None
         if held is None or held.get("digest") != digest:
             self._plans.override_state(txid, {"digest": digest, "plan": plan})
 
     def _note_origin(self, record: TransactionRecord) -> None:
-        """Keep where a partition was first read, in the step that closes the transaction that has read it."""
+        """Record where a partition was first read, in the step that closes the first transaction
+        with it."""
         if self._origin is None:
             self._origin = _origin_in(self._state, self._topology.id)
         known = self._origin if self._origin.txid else Origin(record.txid, {})
@@ -231,13 +250,15 @@ class TopologyDocuments:
             self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": dict(self._origin.positions)})
 
     def note_joined(self, location: str, txid: int) -> None:
-        """Write down, before it is so, that a state holds nothing from before ``txid``."""
+        """Record that a state holds nothing from before ``txid``. Call it before the state
+        joins."""
         with self._state.atomically():
             self._state.set_data(JOINED, {**_joined_in(self._state, self._topology.id), location: txid})
 
     def forget_positions(self) -> None:
-        """Let the next batch start where the source's policy for a first start says. Txids, attempts and the epoch go on
-        rising (C17). Call it when nothing is opened: ``reset`` rolls back first."""
+        """Let the next batch start where the source's policy for a first start says. Txids,
+        attempts and the epoch go on rising (C17). Call it only when no commit is opened: ``reset``
+        rolls back first."""
         with self._state.atomically():
             currtx = self._state.get_data(CURRTX) or 1
             for txid in self._plans.txids():
@@ -258,8 +279,9 @@ def new_incarnation() -> str:
 def forget_everything(
     store: CoordinationStore, leadership: Leadership, topology_id: str, incarnation: str | None = None
 ) -> None:
-    """Remove all documents of a topology, readable or not, but the epoch, which goes on rising: a driver of before must
-    not write again. What comes is another incarnation."""
+    """Remove all documents of a topology, readable or not, and begin another incarnation: the one
+    given, or a new one. The epoch stays and goes on rising, so a former driver cannot write
+    again."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
         for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED):
@@ -271,8 +293,9 @@ def forget_everything(
 
 
 def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: int | None = None) -> tuple[int, Plan]:
-    """The plan of a transaction: by default of the one that is next to commit. No leadership is needed. Raises
-    ``ConfigError`` when there is none, ``CorruptStateError`` when it does not parse."""
+    """Return a txid and its plan: by default those of the transaction that is next to commit. Needs
+    no leadership. Raises ``ConfigError`` when there is no plan, ``CorruptStateError`` when it does
+    not parse."""
     state = TransactionalState(store, topology_id)
     wanted = txid if txid is not None else state.get_data(CURRTX) or 1
     node = f"user/{spout_id}/{wanted}"
@@ -285,19 +308,20 @@ def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: i
 
 
 def committed_txid(store: CoordinationStore, topology_id: str) -> int:
-    """The last transaction that every sink of a topology holds, 0 before the first. No leadership is needed. Raises
-    ``CorruptStateError``."""
+    """The last transaction that every sink of a topology holds, 0 before the first. Needs no
+    leadership. Raises ``CorruptStateError``."""
     currtx = TransactionalState(store, topology_id).get_data(CURRTX)
     return _checked_currtx(topology_id, currtx) - 1
 
 
 def read_origin(store: CoordinationStore, topology_id: str) -> Origin:
-    """Where a topology began to read. No leadership is needed. Raises ``CorruptStateError``."""
+    """Where a topology began to read. Needs no leadership. Raises ``CorruptStateError``."""
     return _origin_in(TransactionalState(store, topology_id), topology_id)
 
 
 def read_joined(store: CoordinationStore, topology_id: str) -> Mapping[str, int]:
-    """The first txid of each state that joined later, by its location. No leadership is needed. Raises ``CorruptStateError``."""
+    """The first txid of each state that joined later, by its location. Needs no leadership. Raises
+    ``CorruptStateError``."""
     return _joined_in(TransactionalState(store, topology_id), topology_id)
 
 
@@ -328,7 +352,8 @@ def _checked_currtx(topology_id: str, currtx: Any) -> int:
 
 
 def _plan_in(document: Any, node: str) -> Plan:
-    """The plan of a document. Raises ``CorruptStateError`` naming the node when it is none, or was changed."""
+    """The plan of a document. Raises ``CorruptStateError`` naming the node when it is not a plan,
+    or does not match its digest."""
     if not isinstance(document, dict) or not isinstance(document.get("plan"), dict):
         raise CorruptStateError(f"{node}: not a plan document; restore it from a backup")
     plan: Plan = document["plan"]
@@ -338,8 +363,8 @@ def _plan_in(document: Any, node: str) -> Plan:
 
 
 def read_history(store: CoordinationStore, topology_id: str) -> list[TransactionRecord]:
-    """The records of the last thousand closed transactions of a topology, oldest first; no leadership is needed. Raises
-    ``CorruptStateError`` naming the record that does not parse."""
+    """The records of the last thousand closed transactions of a topology, oldest first. Needs no
+    leadership. Raises ``CorruptStateError`` naming the record that does not parse."""
     state = TransactionalState(store, topology_id)
     found = (_record_in(state, topology_id, name) for name in state.children(HISTORY))
     return sorted((each for each in found if each is not None), key=lambda each: each.txid)
@@ -392,7 +417,8 @@ def _never(txid: int, previous: Any) -> Any:
 
 
 def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[str, Any]) -> str:
-    """In what the source is another one than the state was read from; empty when it is the same."""
+    """How the source differs from the one that the state was read from; empty when it is the
+    same."""
     if not found:
         return ""  # the positions were reset: any source will do
     if found.get("cluster") != source.get("cluster"):
@@ -412,7 +438,7 @@ def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[st
 
 
 def _locations(outline: Mapping[str, Any]) -> set[str]:
-    """Of the states of a topology."""
+    """The locations of a topology's states."""
     return {each for component in outline.get("components", {}).values() for each in component.get("states", ())}
 
 

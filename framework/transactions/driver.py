@@ -1,4 +1,5 @@
-"""The driver: stands for election, runs a term while it leads, and stands again when leadership is lost."""
+"""The driver: stands for election, runs a term while it leads, and stands again when it loses the
+lead."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _log = structlog.get_logger()
 
 
 class Driver:
-    """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from other threads."""
+    """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from
+    other threads."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Driver:
             topology, executor, store, settings, self.journal, threads, self._stop_requested, self._update
         )
 
-    # --- for other threads -----------------------------------------------------------------------------------
+    # --- for other threads ------------------------------------------------------------------------
 
     def request_stop(self) -> None:
         """Finish the commit under way, then end ``run``."""
@@ -69,7 +71,8 @@ class Driver:
         return snapshot
 
     def wait_until(self, condition: Callable[[DriverStatus], bool], timeout_s: float | None) -> bool:
-        """Wait for a status; True when it came. Ends early, with False, when the run is over."""
+        """Wait until the status meets a condition, or the run is over. Returns whether it was
+        met."""
         with self._changed:
             self._changed.wait_for(
                 lambda: condition(self._status) or self._status.phase in ("stopped", "failed"), timeout_s
@@ -77,12 +80,13 @@ class Driver:
             return condition(self._status)
 
     def call_planner(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any] | None:
-        """Run a function of the planner in its own thread; None when no term is under way."""
+        """Call ``function`` with the planner, in the planner's thread; None when no term is under
+        way."""
         term = self._term
         return term.call_planner(function) if term is not None else None
 
     def covers(self, goal: Plan) -> bool:
-        """Whether everything in ``goal`` (an answer of the planner's ``end``) is committed."""
+        """Whether everything in ``goal`` (what the planner's ``end`` returned) is committed."""
         term = self._term
         return term is not None and term.covers(goal)
 
@@ -93,11 +97,11 @@ class Driver:
             self._partitions = term.progress()
         return self._partitions
 
-    # --- the loop --------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Lead, run, and when leadership is lost stand for election again. Returns when stopped; sets ``failure`` or
-        ``error`` when the topology failed."""
+        """Stand for election, run while leading, and stand again when leadership is lost. Returns
+        when stopped; sets ``failure`` or ``error`` when the topology failed."""
         perform(self.running())
 
     def running(self) -> Steps[None]:
@@ -131,7 +135,7 @@ class Driver:
         self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
 
     def _lead(self, leadership: Leadership) -> Steps[bool]:
-        """One term. Whether the topology has failed."""
+        """Run one term. Returns whether the topology has failed."""
         try:
             recovery = yield from recovering(self._context, leadership)
             self.failure = yield from self._begin_term(leadership, recovery).running()

@@ -1,4 +1,5 @@
-"""The planner's thread: asks the source for the next batch until there is one, and keeps I/O out of the driver's loop."""
+"""The planner's thread: asks the source until it has a batch, and keeps I/O out of the driver's
+loop."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from framework.transactions.sources import CoordinatorPlanner
 
 _log = structlog.get_logger()
 
-#: An idle source is asked again after this long, twice as long each time.
+#: The first pause before an idle source is asked again. It doubles each time, up to
+#: ``idle_poll_max_s``.
 IDLE_POLL_S = 0.004
 RETRY_S = 0.2
 
 
 class PlanningThread:
-    """Owns the planner: everything that touches it runs here, one thing at a time. ``check`` looks at each plan before anybody
-    else does, and may raise what planning may."""
+    """Owns the planner: all calls to it run here, one at a time. ``check`` sees each plan first,
+    and may raise what planning may raise."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class PlanningThread:
         self._empty_batch_every_s = empty_batch_every_s
         self._threads = threads
         self._last_plan_at_ms = threads.now_ms()
-        self._lock = threading.Lock()  # of the four below, which others set
+        self._lock = threading.Lock()  # guards the four below, which other threads set
         self._asked: AskPlan | None = None
         self._committed: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
@@ -61,19 +63,20 @@ class PlanningThread:
         self._thread = self._threads.spawn("planner", self._running())
 
     def ask(self, request: AskPlan) -> None:
-        """Plan this batch now; forget any other."""
+        """Plan this batch from now on; drop any other request."""
         with self._lock:
             self._asked = request
         self._wake.set()
 
     def committed(self, plan: Plan) -> None:
-        """Tell the planner that this batch is closed; of several that it has not heard of, only the last."""
+        """Tell the planner that a batch is closed. If several close before it is told, it is told
+        of the last only."""
         with self._lock:
             self._committed = plan
         self._wake.set()
 
     def call(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
-        """Run a function of the planner in its thread."""
+        """Call ``function`` with the planner, in its thread."""
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -141,14 +144,15 @@ class PlanningThread:
             return min(max(pause_s * 2, IDLE_POLL_S), self._idle_poll_max_s)
         with self._lock:
             if self._asked is not request:
-                return 0.0  # asked for another one meanwhile
+                return 0.0  # another batch was asked for meanwhile
             self._asked = None
         self._last_plan_at_ms = self._threads.now_ms()
         self._on_plan(request, plan)
         return 0.0
 
     def _plan(self, request: AskPlan) -> Plan | None:
-        """What the source has; when that is nothing, an empty batch now and then, for topologies that want one."""
+        """The source's next batch. When it has none, an empty batch at intervals, for topologies
+        that want one."""
         planner, previous, every_s = self._planner, request.previous or {}, self._empty_batch_every_s
         if isinstance(planner, CoordinatorPlanner):
             planner.next_txid = request.txid
@@ -165,7 +169,7 @@ class PlanningThread:
     def _telling(self, committed: Plan) -> Steps[None]:
         try:
             yield partial(self._planner.committed, committed)
-        except USER_ERRORS as error:  # it informs others; the batch is closed whatever comes of it
+        except USER_ERRORS as error:  # this only informs others; the batch is closed in any case
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:

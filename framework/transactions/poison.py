@@ -1,7 +1,9 @@
-"""Finds the record that makes a batch fail: re-reads ever smaller parts of it, and shows the smallest that still does.
+"""Finds the record that makes a batch fail: re-reads smaller and smaller parts of the batch, and
+shows the smallest part that still fails.
 
-Only the processing phase is run, in this process, so nothing is written anywhere; no leadership is needed, and a driver
-may go on meanwhile. Code that ends the process instead of raising ends the search too.
+Only the processing phase runs, in this process, so nothing is written anywhere. No leadership is
+needed, and a driver may run meanwhile. Code that ends the process instead of raising ends the
+search too.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from framework.transactions import CoordinationStore
 from framework.transactions.coordinator import plan_digest
 from framework.transactions.documents import read_plan
 
-#: Rows of the smallest range that are shown.
+#: How many rows of the smallest part are shown.
 ROWS_SHOWN = 5
 
 Ranges = Mapping[str, Meta]
@@ -26,8 +28,9 @@ Ranges = Mapping[str, Meta]
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The smallest ranges that still fail, and how. ``rows``: the first of them, as the spout emits them; empty when they
-    cannot be decoded. ``probes``: how many parts were tried."""
+    """The smallest ranges that still fail, and their failure. ``rows``: the first rows in them, as
+    the spout emits them; empty when they cannot be decoded. ``probes``: how many parts were
+    tried."""
 
     txid: int
     ranges: Ranges
@@ -36,7 +39,7 @@ class Poison:
     probes: int = 0
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """Lines for a person."""
         shown = [f"  {partition}: {_shown(meta)}" for partition, meta in sorted(self.ranges.items())]
         return [
             f"transaction {self.txid} fails on this much of it ({self.probes} parts tried):",
@@ -49,10 +52,12 @@ class Poison:
 def find_poison(
     topology: Topology, store: CoordinationStore, conf: Mapping[str, Any] | None = None, txid: int | None = None
 ) -> Poison | None:
-    """Narrow a batch down. ``txid``: by default the one that is next to commit. Returns None when its processing phase
-    succeeds here: then it fails in its commit phase, by chance, or for where it runs.
+    """Narrow a batch down. ``txid``: which batch; by default the one that is next to commit.
+    Returns None when its processing phase succeeds here: the batch then fails in its commit phase,
+    by chance, or because of where it runs.
 
-    Raises ``ConfigError`` when there is no plan to look at, and ``RetryableError`` when the source does not answer.
+    Raises ``ConfigError`` when there is no plan, or when the spout has no partitions, and
+    ``RetryableError`` when the batch cannot be read again.
     """
     spout = topology.spout.instance
     if not isinstance(spout, PartitionedSpout):
@@ -110,7 +115,7 @@ class _Search:
         return Poison(self.txid, ranges, failure, rows.of(self.planner, ranges), self.probes)
 
     def _fewest_partitions(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
-        """One that fails alone, if there is one; otherwise all that cannot be spared."""
+        """One partition that fails alone, if there is one; otherwise all that the failure needs."""
         for partition, meta in ranges.items():
             alone = self._failure({partition: meta}) if len(ranges) > 1 else failure
             if alone is not None:
@@ -123,7 +128,7 @@ class _Search:
         return ranges, failure
 
     def _smallest(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
-        """Halve every range for as long as one of its halves will do."""
+        """Halve every range for as long as one of its halves still fails."""
         for partition in list(ranges):
             while (halves := self.planner.split(partition, ranges[partition])) is not None:
                 for half in halves:
@@ -133,11 +138,12 @@ class _Search:
                         ranges, failure = part, still
                         break
                 else:
-                    break  # it takes records of both halves
+                    break  # the failure needs records of both halves
         return ranges, failure
 
     def _failure(self, ranges: Ranges) -> TaskFailure | None:
-        """What a part of the batch fails with. Raises ``RetryableError`` when that says nothing about its records."""
+        """How a part of the batch fails; None when it does not. Raises ``RetryableError`` for a
+        failure that says nothing about the records."""
         self.probes += 1
         header = AttemptHeader(self.topology_id, self.txid, self.probes, 0, plan_digest(ranges))
         read = {partition: self.planner.for_reading(partition, meta) for partition, meta in ranges.items()}

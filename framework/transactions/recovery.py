@@ -1,4 +1,4 @@
-"""The start of a term: what a new leader reads and opens, as after a crash, before it does anything."""
+"""The start of a term: what a new leader reads and takes over before it does anything else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITING_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Everything that a term works with. Whoever gets it closes ``planner`` and ``commit``."""
+    """Everything that a term works with. The receiver closes ``planner`` and ``commit``."""
 
     planner: PartitionPlanner
     source: ImmutableSource
@@ -41,8 +41,9 @@ class Recovery:
 
 
 def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery]:
-    """Read the documents, take the states over, and hold them against each other. Raises what says why a topology cannot go
-    on from there, while this leader leads; ``StaleWriterError`` or ``LeadershipLostError`` when it does not any more."""
+    """Read the documents, take the states over, and compare the two. While this leader leads,
+    raises the error that says why the topology cannot go on; ``StaleWriterError`` or
+    ``LeadershipLostError`` when it no longer leads."""
     topology, settings = context.topology, context.settings
     accept = settings.accept_changed_topology
     planner: PartitionPlanner | None = None
@@ -79,7 +80,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         if commit is not None:
             commit.close()
         if isinstance(error, (ConfigError, CorruptStateError, DataLossError)):
-            yield leadership.confirm  # a leader that was deposed while it read has seen half of two states
+            yield leadership.confirm  # a leader deposed while it read may have seen half of two states
         raise
     if isinstance(planner, CoordinatorPlanner):
         planner.planned = max(recovered.plans, default=0)
@@ -97,8 +98,9 @@ def _planner(context: DriverContext) -> PartitionPlanner:
 def _source_identity(
     context: DriverContext, leadership: Leadership, planner: PartitionPlanner, source: ImmutableSource
 ) -> Steps[Mapping[str, Any]]:
-    """What the source is, when it is fit for this topology. Ask until it answers: a broker that is away is waited for, as
-    in mid-run."""
+    """Ask the source for its identity, and check that it fits this topology. Ask again until it
+    answers, as a running topology does; raise ``RetryableError`` when the run is to stop or the
+    leadership is lost."""
     warned = False
     while True:
         try:
@@ -121,7 +123,8 @@ def _ask(planner: PartitionPlanner, source: ImmutableSource) -> Mapping[str, Any
 
 
 def _check_written(context: DriverContext, standing: Standing) -> None:
-    """Let committers that write elsewhere compare what they remember there (C25)."""
+    """Let committers that write elsewhere compare what they recorded there with ``standing``
+    (C25)."""
     conf = context.settings.conf
     for bolt, bolt_context in committers_elsewhere(context.topology, conf):
         bolt.check_written(conf, bolt_context, standing)

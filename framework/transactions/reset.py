@@ -1,6 +1,7 @@
-"""Going back on purpose: forget where the source was read, or everything.
+"""Resets: forget where the source was read, or forget everything.
 
-Both need the topology's leadership, so no driver may be running. Both are safe to repeat after a crash.
+Both need the topology's leadership, so no driver may be running. Both are safe to repeat after a
+crash.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from framework.transactions.recovery import committers_elsewhere
 def resetting_positions(
     documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, irreversible: Sequence[str] = ()
 ) -> Steps[int]:
-    """Steps that let the next batch start where the source's policy for a first start says (C17). Txids, attempts and the
-    epoch go on rising, because rows are stamped with them; what is in the sinks stays, so records that are read again
-    count again. A commit that was opened is rolled back first. Returns the txid that will be next. Raises ``ConfigError`` when
-    committers without a state have begun with it that cannot undo, as ``irreversible`` says: another plan of that txid would
-    never be taken."""
+    """Steps that let the next batch start where the source's policy for a first start says (C17).
+    Returns the txid that will be next.
+
+    Txids, attempts and the epoch go on rising, because rows are stamped with them. The sinks keep
+    what they hold, so records that are read again count again. A commit that was opened is rolled
+    back first.
+
+    ``irreversible``: what cannot undo a commit. If there is any, and committers without a state may
+    have begun with the opened commit, raises ``ConfigError``: such a committer would never take
+    another plan of that txid. Raises ``RetryableError`` when the roll-back fails."""
     recovered, digests = documents.recover()
     currtx = recovered.currtx
     opened = yield from commit.opening(currtx, digests)
@@ -49,8 +55,8 @@ def resetting_positions(
 
 
 def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
-    """Forget where the source was read; see ``resetting_positions``. Returns the txid that will be next. Raises
-    ``ConfigError`` when a driver still leads after ``timeout_s``."""
+    """Forget where the source was read; see ``resetting_positions``. Returns the txid that will be
+    next. Raises ``ConfigError`` when a driver still leads after ``timeout_s``."""
     with leadership_of(topology.id, store, timeout_s) as leadership:
         executor = LocalExecutor(plan_execution(topology), {})
         documents = TopologyDocuments(store, leadership, topology)
@@ -61,7 +67,7 @@ def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: flo
 
 
 def describe(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
-    """What there is: the next txid, the positions, the sinks."""
+    """Lines for a person: the next txid, the positions, the sinks."""
     try:
         with leadership_of(topology.id, store, timeout_s) as leadership:
             recovered, _ = TopologyDocuments(store, leadership, topology).recover()
@@ -81,9 +87,10 @@ def reset_everything(
     timeout_s: float = ELECTION_TIMEOUT_S,
     conf: Mapping[str, Any] | None = None,
 ) -> str:
-    """Empty every state, let the other committers begin anew, then forget all documents but the epoch: what comes is another
-    incarnation. Raises ``ConfigError`` when a driver still leads after ``timeout_s``, or for a state that cannot be emptied.
-    A crash in between leaves sinks that no longer fit ZooKeeper, and no driver starts on them: run it again."""
+    """Empty every state, let the other committers begin anew, then forget all documents but the
+    epoch and begin another incarnation. Raises ``ConfigError`` when a driver still leads after
+    ``timeout_s``, or when a state cannot be emptied. A crash in between leaves sinks that no longer
+    fit ZooKeeper, and no driver starts on them: reset again."""
     with leadership_of(topology.id, store, timeout_s) as leadership:
         standing = Standing(new_incarnation(), leadership.epoch, 1)
         for state in topology.states:

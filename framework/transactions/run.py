@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TopologyFailed(RatchetError):
-    """A run ended because its topology failed; the message is the failure's."""
+    """A run ended because its topology failed. The message is the failure's."""
 
     def __init__(self, failure: TaskFailure) -> None:
         super().__init__(str(failure))
@@ -31,18 +31,20 @@ class TopologyFailed(RatchetError):
 
     @staticmethod
     def of(failure: TaskFailure) -> TopologyFailed:
-        """As the kind of error that it is, for whoever catches by recovery."""
+        """The error that fits the failure, for callers that catch errors by how they recover."""
         if failure.kind is FailureKind.DATA_LOSS:
             return TopologyLostData(failure)
         return TopologyMetBadRecord(failure) if failure.error == BadRecordError.__name__ else TopologyFailed(failure)
 
 
 class TopologyLostData(TopologyFailed, DataLossError):
-    """A run ended because its source lost what was not read yet; the message names partition and offsets."""
+    """A run ended because its source lost unread records. The message names partition and
+    offsets."""
 
 
 class TopologyMetBadRecord(TopologyFailed, BadRecordError):
-    """A run ended because of records that cannot be decoded; the message names topic, partition and offset."""
+    """A run ended because of records that cannot be decoded. The message names topic, partition and
+    offset."""
 
 
 class Run(RunningThread):
@@ -116,17 +118,20 @@ class Run(RunningThread):
         return self._driver.journal.events()
 
     def transactions(self) -> list[TransactionRecord]:
-        """A record for each of the last thousand transactions that this process closed, oldest first, then those in
-        flight: plan, attempts, time per phase, rows per edge, outcome. ``framework.transactions.read_history`` reads
-        what the store keeps of them, from any process."""
+        """A record for each of the last thousand transactions that this process closed, oldest
+        first, then those in flight: plan, attempts, time per phase, rows per edge, outcome. From
+        any process, ``framework.transactions.read_history`` reads the records that the store
+        keeps."""
         return self._driver.journal.records()
 
     def wait_for_commit(self, txid: int, timeout_s: float | None = None) -> None:
-        """Wait until ``txid`` is committed. Raises ``TimeoutError``, or what the topology failed with."""
+        """Wait until ``txid`` is committed. Raises ``TimeoutError``, the error that the topology
+        failed with, or ``TopologyError`` when it was stopped meanwhile."""
         self._wait(lambda status: status.committed_txid >= txid, timeout_s, f"txid {txid} to be committed")
 
     def wait_until_caught_up(self, timeout_s: float | None = None) -> None:
-        """Wait until everything that the source held at the call is committed. Raises as ``wait_for_commit``."""
+        """Wait until everything that the source held at the call is committed. Raises as
+        ``wait_for_commit``, and ``ConfigError`` when the spout cannot say where its source ends."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         goal: Any = None
         while goal is None:

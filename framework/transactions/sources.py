@@ -1,7 +1,8 @@
-"""The driver's side of any spout: which kind it is, and a planner for it.
+"""The driver's side of any spout: its kind, and a planner for it.
 
-The general spout's coordinator becomes a planner of one pseudo-partition, ``batch``, whose metadata is the user's own
-with the txid beside it. So there is one way to plan, persist, replay and recover.
+The coordinator of a general spout becomes a planner of one pseudo-partition, ``batch``. The
+metadata of that partition is the user's own, with the txid beside it. So there is one way to plan,
+persist, replay and recover.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from framework.transactions.coordinator import SpoutKind
 
 
 class ImmutableSource:
-    """Refuses partitions that may lose records between a batch and its replay, for a topology with sinks that skip what they
-    have seen (C5). ``skipping``: those sinks, as people know them; without one, nothing is asked."""
+    """Refuses partitions that may lose records between a batch and its replay, when sinks of the
+    topology skip what they have seen (C5). ``skipping``: those sinks, as error messages name them;
+    when there are none, nothing is checked."""
 
     def __init__(self, planner: PartitionPlanner, skipping: Sequence[str]) -> None:
         self._planner = planner
@@ -34,7 +36,8 @@ class ImmutableSource:
         self._checked: set[str] = set()
 
     def check(self, partitions: Iterable[str]) -> None:
-        """Each partition is looked at once. Raises ``ConfigError``, and ``RetryableError`` when the source does not answer."""
+        """Look at each partition once. Raises ``ConfigError``, and ``RetryableError`` when the
+        source does not answer."""
         new = set(partitions) - self._checked
         if not self._skipping or not new:
             return
@@ -62,8 +65,9 @@ def planner_of(spout: Spout, conf: Mapping[str, Any], context: TopologyContext) 
 
 
 class CoordinatorPlanner(PartitionPlanner):
-    """Makes a user's ``TransactionalSpoutCoordinator`` plan. ``next_txid`` is the one to be planned, set
-    by whoever asks for a plan; ``planned`` the last one that has a binding plan, set by a new leader to what it found."""
+    """Plans with a user's ``TransactionalSpoutCoordinator``. ``next_txid``: the txid to plan;
+    whoever asks for a plan sets it. ``planned``: the last txid with a binding plan; a new leader
+    sets it to the last one that it found."""
 
     def __init__(self, coordinator: TransactionalSpoutCoordinator) -> None:
         self._coordinator = coordinator
@@ -95,7 +99,8 @@ class CoordinatorPlanner(PartitionPlanner):
         return None if records is None else int(records)
 
     def end(self) -> Mapping[str, Meta]:
-        """Caught up is what was planned when the coordinator had nothing more."""
+        """The last planned txid. Raises ``RetryableError`` while the coordinator has another
+        batch."""
         if self._coordinator.is_ready():
             raise RetryableError("the spout's coordinator is ready for another batch")
         return {GENERAL_PARTITION: {"txid": self.planned}}

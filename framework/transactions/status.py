@@ -13,12 +13,14 @@ from framework.topology import PartitionProgress
 class RunStatus:
     """A snapshot of a run.
 
-    ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records in the source that
-    are not committed yet, None when unknown. ``partitions``: the same per partition. ``read_rows`` and
-    ``committed_rows``: source rows that this process has processed (a replayed batch counts again) and committed;
-    ``bad_records`` of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they were
-    read, and skipped, since the positions began. ``waiting_for``: what the source does not answer. ``repeating``: what failed
-    and is tried again, until a transaction is committed.
+    ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records
+    in the source that are not committed yet, None when unknown. ``partitions``: the progress of
+    each partition. ``read_rows``: source rows that this process has processed; a replayed batch
+    counts again. ``committed_rows``: source rows that it has committed. ``bad_records``: how many
+    of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they
+    were read, and were skipped, since the positions began. ``waiting_for``: what the source does
+    not answer. ``repeating``: the failure behind the present retries; None again when a transaction
+    is committed.
     """
 
     topology_id: str
@@ -44,11 +46,11 @@ class RunStatus:
         return {name: getattr(self, name) for name in self.__slots__ if name != "partitions"}
 
     def rows_done(self) -> int:
-        """What the rate of progress is taken of."""
+        """The count that the rate of progress is computed from."""
         return self.committed_rows
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: rows committed per second, lately."""
+        """One line for a person. ``rate``: rows committed per second, recently."""
         in_flight = "unknown" if self.in_flight_rows is None else f"{self.in_flight_rows:,}"
         lag = "unknown" if self.lag is None else f"{self.lag:,}"
         parts = [
@@ -74,7 +76,7 @@ class RunStatus:
         return " | ".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """Everything, JSON-able, with the lag of each partition."""
+        """All fields as JSON-able values, with the lag of each partition."""
         document = asdict(self)
         for partition, progress in self.partitions.items():
             document["partitions"][partition]["lag"] = progress.lag

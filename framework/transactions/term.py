@@ -1,9 +1,11 @@
-"""A term: the time that one leadership lasts. Feeds the coordinator, carries its commands out.
+"""A term: one leadership, from beginning to end. It feeds the coordinator and carries out its
+commands.
 
-Each term begins with what ``recovery.py`` found in the store and the states; nothing but the executor outlives it.
-Threads: the driver's own, the planner's, one for each phase under way. They speak to the driver's through one queue, which
-ends with the term, so that an answer of an earlier term reaches nobody. A phase that hangs holds up its own thread only:
-the attempt is cancelled, its fence closed, and the thread is left to end when it can.
+Each term begins with what ``recovery.py`` found in the store and the states; only the executor
+outlives it. Threads: the driver's own, the planner's, and one for each phase under way. They send
+messages to the driver's thread through one queue. The queue ends with the term, so answers of an
+earlier term reach nobody. A phase that hangs blocks only its own thread. Its attempt is cancelled;
+if it may be writing, its fence is closed; the thread is left behind until it ends by itself.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ from framework.transactions.sources import kind_of
 _log = structlog.get_logger()
 
 TICK_S = 0.1
-#: How long the end of a term waits for phases that were cancelled. What hangs longer is fenced, and left alone.
+#: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
+#: and its thread is left behind.
 ABANDON_AFTER_MS = 10_000
 
 
@@ -72,7 +75,7 @@ class _Deposed:
 
 @dataclass(frozen=True, slots=True)
 class _PhaseEnded:
-    """A phase with what it counted; ``event`` goes to the coordinator."""
+    """The end of a phase, with what it counted. ``event`` goes to the coordinator."""
 
     event: Processed | Committed | RolledBack
     result: PhaseResult
@@ -82,8 +85,9 @@ _Message = Union[Event, _PhaseEnded, _PlannerFailed, _Deposed]
 
 
 class Term:
-    """One leadership, from its recovery on. ``running`` returns the failure that ended the topology, or None when it was
-    stopped; it raises ``StaleWriterError`` or ``LeadershipLostError`` when the leadership is another's now."""
+    """One leadership, after its recovery. ``running`` returns the failure that ended the topology,
+    or None when it was stopped. It raises ``StaleWriterError`` or ``LeadershipLostError`` when
+    another driver has the leadership now."""
 
     def __init__(self, context: DriverContext, leadership: Leadership, recovery: Recovery) -> None:
         topology, settings, planner = context.topology, context.settings, recovery.planner
@@ -122,7 +126,7 @@ class Term:
             empty_batch_every_s=settings.empty_batch_every_s,
         )
 
-    # --- from other threads --------------------------------------------------------------------------------------
+    # --- from other threads -----------------------------------------------------------------------
 
     def request_stop(self) -> None:
         self._messages.put(StopRequested())
@@ -137,7 +141,7 @@ class Term:
     def progress(self) -> Mapping[str, PartitionProgress]:
         return self._planner.progress(*self._plans)
 
-    # --- the loop ------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def running(self) -> Steps[TaskFailure | None]:
         coordinator, epoch = self._coordinator, self._leadership.epoch
@@ -162,7 +166,8 @@ class Term:
         return self._failure
 
     def _event_in(self, message: _Message) -> Event:
-        """What the coordinator is told of a message."""
+        """The event that a message means for the coordinator. Raises the error of a
+        ``_Deposed``."""
         if isinstance(message, _Deposed):
             raise message.error
         if isinstance(message, _PlannerFailed):
@@ -188,7 +193,7 @@ class Term:
             _log.warning("phase.abandoned", topology=self._topology.id, threads=hanging)
         self._commit.close()
 
-    # --- commands ------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -261,7 +266,7 @@ class Term:
         self._phases = [phase for phase in self._phases if phase.is_alive()]
         self._phases.append(self._threads.spawn(f"{name}-{header}", steps))
 
-    # --- phases, each in a thread of its own -----------------------------------------------------------------------
+    # --- phases, each in a thread of its own ------------------------------------------------------
 
     def _processing(self, header: AttemptHeader, plan: Plan) -> Steps[None]:
         committed_txid = self._coordinator.currtx - 1
@@ -305,11 +310,11 @@ class Term:
     def _answer(self, event: Processed | Committed | RolledBack, result: PhaseResult) -> None:
         self._messages.put(_PhaseEnded(event, result))
 
-    # --- what others see -----------------------------------------------------------------------------------------
+    # --- what others see --------------------------------------------------------------------------
 
     def _noted(self, ended: _PhaseEnded) -> Processed | Committed | RolledBack:
-        """Write down how a phase of a live attempt ended; a dead one's was written down when it was cancelled. Returns
-        the event for the coordinator."""
+        """Record in the journal how a phase of a live attempt ended. (A dead attempt was recorded
+        when it was cancelled.) Returns the event for the coordinator."""
         event, result = ended.event, ended.result
         txid, attempt_id = event.txid, event.attempt_id
         if (txid, attempt_id) not in self._headers:
@@ -342,7 +347,8 @@ class Term:
         return event
 
     def _learned_from(self, event: Processed, result: PhaseResult) -> Processed:
-        """Let the planner look at what was read; it may object, and then the attempt has failed."""
+        """Tell the planner what was read. The planner may object by an error; the attempt has
+        failed then."""
         plan = self._coordinator.plan_of(event.txid)
         if plan is None:
             return event
@@ -357,7 +363,7 @@ class Term:
         self._log_failure("topology.failed", failure)
 
     def _log_committed(self, txid: int, attempt: AttemptRecord | None) -> None:
-        """The one line of an attempt that succeeded."""
+        """Write the one log line of an attempt that succeeded."""
         if attempt is None:
             return
         _log.debug(
@@ -398,5 +404,6 @@ class Term:
 
 
 def ends_term(failure: TaskFailure, epoch: int) -> bool:
-    """C14: only an epoch above one's own ends a term; a fence of the term's own has refused a dead attempt, quietly."""
+    """Whether a failure ends the term. Only an epoch above the term's own does (C14); otherwise the
+    term's own fence has refused a dead attempt."""
     return failure.kind is FailureKind.STALE and (failure.epoch or 0) > epoch
