@@ -45,7 +45,7 @@ class LmdbBackend(MapBackend):
         if key is not None and value is not None:
             self.bind(key, value)
 
-    # --- shape -----------------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------
 
     @property
     def location(self) -> str:
@@ -62,7 +62,7 @@ class LmdbBackend(MapBackend):
             raise ConfigError(f"{self.location} has no columns: use it in a StateCommitter, or call bind()")
         return self._fields
 
-    # --- header ----------------------------------------------------------------------------------------------
+    # --- header -----------------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
         with self._transaction(write=True) as store:
@@ -84,7 +84,7 @@ class LmdbBackend(MapBackend):
             self._check(store, expected)
             store.put(_HEADER, _dumped(asdict(new)))
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         names = [self._name(key) for key in keys]
@@ -142,7 +142,7 @@ class LmdbBackend(MapBackend):
         if environment is not None:
             environment.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[Any]:

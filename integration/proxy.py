@@ -96,7 +96,7 @@ class TcpProxy:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed:

@@ -51,7 +51,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
-        """The type of the result. Raises ``TopologyError`` if this input cannot be aggregated so."""
+        """The type of the result. Raises ``TopologyError`` for an unsuitable input type."""
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         """The columns that this aggregate needs under ``name``, each with its own aggregate.
@@ -141,7 +141,8 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class Min(Aggregate):
-    """The least value that is not null. Text is compared by its code points; NaN is above all numbers."""
+    """The least value that is not null. Text is compared by code points. NaN is above all
+    numbers."""
 
     partial_function = "min"
     merge_function = "min"
@@ -156,7 +157,8 @@ class Min(Aggregate):
 
 @dataclass(frozen=True)
 class Max(Aggregate):
-    """The greatest value that is not null. Text is compared by its code points; NaN is above all numbers."""
+    """The greatest value that is not null. Text is compared by code points. NaN is above all
+    numbers."""
 
     partial_function = "max"
     merge_function = "max"
@@ -203,7 +205,7 @@ class Last(Aggregate):
 
 @dataclass(frozen=True)
 class Ratio(Aggregate):
-    """One column divided by another; null when the divisor is 0 or null, or the dividend is null."""
+    """One column divided by another; null if the divisor is 0 or null, or the dividend is null."""
 
     parts: tuple[str, ...] = ()
 

@@ -83,7 +83,7 @@ class StateCommitter(ArrowBolt, Committer):
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
 
-    # --- on the driver ---------------------------------------------------------------------------------------
+    # --- on the driver ----------------------------------------------------------------------------
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         self._component_id = component_id
@@ -130,7 +130,7 @@ class StateCommitter(ArrowBolt, Committer):
             return super().recounting(folder)
         return Recount(folder, self.key, self.aggregates, Fields.of_schema(self._schema()))
 
-    # --- in tasks --------------------------------------------------------------------------------------------
+    # --- in tasks ---------------------------------------------------------------------------------
 
     def prepare(
         self,

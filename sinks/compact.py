@@ -1,5 +1,5 @@
-"""``python -m sinks.compact PATH``: merges the small files of a table, and removes files that are no
-longer needed."""
+"""``python -m sinks.compact PATH``: merges the small files of a table, and removes files that are
+no longer needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def main(
         float, typer.Option(min=0, help="seconds after which a file that nobody needs is removed")
     ] = GRACE_S,
 ) -> None:
-    """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may run meanwhile."""
+    """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may
+    run meanwhile."""
     try:
         table = table_at(path, target_bytes)
         table.read_header()

@@ -90,8 +90,9 @@ class DeadLetterTable(_DeadLetters):
 
     ::
 
+        bad = OpaqueMapState(SqliteBackend("orders.db", "bad"))
         OpaqueKafkaTransactionalSpout(["orders"], ..., on_bad_record="dead_letter",
-                                      dead_letters=DeadLetterTable(OpaqueMapState(SqliteBackend("orders.db", "bad"))))
+                                      dead_letters=DeadLetterTable(bad))
     """
 
     def __init__(self, state: MapState) -> None:

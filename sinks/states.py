@@ -118,7 +118,7 @@ class MapState(FencedState):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_forms": None}
 
-    # --- for committers, in tasks ----------------------------------------------------------------------------
+    # --- for committers, in tasks -----------------------------------------------------------------
 
     def begin_commit(self, attempt: TransactionAttempt) -> None:
         """Start the commit of an attempt. Discards a commit that was begun and not finished."""
@@ -231,7 +231,7 @@ class MapState(FencedState):
         opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
         return Header(fence.topology_id, known, fence.epoch, opened, attempt.txid - 1)
 
-    # --- for readers -----------------------------------------------------------------------------------------
+    # --- for readers ------------------------------------------------------------------------------
 
     def get(self, key: Any) -> Any:
         """The value as any reader sees it now, outside a commit."""
@@ -263,7 +263,7 @@ class MapState(FencedState):
             return True, row.value if row is not None else None
         return row.stamp.txid == txid + 1, row.prev
 
-    # --- for the driver --------------------------------------------------------------------------------------
+    # --- for the driver ---------------------------------------------------------------------------
 
     @property
     def location(self) -> str:
@@ -355,7 +355,7 @@ class MapState(FencedState):
                 differs(Difference(bare, found, expected.value if expected is not None else None))
         return compared
 
-    # --- as a scratch copy -----------------------------------------------------------------------------------
+    # --- as a scratch copy ------------------------------------------------------------------------
 
     def expected_keys(self) -> Iterator[Key]:
         """The keys that a sink should hold."""
@@ -369,7 +369,7 @@ class MapState(FencedState):
     def close(self) -> None:
         self.backend.close()
 
-    # --- what the value types decide -------------------------------------------------------------------------
+    # --- what the value types decide --------------------------------------------------------------
 
     @abstractmethod
     def _base(self, row: Row, txid: int) -> Value | None:
@@ -383,7 +383,7 @@ class MapState(FencedState):
         """Whether this transaction has updated the row before and must not do it again."""
         return False
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _begun(self) -> _Commit:
         if self._commit is None:

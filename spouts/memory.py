@@ -1,7 +1,7 @@
 """Spouts over rows in memory, for tests, examples and scripts.
 
-The source may change while a topology runs, as a real one does: it may grow, gain partitions, lose a
-partition for a while, give shorter batches, or forget old rows. Offsets count the rows of a
+The source may change while a topology runs, as a real one does: it may grow, gain partitions, lose
+a partition for a while, give shorter batches, or forget old rows. Offsets count the rows of a
 partition from 0. Ranges are half-open.
 """
 
@@ -71,8 +71,8 @@ class _MemorySpout:
             source.partitions[str(partition)] = [list(row) for row in rows]
 
     def set_take(self, take: int, partition: int | None = None) -> None:
-        """From now on, take at most ``take`` rows of every partition, or of one (then 0 is allowed).
-        An opaque batch that is replayed before its commit was opened changes its size
+        """From now on, take at most ``take`` rows of every partition, or of one (then 0 is
+        allowed). An opaque batch that is replayed before its commit was opened changes its size
         accordingly."""
         if not isinstance(take, int) or take < (1 if partition is None else 0):
             raise TopologyError(f"take per partition must be {1 if partition is None else 0} or more, not {take!r}")
@@ -85,8 +85,9 @@ class _MemorySpout:
                 source.takes[self._known(source, partition)] = take
 
     def make_unavailable(self, partition: int) -> None:
-        """Make a partition unavailable, like one without a leader. An opaque spout continues without
-        it, a transactional one waits for it. A replay that needs a range of it waits, too."""
+        """Make a partition unavailable, like one without a leader. An opaque spout continues
+        without it, a transactional one waits for it. A replay that needs a range of it waits,
+        too."""
         source = self._here()
         with source.lock:
             source.unavailable.add(self._known(source, partition))
@@ -130,8 +131,8 @@ class _MemorySpout:
 
 
 class MemoryTransactionalSpout(_MemorySpout, PartitionedTransactionalSpout):
-    """An idempotent spout. ``data`` maps partitions to rows. Each batch takes up to ``take`` rows of
-    each partition.
+    """An idempotent spout. ``data`` maps partitions to rows. Each batch takes up to ``take`` rows
+    of each partition.
 
     >>> spout = MemoryTransactionalSpout({0: [["dog"], ["cat"]], 1: [["apple"]]}, Fields(word=str), 2)
     >>> spout.append(1, ["mango"])
@@ -192,7 +193,7 @@ class _MemoryPlanner(PartitionPlanner):
         return {each: {"first": _next(previous.get(each)), "next": _next(previous.get(each))} for each in known}
 
     def _range(self, partition: str, first: int, divisor: int) -> Meta:
-        """What one partition contributes after offset ``first``. Called with the source's lock held."""
+        """What one partition contributes after offset ``first``. Call it with the lock held."""
         source = self._source
         held, earliest = len(source.partitions.get(partition, ())), source.earliest.get(partition, 0)
         if partition in source.unavailable:

@@ -45,19 +45,20 @@ _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
 
 
 class RedisStreamSpout(BaseRichSpout):
-    """Reads the entries of a stream, each entry in one of the tasks, and acknowledges them when their
-    tuple trees are complete: at-least-once.
+    """Reads the entries of a stream, each entry in one of the tasks, and acknowledges them when
+    their tuple trees are complete: at-least-once.
 
-    ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``. ``url``:
-    ``redis://...``; ``${NAME}`` in it stands for an environment variable. ``group``: the consumer
-    group, created when it is missing. ``start``: where a new group begins, "earliest" or "latest".
+    ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``.
+    ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable. ``group``: the
+    consumer group, created when it is missing. ``start``: where a new group begins, "earliest" or
+    "latest".
 
     ``retry``: when to emit a failed entry again. After ``retry.retries_max`` retries the entry is
     reported and dropped. ``take_over_after_s``: a task takes over entries that another task got and
     that have been idle for this time, for example after a change of the parallelism. It must be
     longer than any tuple tree takes. ``unacknowledged_max``: a task with this many unacknowledged
-    entries, including those that wait for a retry, asks for no more. ``delete``: remove acknowledged
-    entries from the stream.
+    entries, including those that wait for a retry, asks for no more. ``delete``: remove
+    acknowledged entries from the stream.
 
     Raises ``ConfigError`` for invalid arguments. If the group is destroyed while the topology runs,
     raises ``DataLossError``, because nobody knows which entries it had delivered.

@@ -1,7 +1,8 @@
 """The contract of a backend: a map of stamped rows under one header. Each write is conditional
 (C1, C4).
 
-To write a backend, implement ``MapBackend`` and run the contract suite of ``sinks.contract`` against it.
+To write a backend, implement ``MapBackend`` and run the contract suite of ``sinks.contract``
+against it.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class MapBackend(ABC):
     def close(self) -> None:
         """Release connections. Safe to call twice; the next use opens them again."""
 
-    # --- for subclasses --------------------------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
     #: The identity of the store when this process opened an attempt; empty before.
     _opened_in: str = ""

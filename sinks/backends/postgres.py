@@ -246,7 +246,7 @@ class PostgresBackend(SqlBackend):
     def close(self) -> None:
         _connections.close(f"{self._schema} {self._dsn}")
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @contextmanager
     def _connected(self) -> Iterator[_Connection]:

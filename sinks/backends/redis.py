@@ -272,7 +272,7 @@ class RedisBackend(MapBackend):
             )
         return self._fields
 
-    # --- header ----------------------------------------------------------------------------------------------
+    # --- header -----------------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
         columns = orjson.dumps([[[name, str(each.type_of(name))] for name in each] for each in self.fields])
@@ -353,7 +353,7 @@ class RedisBackend(MapBackend):
             raise self._another_store(expected)
         self._opened_in = answer[1].decode()
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         names = self._names(keys)
@@ -442,7 +442,7 @@ class RedisBackend(MapBackend):
     def close(self) -> None:
         _clients.close(self._url)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _key(self, suffix: str) -> str:
         return f"{{{self._name}}}:{suffix}" if suffix else f"{{{self._name}}}"

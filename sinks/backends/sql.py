@@ -60,7 +60,7 @@ class SqlBackend(MapBackend):
         if key is not None and value is not None:
             self.bind(key, value)
 
-    # --- what a database adds --------------------------------------------------------------------------------
+    # --- what a database adds ---------------------------------------------------------------------
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Any]:
@@ -95,7 +95,7 @@ class SqlBackend(MapBackend):
         place with older data (C27)."""
 
     def _probe(self, connection: Any, *, exists: bool) -> None:
-        """Raise ``ConfigError`` when the store or the user's rights do not allow what a run does."""
+        """Raise ``ConfigError`` if the store or the user's rights do not allow what a run does."""
 
     @abstractmethod
     def _told_apart(self, connection: Any) -> str:
@@ -116,7 +116,7 @@ class SqlBackend(MapBackend):
         """A selected value as a Python value of the declared type."""
         return value
 
-    # --- shape -----------------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------
 
     def bind(self, key: Fields, value: Fields) -> None:
         shape = TableShape(self.dialect, self._table, key, value)
@@ -140,7 +140,7 @@ class SqlBackend(MapBackend):
     def fields(self) -> tuple[Fields, Fields]:
         return self.shape.key, self.shape.value
 
-    # --- header ----------------------------------------------------------------------------------------------
+    # --- header -----------------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
         with self._writing() as connection:
@@ -191,7 +191,7 @@ class SqlBackend(MapBackend):
             connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
         self._opened_in = store
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         with self._reading() as connection:
@@ -316,7 +316,7 @@ class SqlBackend(MapBackend):
             columns[name] = pa.chunked_array([pa.array([value[position] for value in values], kind)])
         return pa.table(columns)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _select_header(self, connection: Any, lock: str) -> Header | None:
         row = self._select(connection, self.dialect.select_header() + lock)

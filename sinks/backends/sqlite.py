@@ -124,7 +124,8 @@ class _File:
         if self._connection is not None and self.found != self._there():
             self.close()
         if self._connection is None:
-            # Look before opening: if the file is replaced in between, the next use opens the new file.
+            # Look before opening: if the file is replaced in between, the next use opens the new
+            # one.
             found = self._there()
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
@@ -184,7 +185,7 @@ class SqliteBackend(SqlBackend):
     def close(self) -> None:
         _File.at(self._path).close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _store(self, connection: sqlite3.Connection) -> str:
         found = _File.at(self._path).found

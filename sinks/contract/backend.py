@@ -95,7 +95,7 @@ class BackendContract:
         made.prepare("topology")
         return made
 
-    # --- header (C1) -----------------------------------------------------------------------------------------
+    # --- header (C1) ------------------------------------------------------------------------------
 
     def test_prepare_is_idempotent_and_keeps_the_incarnation(self, backend: MapBackend) -> None:
         first = backend.prepare("topology")
@@ -182,7 +182,7 @@ class BackendContract:
         deltas = self.deltas({"cat": [1], "dog": [1]})
         backend.apply(header, "bolt:0", ValueType.OPAQUE, deltas, AGGREGATES, want_values=False)
 
-    # --- value types -----------------------------------------------------------------------------------------
+    # --- value types ------------------------------------------------------------------------------
 
     def test_transactions_add_up(self, state: MapState) -> None:
         transact(state, 1, 1, {"dog": 2, "cat": 1})
@@ -315,7 +315,7 @@ class BackendContract:
         with pytest.raises(StaleWriterError):
             state.begin_commit(TransactionAttempt(2, 1))
 
-    # --- aggregates, in the store or by read and put ---------------------------------------------------------
+    # --- aggregates, in the store or by read and put ----------------------------------------------
 
     def test_apply_matches_the_fold_under_every_replay(self) -> None:
         """Three transactions. The last one is opened three times: with different contents (opaque),
@@ -412,7 +412,7 @@ class BackendContract:
             state.commit(granted)
             assert list(wide_backend.scan()) == []
 
-    # --- helpers ---------------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def apply(
         self, state: MapState, txid: int, attempt: int, batch: dict[str, list[Any]], *, replay: bool = False
@@ -452,7 +452,7 @@ class BackendContract:
             folded[word] = (len(values), *extremes)
         return folded
 
-    # --- one form of every value (C29) -----------------------------------------------------------------------
+    # --- one form of every value (C29) ------------------------------------------------------------
 
     def test_decimals_are_exact_to_their_scale_or_an_error(self) -> None:
         """Sums in the store, or by read and put. A value with more digits than the column holds is
@@ -565,7 +565,7 @@ class BackendContract:
             finish(state)
         assert {row.value for _, row in backend.scan()} == {(2,), (20,)}
 
-    # --- absent, deleted, zero -------------------------------------------------------------------------------
+    # --- absent, deleted, zero --------------------------------------------------------------------
 
     def test_a_key_that_this_commit_wrote_can_be_deleted_in_it(self, state: MapState) -> None:
         granted = open_attempt(state, 1, 1)
@@ -579,7 +579,7 @@ class BackendContract:
         state.commit(granted)
         assert [state.get(key) for key in ("new", "newer")] == [None, 1]
 
-    # --- purge (C21) and reset -------------------------------------------------------------------------------
+    # --- purge (C21) and reset --------------------------------------------------------------------
 
     def test_purge_removes_tombstones_of_earlier_transactions_only(self, backend: MapBackend) -> None:
         state = OpaqueMapState(backend)
@@ -622,7 +622,7 @@ class BackendContract:
         with pytest.raises(ConfigError, match="belongs to topology 'topology'"):
             state.clear("another")
 
-    # --- roll-back (C7) --------------------------------------------------------------------------------------
+    # --- roll-back (C7) ---------------------------------------------------------------------------
 
     def test_a_rolled_back_transaction_never_was(self, state: MapState) -> None:
         if not state.can_undo:
@@ -640,7 +640,7 @@ class BackendContract:
         transact(state, 2, 3, {"dog": 5, "emu": 7})
         assert [state.get(key) for key in ("dog", "cat", "emu")] == [6, 2, 7]
 
-    # --- faults ----------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("after", [False, True], ids=["nothing done", "answer lost"])
     @pytest.mark.parametrize("how", ["update", "apply"])
@@ -743,7 +743,7 @@ class BackendContract:
         found = {key[0]: row.value for key, row in wide_backend.scan()}
         assert found == {f"{task}-{each}": (1, each, each, each) for task in range(4) for each in range(50)}
 
-    # --- shapes and types ------------------------------------------------------------------------------------
+    # --- shapes and types -------------------------------------------------------------------------
 
     def test_every_type_comes_back_as_it_went_in(self) -> None:
         """As key, as value, as previous value; by put and by apply."""

@@ -134,7 +134,7 @@ class KafkaSink(ArrowBolt, Committer):
         if self.exactly_once:
             renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
 
-    # --- in tasks --------------------------------------------------------------------------------------------
+    # --- in tasks ---------------------------------------------------------------------------------
 
     def prepare(
         self,

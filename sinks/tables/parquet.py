@@ -2,9 +2,9 @@
 
 ::
 
-    <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt at a transaction, written once
-    <path>/_manifest/<txid>.compacted.json            the files of every transaction up to that one
-    <path>/_ratchet/unnamed.json                      since when each unneeded data file is in no manifest
+    <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt, written once
+    <path>/_manifest/<txid>.compacted.json            the files of all transactions up to this txid
+    <path>/_ratchet/unnamed.json                      data files in no manifest, and since when
 
 If a txid has several manifests, the one with the highest stamp counts, so a late writer of an old
 attempt changes nothing. A roll-back is a manifest without files. Readers take the compacted
@@ -71,7 +71,7 @@ class ParquetTable(FileTable):
         self._remove_unnamed(0, lambda path: False)
         return header
 
-    # --- for readers -----------------------------------------------------------------------------------------
+    # --- for readers ------------------------------------------------------------------------------
 
     def files(self) -> list[DataFile]:
         for _ in range(_READ_TRIES):
@@ -95,7 +95,7 @@ class ParquetTable(FileTable):
                 return self.files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
 
-    # --- keeping small files in check ------------------------------------------------------------------------
+    # --- keeping small files in check -------------------------------------------------------------
 
     def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
         """Merge small files of finished transactions into larger ones, partition by partition.
@@ -186,7 +186,7 @@ class ParquetTable(FileTable):
                 raise ConfigError(f"{self.location} is being compacted by another process: wait for it") from None
             yield
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _manifests(self) -> Path:

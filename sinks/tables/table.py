@@ -149,7 +149,7 @@ class FileTable(FencedState):
         self._fields: Fields | None = None
         self._shape: TableShape | None = None
 
-    # --- shape -----------------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------
 
     @property
     def reach(self) -> Reach:
@@ -215,7 +215,7 @@ class FileTable(FencedState):
                 "the table knows"
             )
 
-    # --- in tasks --------------------------------------------------------------------------------------------
+    # --- in tasks ---------------------------------------------------------------------------------
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
         """Write the rows of one task as data files. The driver publishes them with the rest of the
@@ -262,7 +262,7 @@ class FileTable(FencedState):
                 sync(folder)
         return written
 
-    # --- on the driver ---------------------------------------------------------------------------------------
+    # --- on the driver ----------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
         for each in self.path.resolve().parents:
@@ -441,7 +441,7 @@ class FileTable(FencedState):
     def close(self) -> None:
         """Nothing is kept open."""
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _folder(self) -> Path:

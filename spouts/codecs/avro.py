@@ -1,8 +1,8 @@
 """Avro values as Arrow columns.
 
 Two decoders behind one interface. fastavro decodes any schema, value by value. If polars is
-installed and the schema has plain types only, ``avro_bulk`` decodes all values in one call, an order
-of magnitude faster. Values that it cannot verify go to fastavro.
+installed and the schema has plain types only, ``avro_bulk`` decodes all values in one call, an
+order of magnitude faster. Values that it cannot verify go to fastavro.
 """
 
 from __future__ import annotations

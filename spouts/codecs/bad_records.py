@@ -39,7 +39,8 @@ class BadRecord:
 
 
 class BadRecordShare:
-    """Stops a topology when too many records are bad: then the codec or the topic is probably wrong.
+    """Stops a topology when too many records are bad: then the codec or the topic is probably
+    wrong.
 
     ``share_max``: at most this share of the latest batches, which together hold ``WINDOW_RECORDS``
     records or more, may be bad. While fewer records have been read: at most this share of

@@ -23,10 +23,10 @@ _BLOCK_BYTES = 1 << 20
 class JsonCodec(BulkCodec):
     """JSON objects with a declared schema: each value is one object, each field a column.
 
-    ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored. A missing
-    field is null. Errors: null in a field that the Arrow schema declares as not nullable, a value of
-    another type, an integer beyond 64 bits, NaN, a number beyond a double, invalid UTF-8, and a
-    value that is not exactly one object.
+    ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored. A
+    missing field is null. Errors: null in a field that the Arrow schema declares as not nullable, a
+    value of another type, an integer beyond 64 bits, NaN, a number beyond a double, invalid UTF-8,
+    and a value that is not exactly one object.
 
     >>> JsonCodec(Fields(word=str, amount=int)).decode([b'{"word": "a", "amount": 7, "x": 1}']).to_pylist()
     [{'word': 'a', 'amount': 7}]

@@ -17,8 +17,8 @@ _REFUSED = ("oneOf", "anyOf", "allOf", "not", "if", "patternProperties", "prefix
 
 
 def schema_of_json_schema(schema: Mapping[str, Any] | str | Path) -> pa.Schema:
-    """The Arrow schema of the objects that a JSON Schema describes. A required field is not nullable.
-    Raises ``TopologyError``, which names the place, for what has no Arrow type.
+    """The Arrow schema of the objects that a JSON Schema describes. A required field is not
+    nullable. Raises ``TopologyError``, which names the place, for what has no Arrow type.
 
     Source: JSON Schema, draft 2020-12.
     """
@@ -116,8 +116,8 @@ def schema_of_sample(values: Sequence[bytes]) -> pa.Schema:
 
 
 def _as_sent(inferred: pa.DataType, where: str) -> pa.DataType:
-    """The inferred type, with temporal types replaced by text: Arrow reads text as a time if it can,
-    but a later value may not look like a time."""
+    """The inferred type, with temporal types replaced by text: Arrow reads text as a time if it
+    can, but a later value may not look like a time."""
     if pa.types.is_null(inferred):
         raise TopologyError(
             f"the sample says nothing about {where}, which is null or empty throughout: declare the fields"

@@ -39,8 +39,8 @@ class RegistryAvroCodec(PerValueCodec):
     fields. Give either ``schema``, the reader's schema itself, or ``subject``: then the reader's
     schema is the latest one of this subject when the codec is created.
 
-    A value with a schema id that the registry does not know is a bad record. If the registry does not
-    answer, decoding raises ``RetryableError``.
+    A value with a schema id that the registry does not know is a bad record. If the registry does
+    not answer, decoding raises ``RetryableError``.
     """
 
     def __init__(

@@ -87,22 +87,22 @@ class KafkaSpout(ReplayableSpout):
     partition: the same task as long as the parallelism stays the same.
 
     **Where it continues.** The positions are those of the consumer group ``group``, by default
-    ``ratchet-<topology id>``. They carry the ids of the topics. ``start``: where to begin a partition
-    for which the group has no position: "earliest", "latest", milliseconds since 1970, or a
-    ``datetime`` with a zone.
+    ``ratchet-<topology id>``. They carry the ids of the topics. ``start``: where to begin a
+    partition for which the group has no position: "earliest", "latest", milliseconds since 1970, or
+    a ``datetime`` with a zone.
 
     **Guarantee.**
 
     * ``"at_least_once"``: an offset is committed when it and all offsets before it in its partition
       are acked. Commits happen every ``commit_every_s`` seconds, changed or not, and at the end.
-      A record that fails is emitted again by ``retry``: by default at once the first time, then after
-      2 ms, and then after twice the previous delay, up to 10 s. After ``retry.retries_max`` retries,
-      ``on_exhausted`` decides: "dead_letter" emits the record on the stream ``dead_letters``, with
-      ``DEAD_LETTER_FIELDS``; "drop" reports and drops it.
+      A record that fails is emitted again by ``retry``: by default at once the first time, then
+      after 2 ms, and then after twice the previous delay, up to 10 s. After ``retry.retries_max``
+      retries, ``on_exhausted`` decides: "dead_letter" emits the record on the stream
+      ``dead_letters``, with ``DEAD_LETTER_FIELDS``; "drop" reports and drops it.
     * ``"at_most_once"``: offsets are committed before their records are emitted. Nothing is emitted
       twice, and records that fail are lost.
-    * ``"none"``: no tracking. Offsets are committed every ``commit_every_s`` seconds and at the end.
-      Records may be lost or come twice.
+    * ``"none"``: no tracking. Offsets are committed every ``commit_every_s`` seconds and at the
+      end. Records may be lost or come twice.
 
     **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them. The
     state is exactly-once; ``guarantee``, ``retry`` and ``on_exhausted`` have no effect. The group
@@ -118,8 +118,8 @@ class KafkaSpout(ReplayableSpout):
     **What goes wrong.** ``on_bad_record``: a record that cannot be decoded fails the topology
     ("fail"), is left out ("skip"), or is emitted on the stream ``dead_letters`` ("dead_letter").
     ``on_data_loss``: an offset that is gone before it was read (retention, a truncated log, or a
-    topic that was deleted and created again) fails the topology ("fail") or is skipped ("skip"). With
-    "skip", a topic that was created again is read from its beginning.
+    topic that was deleted and created again) fails the topology ("fail") or is skipped ("skip").
+    With "skip", a topic that was created again is read from its beginning.
 
     ``bootstrap_servers`` and ``settings``: as for the transactional spouts.
     """
@@ -384,13 +384,14 @@ class _Task:
 
     def close(self) -> None:
         try:
-            # At most once, the group already has all emitted offsets, and perhaps newer ones of another task.
+            # At most once, the group already has all emitted offsets, and perhaps newer ones of
+            # another task.
             if not self._commits_first:
                 self._publish()
         finally:
             self._tail.close(publish=not self._commits_first)
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         for where, position in self._tail.look_up().items():

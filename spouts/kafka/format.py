@@ -37,8 +37,8 @@ class RecordFormat:
     metadata: tuple[str, ...] = ()
 
     def fields(self) -> Fields:
-        """All fields, in the order value, key, headers, metadata. Raises ``ValueError``, which names
-        the field, if two of them have the same field."""
+        """All fields, in the order value, key, headers, metadata. Raises ``ValueError``, which
+        names the field, if two of them have the same field."""
         types: dict[str, Any] = {}
         parts: list[tuple[str, Mapping[str, Any]]] = [
             (what, {name: codec.fields.type_of(name) for name in codec.fields}) for what, codec in self.codecs()

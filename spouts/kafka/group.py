@@ -1,13 +1,13 @@
 """Commits positions to a Kafka consumer group: for tools that show lag, and for spouts that keep
 their positions there.
 
-The group's offsets are never ahead of what is done; they may be behind. A failure is logged once and
-retried. Each offset is committed with the id of its topic (as the offset's metadata) and a leader
-epoch, because an offset has a meaning in one log only.
+The group's offsets are never ahead of what is done; they may be behind. A failure is logged once
+and retried. Each offset is committed with the id of its topic (as the offset's metadata) and a
+leader epoch, because an offset has a meaning in one log only.
 
-A consumer sends the commits: the spout's own, or one without assigned partitions. librdkafka's admin
-client could send them, too. But it ends the process (an assertion fails) if the group's coordinator
-answers after the request has timed out.
+A consumer sends the commits: the spout's own, or one without assigned partitions. librdkafka's
+admin client could send them, too. But it ends the process (an assertion fails) if the group's
+coordinator answers after the request has timed out.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class GroupOffsets:
     """Commits offsets to one group. ``publish`` returns at once. While a request is in flight, only
     the latest offsets wait. Use it from one thread.
 
-    ``errors``: of the consumer that you then give to ``use``. Without it, the object creates its own
-    client."""
+    ``errors``: of the consumer that you then give to ``use``. Without it, the object creates its
+    own client."""
 
     def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors | None = None) -> None:
         self._settings = settings
@@ -72,7 +72,8 @@ class GroupOffsets:
         return self._published.get(partition) == position
 
     def advance(self) -> None:
-        """Process an answer and send what waits. Call it regularly, also if nothing is committed."""
+        """Process an answer and send what waits. Call it regularly, even if nothing is
+        committed."""
         if self._client is not None and self._sent and not self._lent:
             self._client.poll(0)  # runs the callback with the answer
             if self._sent and time.monotonic() - self._sent_at > ANSWER_TIMEOUT_S:
@@ -123,7 +124,7 @@ class GroupOffsets:
             self._sent = {}
             self._failed_at = None
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _rests(self) -> bool:
         return self._failed_at is not None and time.monotonic() - self._failed_at < _AGAIN_AFTER_S

@@ -18,8 +18,8 @@ FIRST_SIZED_BATCH_RECORDS = 1_000
 GROWTH_MAX = 8
 #: The weight that earlier measurements keep with each new batch.
 _MEMORY = 0.8
-#: A batch smaller than this share of the allowed size does not tell the time per record, because the
-#: cost of the job itself dominates.
+#: A batch smaller than this share of the allowed size does not tell the time per record, because
+#: the cost of the job itself dominates.
 _TELLING_SHARE = 0.1
 
 
@@ -75,8 +75,8 @@ class BatchSizer:
         return max(min(wanted), 1)
 
     def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float) -> None:
-        """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes`` bytes
-        in total, and took ``elapsed_s`` seconds."""
+        """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes``
+        bytes in total, and took ``elapsed_s`` seconds."""
         if planned <= 0:
             return
         allowed = self._records_max()
@@ -92,9 +92,9 @@ class BatchSizer:
 
 
 def fair_shares(available: Mapping[str, int], limits: KafkaLimits, turn: int = 0) -> dict[str, int]:
-    """Divide a batch among partitions. A partition with few records gives all it has, and the others
-    share the rest evenly. If there are more partitions than records to give, ``turn`` decides which
-    partition comes first. Increase it by the number of records given.
+    """Divide a batch among partitions. A partition with few records gives all it has, and the
+    others share the rest evenly. If there are more partitions than records to give, ``turn``
+    decides which partition comes first. Increase it by the number of records given.
 
     >>> fair_shares({"a": 10, "b": 1000, "c": 1000}, KafkaLimits(batch_records_max=210))
     {'a': 10, 'b': 100, 'c': 100}

@@ -1,8 +1,8 @@
 """What the driver asks a Kafka cluster: the topics, the leaders of their partitions, and where the
 partitions begin and end.
 
-A partition whose leader does not answer must not delay the others. Each leader gets its own request,
-in parallel. A leader that is late is left out until it has answered.
+A partition whose leader does not answer must not delay the others. Each leader gets its own
+request, in parallel. A leader that is late is left out until it has answered.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class KafkaTopics:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """An offset, and the leader epoch in which the broker knew it; None if the broker did not say."""
+    """An offset, and the leader epoch in which the broker knew it (None: the broker did not
+    say)."""
 
     offset: int
     leader_epoch: int | None = None
@@ -161,7 +162,7 @@ class KafkaMetadata:
         """The offset of the first record at or after a time; -1 if there is none."""
         return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=patient)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         try:
@@ -270,7 +271,7 @@ class KafkaMetadata:
             wait(every, REQUEST_TIMEOUT_S, return_when="FIRST_COMPLETED")
 
     def _take(self, answers: Mapping[TopicPartition, Future[Any]], offsets: dict[str, Offset]) -> KafkaException | None:
-        """Put the answers into ``offsets``. Returns the error of one answer that failed, or None."""
+        """Put the answers into ``offsets``. Returns the error of one that failed, or None."""
         problem: KafkaException | None = None
         for where, future in answers.items():
             try:
@@ -289,8 +290,8 @@ class KafkaMetadata:
 def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Position]) -> list[str]:
     """The partitions whose log was truncated below their position and may have grown again.
 
-    ``positions``: with known leader epochs. A broker knows where each epoch ended in its log. When it
-    is asked to fetch from an offset with an epoch, it first says whether that epoch reached the
+    ``positions``: with known leader epochs. A broker knows where each epoch ended in its log. When
+    it is asked to fetch from an offset with an epoch, it first says whether that epoch reached the
     offset. Raises ``RetryableError`` if a broker does not answer."""
     if not positions:
         return []

@@ -66,8 +66,9 @@ class Position:
     def meta(self, taken: int, end_epoch: int | None) -> Meta:
         """The plan's entry for the next ``taken`` offsets. ``end_epoch``: the epoch of the leader
         that has just told the end of the log; None if it was not asked."""
-        # If nothing is read, no broker checks the older epoch: keep it, so the next reader checks it.
-        # If something is read, the older epoch does not apply to the end: use the leader's answer.
+        # If nothing is read, no broker checks the older epoch: keep it for the next reader to
+        # check. If something is read, the older epoch does not apply to the end: use the leader's
+        # answer.
         epoch = end_epoch if taken > 0 or self.leader_epoch is None else self.leader_epoch
         optional = {
             "topic_id": self.topic_id,

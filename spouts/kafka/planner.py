@@ -45,9 +45,9 @@ _ANEW = "give the topology another id to read it anew, or the spout on_data_loss
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
     """The topics, and where the first batch of a new topology starts: "earliest", "latest", or ms
-    since 1970. ``skips_lost_data``: the user chose ``on_data_loss="skip"``. ``waits_for_leaders``: a
-    batch of an idempotent spout waits for every partition; an opaque one leaves out those without a
-    leader."""
+    since 1970. ``skips_lost_data``: the user chose ``on_data_loss="skip"``. ``waits_for_leaders``:
+    a batch of an idempotent spout waits for every partition; an opaque one leaves out those without
+    a leader."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -95,7 +95,7 @@ class KafkaPlanner(PartitionPlanner):
         self._seen = _Seen()
         self._gaps_told: dict[str, int] = {}
 
-    # --- PartitionPlanner ------------------------------------------------------------------------------------
+    # --- PartitionPlanner -------------------------------------------------------------------------
 
     @property
     def skips_lost_data(self) -> bool:
@@ -225,12 +225,12 @@ class KafkaPlanner(PartitionPlanner):
         if self._group is not None:
             self._group.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
         if self._group is not None:
             self._group.advance()
-        # A start other than the beginning applies to every existing partition: wait for all of them.
+        # A start other than the beginning applies to every existing partition: wait for all.
         patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
@@ -321,8 +321,8 @@ class KafkaPlanner(PartitionPlanner):
         """Find truncated logs after the reader has found a loss.
 
         A partition with a new leader, and without a loss that is visible here, may have been
-        truncated and have grown again. Only its broker knows. Such a partition continues at the same
-        offset, in the new log."""
+        truncated and have grown again. Only its broker knows. Such a partition continues at the
+        same offset, in the new log."""
         doubtful = {
             partition: position
             for partition, position in positions.items()
@@ -350,8 +350,8 @@ class KafkaPlanner(PartitionPlanner):
         return now - self._seen.amiss_since.setdefault(partition, now) >= BELIEVED_AFTER_S
 
     def _is_short(self, partition: str, position: Position, end: Offset) -> bool:
-        """Whether a log ends before the position. When this is believed, the log was truncated: skip
-        back to its end, or raise ``DataLossError``."""
+        """Whether a log ends before the position. When this is believed, the log was truncated:
+        skip back to its end, or raise ``DataLossError``."""
         if end.offset >= position.offset:
             self._seen.amiss_since.pop(partition, None)
             return False

@@ -8,8 +8,8 @@ Invariants:
 1. A range is complete at a record at or after its end, or when the consumer reports the end of the
    partition at or after it (C16). So transaction markers, aborted records and compacted records at
    the end of a range do not block it.
-2. Every record of the range that a ``read_committed`` reader may see is delivered once, in the order
-   of its partition.
+2. Every record of the range that a ``read_committed`` reader may see is delivered once, in the
+   order of its partition.
 3. A record that belongs to no range of this read is kept for the next read, never dropped. Nothing
    has been dropped from offset ``resume`` on.
 4. A session is used by one read at a time.
@@ -58,9 +58,9 @@ NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_
 class Range(NamedTuple):
     """A half-open range of offsets.
 
-    ``leader_epoch``: the epoch in which ``first`` was in the log. With it, the broker reports if the
-    log was truncated and has grown again. ``end_epoch``: the same for ``end``. Every record of the
-    range was written in this epoch or before. ``topic_id``: the planned topic. Records that a
+    ``leader_epoch``: the epoch in which ``first`` was in the log. With it, the broker reports if
+    the log was truncated and has grown again. ``end_epoch``: the same for ``end``. Every record of
+    the range was written in this epoch or before. ``topic_id``: the planned topic. Records that a
     consumer has fetched from another topic of this name are useless."""
 
     first: int
@@ -75,15 +75,15 @@ class Range(NamedTuple):
         return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
 
     def rest(self, position: int) -> Range:
-        """The rest of the range from ``position`` on. The epoch of the end is valid for every offset
-        in between."""
+        """The rest of the range from ``position`` on. The epoch of the end is valid for every
+        offset in between."""
         return self if position == self.first else self._replace(first=position, leader_epoch=self.end_epoch)
 
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record from
-    this offset on is in ``ahead`` or still to come."""
+    """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
+    from this offset on is in ``ahead`` or still to come."""
 
     resume: int
     wanted: Range
@@ -192,7 +192,8 @@ class KafkaSession:
         if (
             len(self._assigned) == 1 and not eventful
         ):  # an event may have taken the partition away that others here are of
-            # One partition, and never more records than its range can hold: check only the two ends.
+            # One partition, and never more records than its range can hold: check the two ends
+            # only.
             where, only = next(iter(open_ranges.items()))
             if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:
                 position[where] = heard[-1].offset() + 1
@@ -233,8 +234,8 @@ class KafkaSession:
     def _out_of_range(self, where: Where, message: Message, position: Mapping[Where, int]) -> None:
         """An offset is not in the log. Raises ``DataLossError`` if it is the wanted offset.
 
-        The consumer may also have been elsewhere: ahead of what is read, or at the end of an earlier
-        range. librdkafka reports that late."""
+        The consumer may also have been elsewhere: ahead of what is read, or at the end of an
+        earlier range. librdkafka reports that late."""
         assigned, offset = self._assigned.get(where), message.offset()
         if where not in position or assigned is None:
             self._unassign([where])
@@ -354,8 +355,8 @@ class KafkaSessions:
         return len(self._idle)
 
     def _forget_inherited(self) -> None:
-        """Forget the parent's sessions after a fork. They must not be used here, because librdkafka's
-        threads exist only in the parent."""
+        """Forget the parent's sessions after a fork. They must not be used here, because
+        librdkafka's threads exist only in the parent."""
         if self._process != os.getpid():
             self._idle.clear()
             self._process = os.getpid()

@@ -52,8 +52,8 @@ class KafkaTail:
     """One consumer.
 
     ``start``: where to begin a partition for which the group has no position: "earliest", "latest",
-    or milliseconds since 1970. ``skip_lost``: if a position is no longer in the log, continue at the
-    nearest offset that exists; otherwise raise ``DataLossError``. Every method may raise
+    or milliseconds since 1970. ``skip_lost``: if a position is no longer in the log, continue at
+    the nearest offset that exists; otherwise raise ``DataLossError``. Every method may raise
     ``RetryableError``, after which it may be called again, and ``ConfigError``."""
 
     def __init__(
@@ -99,7 +99,7 @@ class KafkaTail:
         #: Positions from a checkpoint, of partitions that have not begun yet.
         self.sought: dict[Where, Position] = {}
 
-    # --- before the first look_up --------------------------------------------------------------------------------
+    # --- before the first look_up -----------------------------------------------------------------
 
     def follow_checkpoints(self) -> None:
         """Checkpoints hold the positions: nobody continues from those of the group."""
@@ -115,11 +115,11 @@ class KafkaTail:
         mine = {where: at for where, at in positions.items() if task_of(*where, self._tasks) == self._task}
         self.sought, self.settled = mine, True
 
-    # --- while it runs -------------------------------------------------------------------------------------------
+    # --- while it runs ----------------------------------------------------------------------------
 
     def settle(self) -> None:
         """From now on, begin new partitions at their earliest offsets, whatever the group has.
-        Raises ``RetryableError`` while it is not known which partitions exist or where they begin."""
+        Raises ``RetryableError`` while it is unknown which partitions exist or where they begin."""
         if not self._complete or self._starting:
             raise RetryableError(f"Kafka at {self._where} has not told yet where all partitions begin")
         self.settled = True
@@ -210,8 +210,8 @@ class KafkaTail:
         return self._assigned[where].topic_id
 
     def publish(self, positions: Mapping[Where, Position]) -> None:
-        """Commit these positions to the group; returns at once. Commits all of them, changed or not,
-        because Kafka forgets offsets that have not been committed for long."""
+        """Commit these positions to the group; returns at once. Commits all of them, changed or
+        not, because Kafka forgets offsets that have not been committed for long."""
         offsets = {partition_id(*where): at for where, at in positions.items() if where in self._assigned}
         self._group.publish(offsets, again=True)
 
@@ -233,7 +233,7 @@ class KafkaTail:
         self._consumer.close()
         self._metadata.close()
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _found(self) -> dict[Where, Position]:
         """Look topics up. Returns where partitions begin, except those whose begin the group must
@@ -261,8 +261,8 @@ class KafkaTail:
         self._missing = missing
 
     def _begins(self, new: list[Where], topics: KafkaTopics) -> dict[Where, Position]:
-        """Where partitions begin: at the position of a checkpoint; else at the committed position of
-        the group; else where ``start`` says."""
+        """Where partitions begin: at the position of a checkpoint; else at the committed position
+        of the group; else where ``start`` says."""
         known = {where: self.sought[where] for where in new if where in self.sought}
         if not self.settled and not self._anew:
             known.update(self._of_group([where for where in new if where not in known]))
@@ -279,7 +279,7 @@ class KafkaTail:
         begins.update(self._starts([where for where in new if where not in known], start, topics))
         if self._follows:
             return begins
-        # Commit begins that the group lacks first: if this process dies, its successor starts there too.
+        # Commit begins that the group lacks first. If this process dies, the next one starts there.
         said = {where for where in known if where not in self.sought and where not in replaced}
         unsaid = {where: at for where, at in begins.items() if where not in said}
         self._group.publish({partition_id(*where): at for where, at in unsaid.items()}, again=True)
@@ -298,8 +298,8 @@ class KafkaTail:
         return found
 
     def _starts(self, wanted: list[Where], start: str | int, topics: KafkaTopics) -> dict[Where, Position]:
-        """Where the logs begin, where they end, or the first offset at a time. Leaves out partitions
-        whose leader does not answer."""
+        """Where the logs begin, where they end, or the first offset at a time. Leaves out
+        partitions whose leader does not answer."""
         names = [partition_id(*where) for where in wanted]
         if not names:
             return {}

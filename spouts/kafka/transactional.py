@@ -52,16 +52,16 @@ class _KafkaSpout:
 
     **Which records.** ``topics``: names. ``pattern``: a regular expression that whole names must
     match. Give one of the two. Topics and partitions that appear later are read from their
-    beginning. ``start``: where a new topology begins: "earliest", "latest", milliseconds since 1970,
-    or a ``datetime`` with a zone. A resumed topology ignores it.
+    beginning. ``start``: where a new topology begins: "earliest", "latest", milliseconds since
+    1970, or a ``datetime`` with a zone. A resumed topology ignores it.
 
     **Rows.** ``codec`` decodes values (by default: the bytes as they are); its fields come first.
     Then come the fields of ``key_codec`` and of ``header_codecs`` (header name -> codec; the last
     header of a name counts, a missing header is null). ``metadata`` comes last: any of ``topic``,
     ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``.
 
-    **How much at a time.** ``batch_records_max`` and ``partition_records_max`` limit a batch exactly,
-    in offsets. ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of
+    **How much at a time.** ``batch_records_max`` and ``partition_records_max`` limit a batch
+    exactly, in offsets. ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of
     processing; by default a third of ``topology.message.timeout.secs``) are targets: the spout
     estimates them from the size and time of earlier records.
 
