@@ -15,7 +15,8 @@ JAVA_MIN = 17
 
 
 def find_java() -> str:
-    """The path of a Java that is new enough: ``JAVA_HOME`` first, then the PATH. Raises ``ServerError``."""
+    """The path of a Java that is new enough: from ``JAVA_HOME`` or, without it, from the PATH.
+    Raises ``ServerError``."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if found is None or not Path(found).exists():
@@ -31,7 +32,7 @@ def find_java() -> str:
 
 @functools.cache  # a process that starts many servers asks once
 def _version_of(java: str, changed_at: int) -> int:
-    """``changed_at``: of the file, which another may take the place of."""
+    """``changed_at``: the file's modification time, because another file may take its place."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
