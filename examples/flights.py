@@ -1,4 +1,4 @@
-"""The flights that left New York's three airports in 2013: two sets of figures, kept exactly-once.
+r"""The flights that left New York's three airports in 2013: two sets of figures, kept exactly-once.
 
 Per carrier: flights, total and maximum arrival delay, cancelled flights. Per route: flights. The
 Kafka topic ``flights`` holds one JSON record per flight. The figures go to two tables, in SQLite or

@@ -4,8 +4,7 @@ counts.
 ``CountWords`` keeps a count per word. After it, ``Bucketize`` detects when the count of a word
 moves from one bucket of ten to another. ``CountBuckets`` keeps the number of words in each bucket.
 The second table is derived from changes of the first, so the two must always agree. Both are
-written in the same commit phase, and a replay after a crash starts, in both tables, from the values
-before the transaction.
+written in the same commit phase, and they still agree after a crash and a replay.
 
     python -m examples.transactional_words [--spark] [--opaque]
 """

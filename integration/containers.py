@@ -27,7 +27,7 @@ from integration.hosts import TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.images import IMAGES, PATH, find_image
 from integration.jars import Progress
 
-os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # its image is one more that must be pulled; see _Reaper
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # it needs one more image; see _Reaper
 
 from testcontainers.core.container import DockerContainer
 

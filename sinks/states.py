@@ -145,8 +145,8 @@ class MapState(FencedState):
         return [value for _, value in self.multi_update_with_previous(keys, updaters)]
 
     def multi_update_with_previous(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[tuple[Any, Any]]:
-        """As ``multi_update``, but returns (value before this transaction, new value). This holds
-        also for a key whose update is skipped because an earlier attempt has made it (C6)."""
+        """As ``multi_update``, but returns (value before this transaction, new value). It does so
+        also for a key whose update is skipped because this transaction has already made it (C6)."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)

@@ -97,11 +97,11 @@ class MapBackend(ABC):
         """Set the header to ``new`` if it is ``expected``. Raises ``StaleWriterError`` with the
         epoch found.
 
-        A store may lose writes: it is restored, or a replica is promoted. It may then hold the
-        header of the open attempt without all the rows of that attempt. So note the identity of the
-        store when an attempt is opened. Compare it, in the same atomic step, when ``new`` says that
-        this attempt is done or rolled back. Raise ``_another_store`` when the identities differ
-        (C27)."""
+        A store may lose writes, for example when it is restored or when a replica is promoted. It
+        may then hold the header of the open attempt without all the rows of that attempt. So note
+        the identity of the store when an attempt is opened. When ``new`` says that this attempt is
+        done or rolled back, compare the identity in the same atomic step. Raise ``_another_store``
+        if it differs (C27)."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:

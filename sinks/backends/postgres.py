@@ -461,7 +461,7 @@ class PostgresBackend(SqlBackend):
         if not state and any(words in text for words in _REFUSALS):
             return ConfigError(f"{text}; check the address, the user and the password")
         if not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-            return RetryableError(text)  # the connection
+            return RetryableError(text)  # the connection failed
         if state in ("XX001", "XX002"):
             return CorruptStateError(f"{text}; restore the database from a backup")
         return ConfigError(f"{text}; this does not pass by itself: look at the database, then run the topology again")

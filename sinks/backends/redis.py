@@ -177,7 +177,7 @@ class _Clients:
         self._clients: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
-    def get(self, url: str) -> Any:  # the client's own types say that it answers or awaits
+    def get(self, url: str) -> Any:  # Any, because the client's types also allow awaitables
         with self._lock:
             key = (os.getpid(), url)  # a forked worker opens its own
             if key not in self._clients:
@@ -328,7 +328,7 @@ class RedisBackend(MapBackend):
             self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
         else:
             found = "unknown"
-            with suppress(redis.exceptions.ResponseError):  # not everybody may ask
+            with suppress(redis.exceptions.ResponseError):  # the user may lack the right to ask
                 found = client.config_get("appendfsync").get("appendfsync", found)
             if found != "always":
                 self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")

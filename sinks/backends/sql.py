@@ -294,7 +294,7 @@ class SqlBackend(MapBackend):
             raise NotImplementedError
         with self._writing() as connection:
             if staged:
-                self._stage(connection, deltas)  # before the header is held: it takes as long as the client takes
+                self._stage(connection, deltas)  # before the header is locked, because it may take long
             self._check_header(connection, header, self._keep_header)
             if staged:
                 changed = connection.execute(statement, (*stamp, writer)).rowcount

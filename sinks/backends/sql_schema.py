@@ -62,7 +62,7 @@ class Dialect(ABC):
     reserved_columns: frozenset[str] = frozenset()
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)  # copies that travelled are the same
+        return type(self) is type(other)  # unpickled copies are equal
 
     def __hash__(self) -> int:
         return hash(type(self))

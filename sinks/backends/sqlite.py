@@ -124,8 +124,7 @@ class _File:
         if self._connection is not None and self.found != self._there():
             self.close()
         if self._connection is None:
-            # Look before opening: if the file is replaced in between, the next use opens the new
-            # one.
+            # Look before opening: if the file is replaced meanwhile, the next use notices it.
             found = self._there()
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
@@ -289,7 +288,7 @@ class SqliteBackend(SqlBackend):
 
     def _error_of(self, error: sqlite3.Error) -> Exception:
         text = f"{self.location}: {error}"
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more about the same thing
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without extensions
         if code in _PASSING:
             return RetryableError(text)
         if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):

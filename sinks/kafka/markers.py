@@ -30,8 +30,8 @@ from framework.errors import ConfigError, CorruptStateError, InvariantViolation,
 from framework.topology import Standing, TopologyContext, TransactionAttempt
 
 _log = structlog.get_logger()
-#: Drops what a transactional client logs by itself: it reports the end of a lease as fatal, and it
-#: raises everything else as well.
+#: The logger of transactional clients, without output of its own. Their log adds nothing: they
+#: report the end of a lease as fatal, and they raise everything else as well.
 _client_log = logging.getLogger(__name__)
 _client_log.addHandler(logging.NullHandler())
 

@@ -56,7 +56,7 @@ class KafkaSink(ArrowBolt, Committer):
     every component before it must be deterministic (C11). The builder checks this.
 
     ``at_least_once=True``: plain producers, no markers, any grouping. A replay writes the records
-    again. The builder must allow at-least-once, too.
+    again. Give ``at_least_once=True`` to the builder, too.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.

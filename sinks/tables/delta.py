@@ -88,7 +88,7 @@ class DeltaLakeTable(FileTable):
                 return
             if (
                 self.read_header() != header
-            ):  # asked after the version was read: a later leader's commit conflicts with ours
+            ):  # read after the table's version, so that a later leader's commit conflicts with ours
                 raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
             table.create_write_transaction(
                 [_action(each, self.partition_by) for each in files],

@@ -302,7 +302,7 @@ class _Task:
         self._retries: Retries[Key] = Retries(retry)
         self._published_at = clock()
         self._checkpointed: Mapping[Where, Position] | None = (
-            None  # by the last checkpoint, where those hold the positions
+            None  # the positions of the last checkpoint, if checkpoints hold the positions
         )
         self._unsure: list[Any] = []  # read but not decoded: at most once, they wait for the commit
         self._trouble: str | None = None

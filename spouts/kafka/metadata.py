@@ -259,8 +259,9 @@ class KafkaMetadata:
         return answers
 
     def _wait(self, asked: Mapping[int, Mapping[TopicPartition, Future[Any]]], *, patient: bool) -> None:
-        """Wait for the answers. If not patient, wait ``LATE_AFTER_S`` for the leaders that were not
-        late before; if nobody has answered then, wait for the first answer."""
+        """Wait for the answers. Wait for all of them if patient, if only one leader was asked, or
+        if all leaders were late before. Otherwise wait ``LATE_AFTER_S`` for the leaders that were
+        not late; if nobody has answered then, wait for the first answer."""
         every = [future for answers in asked.values() for future in answers.values()]
         prompt = [f for leader, answers in asked.items() if not self._late.get(leader) for f in answers.values()]
         if patient or not prompt or len(asked) == 1:
@@ -332,7 +333,7 @@ def _release_leaked_reference(topic: Any) -> None:
     """Works around a leak: confluent-kafka 2.16.1 holds one reference too many to the id in every
     ``TopicDescription``, which is then never freed. That is 130 bytes per request and one request
     per transaction: a hundred megabytes a day at ten transactions a second. Nobody else can see the
-    description yet, so every reference beyond the three of this function is leaked."""
+    description yet, so every reference beyond the three counted here is leaked."""
     topic_id = topic.topic_id
     own = 3  # the description's attribute, this function's variable, and the argument of getrefcount
     for _ in range(sys.getrefcount(topic_id) - own):

@@ -65,7 +65,7 @@ class Position:
 
     def meta(self, taken: int, end_epoch: int | None) -> Meta:
         """The plan's entry for the next ``taken`` offsets. ``end_epoch``: the epoch of the leader
-        that has just told the end of the log; None if it was not asked."""
+        that has just reported the end of the log; None if it was not asked."""
         # If nothing is read, no broker checks the older epoch: keep it for the next reader to
         # check. If something is read, the older epoch does not apply to the end: use the leader's
         # answer.

@@ -37,7 +37,7 @@ from spouts.kafka.partitions import Position, position_after, position_of, reach
 _log = structlog.get_logger()
 
 #: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
-#: stays the same for this long is believed.
+#: persists for this long is believed.
 BELIEVED_AFTER_S = 10.0
 _ANEW = "give the topology another id to read it anew, or the spout on_data_loss='skip' to go on after the gap"
 

@@ -181,7 +181,7 @@ class KafkaSession:
         self, heard: list[Message], open_ranges: Mapping[Where, Range], position: dict[Where, int]
     ) -> list[Message]:
         """The records of open ranges. Handles events, and keeps records of later ranges."""
-        eventful = any(map(Message.error, heard))  # a third faster than a loop over the messages
+        eventful = any(map(Message.error, heard))  # errors are truthy; a third faster than a loop over the messages
         if eventful:
             for message in heard:
                 if message.error() is not None:
@@ -191,7 +191,7 @@ class KafkaSession:
             return heard
         if (
             len(self._assigned) == 1 and not eventful
-        ):  # an event may have taken the partition away that others here are of
+        ):  # an event may have unassigned the partition of other messages here
             # One partition, and never more records than its range can hold: check the two ends
             # only.
             where, only = next(iter(open_ranges.items()))

@@ -8,8 +8,8 @@ Invariants:
 
 1. A position belongs to a topic id (C37). A position of a topic that was deleted and created again
    is lost data: reading never continues from it.
-2. A partition without a known position gives no records before the group has its begin. If
-   checkpoints hold the positions, they have it first.
+2. A partition without a known position gives no records before the group has the position at which
+   it begins. If checkpoints hold the positions, the checkpoint has it first.
 3. No record that the consumer has returned is dropped because of an error that came with it.
 """
 
@@ -83,7 +83,7 @@ class KafkaTail:
         self._starting: dict[Where, Position] = {}  # they begin when the group has these positions
         self._lost: dict[
             Where, tuple[int, str]
-        ] = {}  # offsets that the log does not hold, and what the consumer says of that
+        ] = {}  # (offset that the log does not hold, the text of the consumer's error)
         self._paused: set[Where] = set()
         self._ended: set[Where] = set()
         self._early: list[Message] = []
@@ -236,8 +236,8 @@ class KafkaTail:
     # --- inside -----------------------------------------------------------------------------------
 
     def _found(self) -> dict[Where, Position]:
-        """Look topics up. Returns where partitions begin, except those whose begin the group must
-        have first."""
+        """Look topics up. Returns where partitions begin, except those whose position must first be
+        committed to the group."""
         self._metadata.refresh()
         topics = self._metadata.topics()
         self._errors.connected = True
@@ -279,7 +279,8 @@ class KafkaTail:
         begins.update(self._starts([where for where in new if where not in known], start, topics))
         if self._follows:
             return begins
-        # Commit begins that the group lacks first. If this process dies, the next one starts there.
+        # First commit the positions that the group lacks: if this process dies, the next one starts
+        # at the same positions.
         said = {where for where in known if where not in self.sought and where not in replaced}
         unsaid = {where: at for where, at in begins.items() if where not in said}
         self._group.publish({partition_id(*where): at for where, at in unsaid.items()}, again=True)

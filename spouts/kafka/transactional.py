@@ -125,7 +125,7 @@ class _KafkaSpout:
                 "on_bad_record='dead_letter' and dead_letters= belong together: name the committer that takes the records, "
                 "such as sinks.DeadLetterTable or sinks.DeadLetterTopic"
             )
-        BadRecordShare(bad_record_share_max)  # checked here, made anew for each leader
+        BadRecordShare(bad_record_share_max)  # checks the value; each leader creates its own
         self._bad_record_share_max = bad_record_share_max
         self._consumer_group = checked_group("consumer_group", consumer_group) if consumer_group is not None else None
 
