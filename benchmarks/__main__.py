@@ -1,5 +1,5 @@
-"""``python -m benchmarks``: runs W1, W2, the reading of the spout alone and the writing of the states alone, and prints
-JSON lines."""
+"""``python -m benchmarks``: measures W1, W2, the spout's reading alone and the states' writing
+alone, and prints JSON lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def main() -> int:
 
 
 def _throughput(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """W1: a backlog, as fast as it goes. Exactly-once, its price, and the limit in the same run."""
+    """W1: a backlog, as fast as possible. Measures in one run: exactly-once, at-least-once (for the
+    price of exactly-once), and only consuming (the limit)."""
     topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
     workload.create_topic(servers.bootstrap_servers, topic)
     workload.produce(servers.bootstrap_servers, topic, workload.messages(count))
@@ -93,7 +94,8 @@ def _one_throughput(
 
 
 def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """W2: a steady trickle; for each message, from its sending to the moment the database shows its transaction."""
+    """W2: a steady stream. The latency of a message lasts from its sending until the database shows
+    its transaction."""
     topic, database = f"steady-{uuid.uuid4().hex[:6]}", folder / "w2.db"
     total = arguments.per_second * arguments.seconds
     workload.create_topic(servers.bootstrap_servers, topic)
@@ -127,7 +129,8 @@ def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
 
 
 def _watch(database: Path) -> tuple[dict[int, float], threading.Event]:
-    """Look at the database from a connection of its own: txid -> wall-clock time at which it was first seen done."""
+    """Poll the database from a separate connection. Returns txid -> wall-clock time when it was
+    first seen done, and the event that ends the polling."""
     visible: dict[int, float] = {}
     done = threading.Event()
 

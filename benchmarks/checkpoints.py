@@ -1,8 +1,9 @@
 """``python -m benchmarks.checkpoints``: what keeping state costs, as one JSON line.
 
-For each provider and size of the state: seconds to prepare and to commit a checkpoint of which 1 % has changed, against one of a
-tenth of that; bytes of the state where it is kept; seconds until a restarted task has its state and has read a key; a full scan.
-Then what checkpoints cost a topology: words per second through a stateful bolt, by the interval.
+For each provider and size of the state: seconds to prepare and to commit a checkpoint in which 1 %
+of the keys have changed, and one in which a tenth of that has changed; stored bytes per key;
+seconds until a restarted task has its state and has read a key; the rate of a full scan. Then what
+checkpoints cost a topology: words per second through a stateful bolt, by checkpoint interval.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def conf_of(provider: str, folder: Path, server: RedisServer) -> dict[str, Any]:
 
 
 def cost(provider: str, keys: int, folder: Path) -> dict[str, Any]:
-    """One provider, one size."""
+    """The costs for one provider and one size."""
     with RedisServer(folder / "redis") as server:
         conf = conf_of(provider, folder, server)
         made = provider_of(conf)
@@ -137,7 +138,7 @@ class Count(BaseStatefulBolt):
 
 
 def rates(provider: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Words per second in one process, by the interval of checkpoints."""
+    """Words per second in one process, by checkpoint interval."""
     for interval_ms in (29_000, 5_000, 1_000, 200):
         with RedisServer(folder / f"redis-{interval_ms}") as server:
             builder = TopologyBuilder(f"cost-{interval_ms}")

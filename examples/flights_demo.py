@@ -1,4 +1,5 @@
-"""The demo behind ``make run``: real servers, 336,776 real flights, and the result held against the file it came from."""
+"""The demo of ``make run``: real servers, 336,776 real flights, and a comparison of the result with
+the source file."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FOLDER = Path(".ratchet/demo")
 
 
 def main(config: Config, *, json_lines: bool = False) -> int:
-    """Run the demo; returns the exit code. What an interrupted run has committed, the next one goes on from."""
+    """Run the demo. Returns the exit code. After an interruption, the next run continues from the
+    last commit."""
     console = Console(stderr=json_lines)
     folder = Path(str(config.app.get("app.folder", FOLDER))).absolute()
     try:
@@ -60,7 +62,7 @@ def _run(config: Config, servers: EmbeddedServers, folder: Path, stopped: thread
 
 
 def _compare(console: Console, database: Path) -> int:
-    """Show both figures side by side, and whether they are the same."""
+    """Show both sets of figures side by side, and whether they are equal."""
     carriers, routes = flights_data.committed(database)
     wanted_carriers, wanted_routes = flights_data.expected()
     table = Table(title="flights from New York, 2013, per carrier", caption=f"in table 'carriers' of {database}")

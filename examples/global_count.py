@@ -1,8 +1,9 @@
-"""Seed of it all: the global count of Storm's transactional topologies.
+"""The global count of Storm's transactional topologies.
 
-A spout emits words in batches. ``BatchCount`` counts, in five tasks, the words of a batch; ``UpdateGlobalCount``, a committer,
-adds the partial counts to the one number in the database, in the order of the batches. The row carries the transaction
-that changed it last, so a batch that is replayed is not counted twice.
+A spout emits words in batches. ``BatchCount`` counts the words of a batch in five tasks.
+``UpdateGlobalCount``, a committer, adds the partial counts to one number in the database, in the
+order of the batches. The row carries the transaction that changed it last, so a batch that is
+replayed is not counted twice.
 
     python -m examples.global_count [--spark] [--database FILE]
 """
@@ -43,7 +44,7 @@ GLOBAL_COUNT_KEY = "GLOBAL-COUNT"
 
 
 class BatchCount(BaseBatchBolt):
-    """Counts the tuples of a batch in its task; a new instance for each batch."""
+    """Counts the tuples of a batch in its task. Each batch has a new instance."""
 
     deterministic = True
 
@@ -64,7 +65,7 @@ class BatchCount(BaseBatchBolt):
 
 
 class UpdateGlobalCount(BaseTransactionalBolt, Committer):
-    """Adds the counts of a batch to the database, once, in order."""
+    """Adds the counts of each batch to the database once, in the order of the batches."""
 
     deterministic = True
 
@@ -97,7 +98,7 @@ class UpdateGlobalCount(BaseTransactionalBolt, Committer):
 
 
 def topology(database: Path) -> Topology:
-    """Three spout tasks, five that count, one that commits."""
+    """Three spout tasks, five counting tasks, and one committing task."""
     spout = MemoryTransactionalSpout(DATA, Fields(word=str), PARTITION_TAKE_PER_BATCH)
     builder = TransactionalTopologyBuilder("global-count", "spout", spout, 3)
     builder.set_bolt("partial-count", BatchCount(), 5).shuffle_grouping("spout")
@@ -106,7 +107,7 @@ def topology(database: Path) -> Topology:
 
 
 def count(database: Path, executor: str) -> int:
-    """Run until every word is counted; returns the number in the database."""
+    """Run until every word is counted. Returns the number in the database."""
     built = topology(database)
     with submit(built, {"topology.max.spout.pending": 2}, executor=executor) as run:
         run.wait_until_caught_up(120)

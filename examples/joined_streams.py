@@ -1,9 +1,10 @@
-"""Two streams joined in a bolt that holds tuples, and anchors what it makes to both.
+"""Two streams joined in a bolt that holds tuples and anchors its output to both inputs.
 
-Impressions and clicks of advertisements come from two spouts, in no order. ``JoinById`` keeps whichever comes first until its
-counterpart is there; then it emits both as one, anchored to both, and acks them. So each waits, unacked, in the joiner: when
-that dies with what it held, or the other half does not come in time, its spout emits it again. ``Billing`` fails the pairs of one
-advertisement the first time it sees them: both spouts hear of it, and both halves come again.
+Impressions and clicks of advertisements come from two spouts, in any order. ``JoinById`` keeps the
+first half until its counterpart arrives. Then it emits one tuple that is anchored to both halves,
+and acks them. Until then the half waits in the joiner, unacked. If the joiner dies, or the other
+half does not arrive in time, the spout emits the half again. ``Billing`` fails each pair of one
+advertisement the first time: both spouts are told, and both halves come again.
 
     python -m examples.joined_streams [--local]
 """
@@ -30,7 +31,7 @@ from framework import (
 from framework.observe import configure_logging
 
 IMPRESSIONS = [[number, f"ad-{number % 3}"] for number in range(12)]
-CLICKS = [[number, 5 * number] for number in reversed(range(12))]  # after how many seconds
+CLICKS = [[number, 5 * number] for number in reversed(range(12))]  # (id, seconds until the click)
 UNLUCKY = "ad-1"
 
 
@@ -57,7 +58,7 @@ class Events(BaseRichSpout):
 
 
 class JoinById(BaseRichBolt):
-    """Holds a tuple until the one with the same id has come from the other stream."""
+    """Holds a tuple until the one with the same id arrives from the other stream."""
 
     def prepare(  # type: ignore[override]
         self, conf: Mapping[str, Any], context: TopologyContext, collector: RichOutputCollector
@@ -68,7 +69,7 @@ class JoinById(BaseRichBolt):
     def execute(self, tup: Tuple) -> None:
         other = self.halves.get(tup["id"])
         if other is None or other.source_component == tup.source_component:
-            self.halves[tup["id"]] = tup  # the first half, or the same one again after it had failed
+            self.halves[tup["id"]] = tup  # the first half, or the same half again after it failed
             return
         del self.halves[tup["id"]]
         impression, click = (tup, other) if tup.source_component == "impressions" else (other, tup)
@@ -81,7 +82,7 @@ class JoinById(BaseRichBolt):
 
 
 class Billing(BaseRichBolt):
-    """Prints each pair; fails the unlucky ones once."""
+    """Prints each pair. Fails each unlucky pair once."""
 
     def prepare(  # type: ignore[override]
         self, conf: Mapping[str, Any], context: TopologyContext, collector: RichOutputCollector

@@ -1,7 +1,9 @@
-"""A backend of one's own: stamped rows in LMDB, a key-value store in one file, with one writer at a time.
+"""How to write your own backend: stamped rows in LMDB, a key-value store in one file with one
+writer at a time.
 
-What a backend needs is one thing: to write rows only if the header, and each row's stamp, are what the writer expects, in
-one atomic step. LMDB's write transactions do that. ``tests/sinks/test_backends.py`` runs the contract suite over this class:
+A backend must do one thing: in one atomic step, write rows only if the header and the stamp of each
+row are as the writer expects. LMDB's write transactions can do that.
+``tests/sinks/test_backends.py`` runs the contract suite on this class:
 
 ::
 
@@ -35,7 +37,7 @@ _environments: dict[tuple[int, str], Any] = {}
 
 
 class LmdbBackend(MapBackend):
-    """A file of its own for each state. One host: every process there may write."""
+    """One LMDB file per state. Every process on the same host may write."""
 
     reach = Reach.HOST
 
@@ -45,14 +47,14 @@ class LmdbBackend(MapBackend):
         if key is not None and value is not None:
             self.bind(key, value)
 
-    # --- shape -----------------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------
 
     @property
     def location(self) -> str:
         return f"LMDB file {self._path}"
 
     def bind(self, key: Fields, value: Fields) -> None:
-        JsonColumns(key, "LMDB")  # raises for types that it cannot hold
+        JsonColumns(key, "LMDB")  # raises for types that it cannot store
         JsonColumns(value, "LMDB")
         self._fields = (key, value)
 
@@ -62,7 +64,7 @@ class LmdbBackend(MapBackend):
             raise ConfigError(f"{self.location} has no columns: use it in a StateCommitter, or call bind()")
         return self._fields
 
-    # --- header ----------------------------------------------------------------------------------------------
+    # --- header -----------------------------------------------------------------------------------
 
     def prepare(self, topology_id: str) -> Header:
         with self._transaction(write=True) as store:
@@ -84,7 +86,7 @@ class LmdbBackend(MapBackend):
             self._check(store, expected)
             store.put(_HEADER, _dumped(asdict(new)))
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         names = [self._name(key) for key in keys]
@@ -142,13 +144,13 @@ class LmdbBackend(MapBackend):
         if environment is not None:
             environment.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[Any]:
-        """One atomic step, on disk when it ends; undone when it raises."""
+        """One atomic step. It is on disk when the block ends, and undone if the block raises."""
         try:
-            where = (os.getpid(), self._path)  # a process opens a file once, and a fork does not inherit it
+            where = (os.getpid(), self._path)  # each process opens a file once; a fork opens its own
             if where not in _environments:
                 Path(self._path).parent.mkdir(parents=True, exist_ok=True)
                 _environments[where] = lmdb.open(self._path, map_size=_MAP_BYTES, subdir=False)
@@ -169,7 +171,7 @@ class LmdbBackend(MapBackend):
             raise StaleWriterError(f"{self.location} is open for {found.open}, not for {expected.open}", found.epoch)
 
     def _change(self, header: Header, chosen: Callable[[Row], bool], made: Callable[[Row], Row | None]) -> int:
-        """Replace, or remove, every chosen row under the header; returns how many."""
+        """Under the header, replace or remove every chosen row. Returns the number of rows."""
         with self._transaction(write=True) as store:
             self._check(store, header)
             rows = [(name, self._row(name, text)) for name, text in store.cursor() if name.startswith(_ROW)]

@@ -1,8 +1,9 @@
-"""Sessions of aeroplanes: departures from New York that lie no more than a day apart belong to one session of a plane.
+"""Sessions of planes: departures from New York at most a day apart belong to one session.
 
-Departures come from Kafka, one record each, a plane's in one partition and in their order. The bolt keeps a session per plane while
-it lasts, and a sum over the ones that have ended: exactly-once, on disk. In the end the state is read from outside, as
-``python -m framework.state examples.plane_sessions:topology get N14228`` would.
+Departures come from Kafka, one record each. All departures of a plane are in one partition, in
+order. For each plane, the bolt keeps the current session and a summary of the sessions that have
+ended: exactly-once, on disk. At the end the state is read from outside, like
+``python -m framework.state examples.plane_sessions:topology get N14228``.
 
     python -m examples.plane_sessions [--local] [--flights N]
 """
@@ -46,8 +47,9 @@ GAP_S = 24 * 3600
 
 
 class Sessions(NamedTuple):
-    """Of one plane. ``began``, ``latest``: of the session that lasts, in seconds since 1970; ``flights``: its departures so far.
-    ``ended``: sessions that have; ``longest``: the most departures that one had."""
+    """The sessions of one plane. ``began``, ``latest``: the first and the latest departure of the
+    current session, in seconds since 1970. ``flights``: its departures so far. ``ended``: the
+    number of sessions that have ended. ``longest``: the most departures of one of these."""
 
     began: int
     latest: int
@@ -56,7 +58,7 @@ class Sessions(NamedTuple):
     longest: int = 0
 
     def after(self, at: int) -> Sessions:
-        """With one departure more."""
+        """The sessions after one more departure."""
         if at - self.latest <= GAP_S:
             return self._replace(latest=max(self.latest, at), flights=self.flights + 1)
         return Sessions(at, at, 1, self.ended + 1, max(self.longest, self.flights))
@@ -100,7 +102,7 @@ def settings_of(servers: EmbeddedServers, folder: Path) -> dict[str, Any]:
 
 
 def send_departures(bootstrap_servers: str, flights: Iterable[tuple[str, int]]) -> None:
-    """A plane's departures in one partition."""
+    """Send all departures of a plane to one partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, -1)])[TOPIC].result(30)
     records = (
@@ -110,7 +112,7 @@ def send_departures(bootstrap_servers: str, flights: Iterable[tuple[str, int]]) 
 
 
 def sessions(settings: Mapping[str, Any], executor: str = "spark") -> dict[str, Sessions]:
-    """Run until all departures are in the state, and read it."""
+    """Run until all departures are in the state, and return the state."""
     config = Config.of(settings)
     with submit(topology(config.app), config, executor=executor) as run:
         run.wait_until_idle(600)
@@ -123,7 +125,7 @@ def sessions(settings: Mapping[str, Any], executor: str = "spark") -> dict[str, 
 
 
 def expected(flights: Iterable[tuple[str, int]]) -> dict[str, Sessions]:
-    """The same without Ratchet."""
+    """The same result, computed without Ratchet."""
     found: dict[str, Sessions] = {}
     for plane, at in flights:
         found[plane] = found[plane].after(at) if plane in found else Sessions(at, at, 1)
@@ -149,7 +151,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The class of the values is named in the configuration: it must be found by that name.
+    # The configuration names the class of the values as a member of this module, not of __main__.
     from examples import plane_sessions
 
     plane_sessions.main()

@@ -15,8 +15,8 @@ def send(
     records: Iterable[tuple[str | bytes, str | bytes | None, int]],
     seconds: float = 60,
 ) -> int:
-    """Send records (value, key, partition); returns how many, when all have arrived. Raises ``RetryableError`` otherwise: some may
-    have, and some not."""
+    """Send records (value, key, partition). Returns their number when all have arrived. Raises
+    ``RetryableError`` if some have not arrived within ``seconds``."""
     refused: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, _: Message) -> None:

@@ -1,8 +1,8 @@
 """The word count of *Storm State Management*: a bolt whose counts the framework keeps.
 
-The bolt reads and writes its state as it likes; the framework saves it at every checkpoint, together with the offsets of the
-spout, and takes both back together after a failure: each word counts once, whatever happens. Which provider keeps the state is said
-by the configuration, not by the bolt.
+The bolt reads and writes its state freely. The framework saves the state at every checkpoint,
+together with the offsets of the spout. After a failure it restores both, so each word counts once.
+The configuration chooses the provider that keeps the state; the bolt does not know it.
 
     python -m examples.stateful_word_count [--provider memory|redis|lmdb] [--local] [FILE]
 """
@@ -42,7 +42,7 @@ PROVIDERS = ("memory", "redis", "lmdb")
 
 
 class WordCount(BaseStatefulBolt):
-    """Anchors and acks by itself, as every stateful bolt."""
+    """Counts words. Like every stateful bolt, it anchors and acks explicitly."""
 
     def prepare(  # type: ignore[override]
         self, conf: Mapping[str, Any], context: TopologyContext, collector: RichOutputCollector
@@ -63,8 +63,8 @@ class WordCount(BaseStatefulBolt):
 
 
 class Highest(BaseBasicBolt):
-    """The last count of each word, written down when the topology stops. What is emitted may come twice, and a count is the
-    same then: the highest one is right."""
+    """Writes the last count of each word to a file when the topology stops. A tuple may come twice,
+    with the same count, so the highest count is right."""
 
     def __init__(self, file: Path) -> None:
         self.file = str(file)
@@ -93,7 +93,7 @@ def topology(bootstrap_servers: str, topic: str, counts: Path) -> CoreTopology:
 
 
 def state_settings(provider: str, folder: Path, redis: RedisServer | None) -> dict[str, Any]:
-    """What a configuration says to have a provider keep the state."""
+    """The settings that choose this provider for the state."""
     if provider == "lmdb":
         return {
             "topology.state.provider": "framework.state.LmdbKeyValueStateProvider",
@@ -111,7 +111,8 @@ def state_settings(provider: str, folder: Path, redis: RedisServer | None) -> di
 def count_words(
     servers: EmbeddedServers, text: Path, settings: Mapping[str, Any], folder: Path, *, executor: str = "spark"
 ) -> dict[str, int]:
-    """Send the file, run until every sentence is acked and in a checkpoint, and return the count of each word."""
+    """Send the file, and run until every sentence is acked and in a checkpoint. Returns the count
+    of each word."""
     topic, counts = f"sentences-{uuid.uuid4().hex[:8]}", folder / "counts"
     send_lines(servers.bootstrap_servers, topic, text)
     config = {"transactional.zookeeper.servers": servers.zookeeper, **settings}

@@ -1,11 +1,12 @@
-"""The streaming word count of *Guaranteed message processing*: sentences from Kafka, split, counted; at least once.
+"""The streaming word count of *Guaranteed message processing*: sentences are split and counted.
 
-Two forms of the bolt that splits. The rich one says by itself what belongs together: it anchors each word to its sentence and
-acks the sentence at the end. The basic one does the same without saying so.
+The sentences come from Kafka, and are processed at least once. There are two forms of the bolt that
+splits them. The rich bolt anchors each word to its sentence, and acks the sentence at the end, by
+explicit calls. For the basic bolt, the framework does both.
 
-The counts are kept in the bolts' own attributes, and every change of one is emitted. A sentence whose words were not all counted in
-time is emitted again, so a count can be too high after a failure, never too low. For numbers that must be right whatever
-happens, there is ``examples/word_count.py``.
+The counts are kept in attributes of the bolts, and every change is emitted. A sentence whose words
+were not all counted in time is emitted again. So after a failure a count can be too high, but never
+too low. If counts must always be exact, see ``examples/word_count.py``.
 
     python -m examples.streaming_word_count [--basic] [--local] [FILE]
 """
@@ -40,7 +41,7 @@ from spouts import KafkaSpout, TextCodec
 
 
 class SplitSentence(BaseRichBolt):
-    """Anchors and acks by itself."""
+    """Splits sentences; anchors and acks explicitly."""
 
     def prepare(  # type: ignore[override]
         self, conf: Mapping[str, Any], context: TopologyContext, collector: RichOutputCollector
@@ -57,7 +58,8 @@ class SplitSentence(BaseRichBolt):
 
 
 class SplitSentenceBasic(BaseBasicBolt):
-    """What is emitted is anchored to the tuple at hand, which is acked when ``execute`` returns."""
+    """Splits sentences. The framework anchors each emitted tuple to the input tuple, and acks the
+    input when ``execute`` returns."""
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         for word in words_of(tup["sentence"]):
@@ -68,7 +70,7 @@ class SplitSentenceBasic(BaseBasicBolt):
 
 
 class WordCount(BaseBasicBolt):
-    """Counts from round to round, for as long as its task lives."""
+    """Counts words in memory, as long as its task lives."""
 
     def prepare(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: Any
@@ -114,7 +116,7 @@ def topology(bootstrap_servers: str, topic: str, changes: Path, *, basic: bool =
 def count_words(
     servers: EmbeddedServers, text: Path, changes: Path, *, basic: bool = False, executor: str = "spark"
 ) -> dict[str, int]:
-    """Send the file, run until every sentence is acked, and return the last count of each word."""
+    """Send the file, and run until every sentence is acked. Returns the last count of each word."""
     topic = f"sentences-{uuid.uuid4().hex[:8]}"
     send_lines(servers.bootstrap_servers, topic, text)
     with submit(topology(servers.bootstrap_servers, topic, changes, basic=basic), {}, executor=executor) as run:

@@ -1,9 +1,10 @@
-"""Several tables in one transaction: words by count, and how many words there are of each count.
+"""Two tables in one transaction: the count of each word, and the number of words per range of
+counts.
 
-``CountWords`` keeps a count per word. Below it, ``Bucketize`` notices when a word's count moves from one bucket of ten to
-another, and ``CountBuckets`` keeps, per bucket, how many words are in it. The second table is derived from changes of the
-first, so the two must never disagree: both are written in the same commit phase, and what is redone after a crash starts
-from the value before the transaction in both.
+``CountWords`` keeps a count per word. After it, ``Bucketize`` detects when the count of a word
+moves from one bucket of ten to another. ``CountBuckets`` keeps the number of words in each bucket.
+The second table is derived from changes of the first, so the two must always agree. Both are
+written in the same commit phase, and they still agree after a crash and a replay.
 
     python -m examples.transactional_words [--spark] [--opaque]
 """
@@ -43,19 +44,20 @@ WORDS = ("cat", "dog", "apple", "banana", "chicken", "emu", "fig", "goat", "hen"
 
 
 def data(rows: int = 300, partitions: int = 4) -> dict[int, list[list[str]]]:
-    """Words, some much more frequent than others; the same at every call."""
+    """Words with very different frequencies. Every call returns the same words."""
     chance = random.Random(7)
     weights = [1 / (rank + 1) for rank in range(len(WORDS))]
     return {partition: [[word] for word in chance.choices(WORDS, weights, k=rows)] for partition in range(partitions)}
 
 
 def plus(more: int) -> Callable[[int | None], int]:
-    """What makes the new value of the stored one, None where there is none yet."""
+    """A function that adds ``more`` to a stored value, or to 0 if there is none (None)."""
     return lambda stored: (stored or 0) + more
 
 
 class CountWords(BaseTransactionalBolt, Committer):
-    """Counts per word. Emits each word of the batch with its count before the batch and after it."""
+    """Counts per word. Emits each word of the batch with its count before the batch and after
+    it."""
 
     deterministic = True
 
@@ -89,7 +91,7 @@ class CountWords(BaseTransactionalBolt, Committer):
 
 
 class Bucketize(BaseBasicBolt):
-    """A word that has moved to another bucket: one more there, one less where it was."""
+    """For a word that has moved to another bucket: emits +1 for the new bucket, -1 for the old."""
 
     deterministic = True
 
@@ -106,7 +108,8 @@ class Bucketize(BaseBasicBolt):
 
 
 class CountBuckets(BaseTransactionalBolt, Committer):
-    """How many words there are in each bucket. A committer below a committer: it needs no commit of its own."""
+    """Counts the words in each bucket. It is a committer after a committer, and both write in the
+    same commit phase."""
 
     deterministic = True
 
@@ -136,7 +139,7 @@ class CountBuckets(BaseTransactionalBolt, Committer):
 def topology(
     database: Path, *, opaque: bool = False, rows: int = 300, bucketize: BaseBasicBolt | None = None
 ) -> Topology:
-    """``opaque``: a spout whose replays may differ, and states that start again from their previous values."""
+    """``opaque``: use a spout whose replays may differ, and opaque states."""
     spout_class = OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout
     state_class = OpaqueMapState if opaque else TransactionalMapState
     words = state_class(SqliteBackend(database, "words", key=Fields(word=str), value=Fields(count=int)))
@@ -161,7 +164,7 @@ def tables(database: Path) -> tuple[dict[str, int], dict[int, int]]:
 
 
 def histogram(words: Mapping[str, int]) -> dict[int, int]:
-    """What the second table must be, given the first."""
+    """The content that the second table must have, given the first."""
     return dict(Counter(count // BUCKET_SIZE for count in words.values()))
 
 

@@ -1,7 +1,7 @@
 """The words of a text file, through Kafka, counted exactly once per word.
 
-Each line becomes a record of the topic ``lines``. ``SplitLine`` is a basic bolt: one tuple in, any number out. The ready
-``StateCommitter`` keeps a row per word in SQLite.
+Each line becomes a record of a Kafka topic. ``SplitLine`` is a basic bolt: one tuple in, any number
+of tuples out. The ready-made ``StateCommitter`` keeps a row per word in SQLite.
 
     python -m examples.word_count [FILE]
 """
@@ -43,7 +43,7 @@ def words_of(line: str) -> list[str]:
 
 
 class SplitLine(BaseBasicBolt):
-    """A line into its words."""
+    """Splits a line into its words."""
 
     deterministic = True
 
@@ -66,7 +66,7 @@ def topology(bootstrap_servers: str, topic: str, database: Path) -> Topology:
 
 
 def send_lines(bootstrap_servers: str, topic: str, text: Path) -> None:
-    """One record per line, over all partitions in turn."""
+    """Send one record per line, to the partitions in turn."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
     lines = text.read_text(encoding="utf-8").splitlines()
@@ -74,7 +74,7 @@ def send_lines(bootstrap_servers: str, topic: str, text: Path) -> None:
 
 
 def count_words(servers: EmbeddedServers, text: Path, database: Path, executor: str = "spark") -> dict[str, int]:
-    """Send the file, run until all of it is counted, and return the table."""
+    """Send the file, and run until all of it is counted. Returns the table."""
     topic = f"lines-{uuid.uuid4().hex[:8]}"
     send_lines(servers.bootstrap_servers, topic, text)
     config = {"transactional.zookeeper.servers": servers.zookeeper}

@@ -1,5 +1,6 @@
-"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, Redis, a stand-in for a Schema Registry, a standalone
-Spark cluster; as child processes, in containers, or somebody else's."""
+"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, Redis, a stand-in for a
+Schema Registry, and a standalone Spark cluster. They run as child processes or in containers, or
+are external servers."""
 
 from integration.errors import NotOursError, ServerError
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener

@@ -1,4 +1,5 @@
-"""``python -m integration up | down | status | images``: real servers for development, and images for containers."""
+"""``python -m integration up | down | status | images``: real servers for development, and images
+for containers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def up_command(
     spark_workers: Annotated[int, typer.Option(min=0, max=9, help="Workers of a standalone Spark cluster.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Start Kafka and ZooKeeper, on request a Spark cluster too, and leave them running until `down`."""
+    """Start Kafka and ZooKeeper, on request a Spark cluster too. They run until `down`."""
     try:
         state = up(
             folder,
@@ -47,7 +48,7 @@ def up_command(
 
 @app.command("down")
 def down_command(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Stop what `up` started. Data stays."""
+    """Stop what `up` started. The data stays."""
     try:
         stopped = down(folder)
     except ServerError as error:
@@ -57,7 +58,7 @@ def down_command(folder: Folder = DEFAULT_FOLDER) -> None:
 
 @app.command("status")
 def status_command(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Say what runs, and where; exit code 1 when nothing does."""
+    """Show what runs, and where. Exit code 1 if nothing runs."""
     try:
         state = read_state(folder.absolute())
     except ServerError as error:
@@ -70,8 +71,8 @@ def status_command(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> 
 
 @app.command("images")
 def images_command() -> None:
-    """Make sure of an image for every kind of server: pulled where that works, built here where it does not."""
-    from integration.images import IMAGES, find_image  # needs packages that only containers need
+    """Get an image for every kind of server: pull it or, if that fails, build it here."""
+    from integration.images import IMAGES, find_image  # here: only containers need its packages
 
     try:
         for kind in IMAGES:

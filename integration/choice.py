@@ -1,4 +1,4 @@
-"""Which host a server runs on."""
+"""Chooses the host that a server runs on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from integration.processes import ProcessHost
 
 
 def find_host(kind: str, where: str | None = None) -> Host:
-    """The host of a kind of server: ``where`` it says, else where ``RATCHET_SERVERS`` says.
+    """The host for a kind of server, as ``where`` says, or else as ``RATCHET_SERVERS`` says.
 
-    Raises ``NotOursError`` where servers are external: they cannot be started, let alone killed.
+    Raises ``NotOursError`` if servers are external: Ratchet can neither start nor stop them.
     """
     where = where or chosen()
     if where == EXTERNAL:
         raise NotOursError(f"{VARIABLE} is {EXTERNAL}, and this wants a {kind} server of its own to start and stop")
     if where == CONTAINERS:
-        from integration.containers import ContainerHost  # needs packages that only this choice needs
+        from integration.containers import ContainerHost  # here: only this choice needs its packages
 
         return ContainerHost(kind)
     return ProcessHost(kind)

@@ -1,8 +1,9 @@
 """Servers in containers, by testcontainers.
 
-A container shares this machine's network, and its server's folder at the same path: addresses, ports, configuration and data
-are those of the embedded server. A container is gone with its server; ``start`` makes another on the same folder, as a
-restarted process would find it. What belongs to this process is removed when it ends, however it ends: see ``_Reaper``.
+A container shares this machine's network, and the server's folder at the same path. So addresses,
+ports, configuration and data are the same as for the embedded server. A container is removed when
+its server ends. ``start`` creates another one on the same folder, like a restarted process. All
+containers of this process are removed when it ends, however it ends: see ``_Reaper``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from integration.hosts import TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.images import IMAGES, PATH, find_image
 from integration.jars import Progress
 
-os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # its image is one more that must be pulled; see _Reaper
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # it needs one more image; see _Reaper
 
 from testcontainers.core.container import DockerContainer
 
@@ -34,7 +35,7 @@ _ENVIRONMENT = {"PATH": PATH, "LANG": "C.UTF-8"}
 
 
 class ContainerHost(Host):
-    """An image with one kind of server's programs."""
+    """Runs one kind of server in containers, from the image with its programs."""
 
     def java(self) -> str:
         return "java"
@@ -86,7 +87,7 @@ def _volumes(folder: Path, reads: Sequence[Path]) -> dict[str, dict[str, str]]:
 class _Container(Running):
     def __init__(self, image: str, launch: Launch) -> None:
         self._stop_signal = launch.stop_signal
-        # The server's output goes to its log file, where the embedded server's goes.
+        # The server's output goes to its log file, as for the embedded server.
         script = f'exec "$@" >> "{launch.log_file}" 2>&1'
         container = DockerContainer(image)
         container.with_command(["sh", "-c", script, "sh", *launch.command])
@@ -128,7 +129,7 @@ class _Container(Running):
         try:
             self._container.kill(signal=f"SIG{self._stop_signal}")
             self._container.wait(timeout=timeout_s)
-        except (DockerException, OSError):  # it has ended already, or does not listen
+        except (DockerException, OSError):  # it has already ended, or does not react
             pass
         self._remove()
 
@@ -136,7 +137,7 @@ class _Container(Running):
         self._remove()
 
     def _remove(self) -> None:
-        """SIGKILL to whatever is left of it, and the container away."""
+        """Kill what is left of the server (SIGKILL), and remove the container."""
         with contextlib.suppress(NotFound):
             self._container.remove(force=True, v=True)
 
@@ -148,15 +149,15 @@ class _Container(Running):
 
 
 class _Reaper:
-    """Removes this process's containers once it has ended, as Ryuk does, but without an image of its own: a process that
-    waits for the end of its standard input, and then for nothing."""
+    """Removes this process's containers after it has ended, as Ryuk does, but needs no image of its
+    own. It is a child process that waits until its standard input closes."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.owner = uuid.uuid4().hex
         command = [sys.executable, "-m", "integration.reaper", self.owner]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-        engine()  # registers its own end first, so that it comes after this one
+        engine()  # registers its exit handler first, so that the engine ends after the reaper
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         atexit.register(self._end)
 

@@ -1,7 +1,8 @@
-"""A Docker engine: the one that answers, or, for root on Debian, one of Debian's packages, started for as long as it is needed.
+"""A Docker engine: the one that answers. If none answers, root on Debian gets one from Debian's
+packages, which runs as long as this process.
 
-The engine that is started here gives containers the machine's own network and none of their own, so it needs no bridge and
-no packet filter.
+The engine that is started here gives containers only the machine's own network, so it needs no
+bridge and no packet filter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from integration.jars import Progress
 from integration.locks import locked, private_folder
 from integration.packages import find_program
 
-#: Which process a container belongs to.
+#: The label that names the process to which a container belongs.
 OWNER_LABEL = "ratchet.owner"
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
@@ -35,7 +36,8 @@ _lock = threading.Lock()
 
 
 def engine(progress: Progress | None = None) -> Any:
-    """A client of the engine (docker-py). Raises ``ServerError`` in one line when there is none and none can be started."""
+    """A client of the engine (docker-py). Raises ``ServerError``, with a one-line message, if no
+    engine answers and none can be started."""
     global _client
     with _lock:
         if _client is None:
@@ -74,7 +76,7 @@ def _start(say: Progress) -> Any:
             client = _answering()
             if client is not None:
                 atexit.register(_end, process, os.getpid())
-                client.containers.prune(filters={"label": OWNER_LABEL})  # of a run that was killed with its engine
+                client.containers.prune(filters={"label": OWNER_LABEL})  # left by a run that was killed
                 return client
             if process.poll() is not None:
                 raise ServerError(
@@ -104,7 +106,7 @@ def _launch(dockerd: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """With this process, and not with one that was forked from it."""
+    """End the engine with this process. A process that was forked from it does nothing here."""
     if os.getpid() != owner:
         return
     cast(IO[bytes], process.stdin).close()

@@ -1,11 +1,11 @@
-"""What goes wrong around the servers, as one line each."""
+"""The errors around servers. Each message is one line."""
 
 from __future__ import annotations
 
 
 class ServerError(Exception):
-    """A server cannot be fetched, started or reached; the message says why and what to do."""
+    """A server cannot be fetched, started or reached. The message says why, and what to do."""
 
 
 class NotOursError(ServerError):
-    """A server was to be started, stopped or killed that somebody else runs."""
+    """The servers are external: Ratchet cannot start, stop or kill them."""

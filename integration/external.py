@@ -1,4 +1,5 @@
-"""Servers that somebody else runs: where ``RATCHET_SERVERS`` is ``external``, their addresses come from the environment."""
+"""Servers that somebody else runs. With ``RATCHET_SERVERS=external``, their addresses come from the
+environment."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _EXAMPLES = {
 
 
 class ExternalServers:
-    """The brokers and the ZooKeeper servers of somebody else, by the names that ``EmbeddedServers`` has for its own."""
+    """External brokers and ZooKeeper servers, with the attributes of ``EmbeddedServers``."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -33,7 +34,7 @@ class ExternalServers:
 
 
 class ExternalPostgres:
-    """Somebody else's database, which Ratchet may create tables in."""
+    """An external database, in which Ratchet may create tables."""
 
     @property
     def dsn(self) -> str:
@@ -41,7 +42,7 @@ class ExternalPostgres:
 
 
 class ExternalRedis:
-    """Somebody else's Redis, whose database Ratchet may write keys to."""
+    """An external Redis server, to whose database Ratchet may write keys."""
 
     @property
     def url(self) -> str:
@@ -49,7 +50,8 @@ class ExternalRedis:
 
 
 def address_of(kind: str) -> str:
-    """Where an external server is. Raises ``ServerError`` naming the variable that must say it."""
+    """The address of an external server. Raises ``ServerError``, which names the environment
+    variable, if that is not set."""
     variable = VARIABLES[kind]
     value = os.environ.get(variable, "").strip()
     if not value:

@@ -1,8 +1,9 @@
-"""Keeps a server from outliving whoever started it.
+"""Ends a server when the process that started it ends.
 
-``python -m integration.guardian SIGNAL COMMAND...`` runs the command and waits for its own standard input to close, which
-happens when the parent dies, however it dies. Then it ends the command: SIGNAL (as ``TERM``), and SIGKILL after a while. Should the
-guardian itself be killed, Linux ends the command for it.
+``python -m integration.guardian SIGNAL COMMAND...`` runs the command and waits until its own
+standard input closes. This happens when the parent dies, however it dies. Then it ends the command:
+with SIGNAL (such as ``TERM``), and after ``STOP_TIMEOUT_S`` seconds with SIGKILL. If the guardian
+itself is killed, Linux kills the command.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(name_of_signal: str, command: list[str]) -> int:
-    """Run the command under guard; returns its exit code."""
+    """Run and guard the command. Returns its exit code."""
     parent = os.getpid()
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the parent decides; closing our input is the word
+        signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing our standard input
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _child(parent))
     threading.Thread(
         target=_end_with_parent, args=(process, signal.Signals[f"SIG{name_of_signal}"]), daemon=True
@@ -32,10 +33,10 @@ def main(name_of_signal: str, command: list[str]) -> int:
 
 
 def _child(parent: int) -> None:
-    """In the child, before it becomes the server."""
+    """Runs in the child before it becomes the server."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
-    os.setpgid(0, 0)  # Ctrl-C in the terminal is for the parent, which stops its servers in order
+    os.setpgid(0, 0)  # Ctrl-C must reach only the parent, which stops its servers in order
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -1,11 +1,12 @@
 """Where servers run: as child processes of this one, or in containers.
 
-Each kind of server (``kafka``, ``zookeeper``, ``postgres``, ``redis``, ``registry``) has a ``Host``, which knows where that kind's
-programs and jars are, runs its tools, and launches it. Both hosts see the same files at the same paths and the same network,
-so that a server is described once, and what a test finds out about it holds for both.
+Each kind of server (``kafka``, ``zookeeper``, ``postgres``, ``redis``, ``registry``, ``spark``) has
+a ``Host``. The host knows where the programs and jars are, runs tools, and launches the server.
+Both kinds of hosts see the same files at the same paths, and the same network. So a server is
+described once, and test results are valid for both.
 
-``RATCHET_SERVERS`` chooses: ``embedded`` (child processes; the default) or ``containers``. With ``external`` nothing is started:
-see ``integration.external``.
+``RATCHET_SERVERS`` chooses: ``embedded`` (child processes, the default) or ``containers``. With
+``external`` nothing is started: see ``integration.external``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ TOOL_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A server about to run. ``folder``: its working directory, the only place it writes to. ``reads``: files elsewhere
-    that it reads. ``guarded``: it ends with this process, however this process ends."""
+    """How to run a server. ``folder``: its working directory, the only place that it writes to.
+    ``stop_signal``: the signal for an orderly end. ``guarded``: it ends with this process, however
+    this process ends. ``held_files``: open files that the guardian holds while it lives. ``reads``:
+    files elsewhere that the server reads."""
 
     name: str
     command: Sequence[str]
@@ -49,28 +52,28 @@ class Running(ABC):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The server's own pid as this machine sees it; None when it has ended."""
+        """The server's own pid, as this machine sees it; None if it has ended."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it still runs."""
 
     @abstractmethod
     def stop(self, timeout_s: float) -> None:
-        """Ask it to end, wait, then insist."""
+        """Ask it to end, wait up to ``timeout_s`` seconds, then kill it."""
 
     @abstractmethod
     def kill(self) -> None:
-        """``kill -9``, and what it leaves in the process table is gone too."""
+        """``kill -9``, and remove its entry from the process table."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Stop it in the middle of whatever it does; connections stay open."""
+        """Freeze it. Connections stay open."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue it after ``pause``."""
 
 
 class Host(ABC):
@@ -85,7 +88,7 @@ class Host(ABC):
 
     @abstractmethod
     def classpath(self, progress: Progress | None = None) -> str:
-        """Of Kafka, or of ZooKeeper."""
+        """The classpath of Kafka or of ZooKeeper."""
 
     @abstractmethod
     def program(self, name: str) -> str:
@@ -93,12 +96,13 @@ class Host(ABC):
 
     @abstractmethod
     def as_user(self, user: str) -> list[str]:
-        """What to put before a command that must not run as root; nothing where this is another user anyway."""
+        """The prefix for a command that must not run as root; empty if this process is not root."""
 
     @abstractmethod
     def run(self, command: Sequence[str], folder: Path, reads: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a tool in ``folder`` to its end; stdout and stderr come back together. Raises ``ServerError`` when it
-        cannot be run; a tool's own failure is its return code."""
+        """Run a tool to its end. The tool may use files in ``folder`` and ``reads``. Returns stdout
+        and stderr together. Raises ``ServerError`` if the tool cannot be run. A failure of the tool
+        itself is its return code."""
 
     @abstractmethod
     def launch(self, launch: Launch) -> Running:
@@ -106,7 +110,7 @@ class Host(ABC):
 
 
 def chosen() -> str:
-    """What ``RATCHET_SERVERS`` says. Raises ``ServerError`` when that is none of the choices."""
+    """The value of ``RATCHET_SERVERS``. Raises ``ServerError`` for an unknown value."""
     value = os.environ.get(VARIABLE) or EMBEDDED
     if value not in CHOICES:
         raise ServerError(f"{VARIABLE} is {value!r}: it must be one of {', '.join(CHOICES)}")

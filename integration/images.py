@@ -1,8 +1,9 @@
-"""The images that servers run in: names and versions, in this one place.
+"""The images that servers run in, with their names and versions.
 
-The usual image is pulled where a registry of images answers. Where none does, an equivalent is built on this machine: a Debian
-root made with ``debootstrap`` from the package source that this machine uses itself, holding Debian's own Java, PostgreSQL,
-Redis and Python; and on it the jars that the embedded servers run from. Both have programs and jars where the table says.
+The usual image is pulled if an image registry answers. Otherwise an equivalent is built on this
+machine. It is a Debian root made by ``debootstrap`` from this machine's own package source, with
+Debian's Java, PostgreSQL, Redis and Python, and with the jars of the embedded servers. In both,
+programs and jars are where ``PATH`` and ``IMAGES`` say.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from integration.packages import find_program
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """``usual``: what is pulled. ``jars``: the folder in it that the server's jars are in, if it is a Java program."""
+    """``usual``: the image to pull. ``jars``: the folder of the server's jars in the image, if the
+    server is a Java program."""
 
     usual: str
     jars: str | None = None
@@ -55,7 +57,7 @@ IMAGES = {
     "redis": Image("redis:7"),
     "registry": Image("python:3.11-slim"),
 }
-#: Where programs are, in the usual images and in those that are built here.
+#: Where programs are, in the usual images and in images that are built here.
 PATH = ":".join(
     [
         "/usr/lib/postgresql/15/bin",
@@ -67,12 +69,12 @@ PATH = ":".join(
 SUITE = "bookworm"
 _PACKAGES = ("openjdk-17-jre-headless", "postgresql", "redis-server", "python3-minimal", "libpython3-stdlib")
 _REPOSITORY = "ratchet-local"
-_RECIPE = 1  # raise it when what is built changes in a way that the digests below do not show
+_RECIPE = 1  # increase it if an image changes in a way that the digests below do not show
 _BUILD_TIMEOUT_S = 1800
 
 
 def find_image(kind: str, progress: Progress | None = None) -> str:
-    """The image for a kind of server, by a name that this machine's engine knows; pulled or built when it is not there.
+    """The name of the image for a kind of server. Pulls or builds the image if it is missing.
 
     Raises ``ServerError``: no engine, no room, no package source.
     """
@@ -90,7 +92,7 @@ def find_image(kind: str, progress: Progress | None = None) -> str:
     say(f"{image.usual} cannot be pulled ({problem}): building an equivalent here")
     with locked("images"):
         with contextlib.suppress(ImageNotFound):
-            client.images.get(local)  # another process may have built it just now
+            client.images.get(local)  # another process may just have built it
             return local
         _build(kind, local, say)
     return local
@@ -98,7 +100,7 @@ def find_image(kind: str, progress: Progress | None = None) -> str:
 
 @cache
 def _pull(name: str) -> str | None:
-    """Why no registry of images gave it, or None; asked once per process."""
+    """Pull an image; tried once per process. Returns the reason for a failure, or None."""
     try:
         engine().images.pull(name)
         return None
@@ -106,11 +108,12 @@ def _pull(name: str) -> str | None:
         return str(error).splitlines()[0][:120]
 
 
-# --- building ----------------------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
 def _local_name(kind: str) -> str:
-    """Named after what it is made of: a change of the jars or of the recipe makes another image."""
+    """The name of a local image. It contains a digest of the contents, so a change of the jars or
+    of the recipe gives another name."""
     digest = hashlib.sha256(f"{_RECIPE} {SUITE} {_PACKAGES}".encode())
     if kind == "kafka":
         digest.update(LOCK_FILE.read_bytes())
@@ -120,7 +123,7 @@ def _local_name(kind: str) -> str:
 
 
 def _jars_of(kind: str) -> list[Path]:
-    """Those of PySpark's jars that go into it."""
+    """The jars of PySpark that go into the image."""
     patterns: dict[str, Sequence[str]] = {"kafka": KAFKA_LOGGING_JARS, "zookeeper": ZOOKEEPER_JARS}
     return find_jars(patterns.get(kind, ()))
 
@@ -155,7 +158,8 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _base(say: Progress) -> str:
-    """A Debian root with the programs of every kind; a minute or two."""
+    """The base image: a Debian root with the programs of every kind. Building it takes a minute or
+    two."""
     name = _local_name("base")
     client = engine()
     with contextlib.suppress(ImageNotFound):
@@ -212,7 +216,7 @@ def _import(root: Path, name: str, client: Any) -> None:
 
 
 def _package_source() -> str:
-    """The Debian mirror that this machine installs its own packages from."""
+    """The Debian mirror from which this machine installs its own packages."""
     for file in sorted([Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]):
         with contextlib.suppress(OSError):
             for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

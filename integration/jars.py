@@ -1,7 +1,9 @@
-"""The servers' jars. ZooKeeper's come inside PySpark; Kafka's are fetched once from Maven Central by the Ivy that comes
-inside PySpark too, checked against ``kafka-jars.sha256``, and kept per user.
+"""The servers' jars. PySpark contains those of ZooKeeper. Those of Kafka are fetched once from
+Maven Central by Ivy, which PySpark also contains, checked against ``kafka-jars.sha256``, and kept
+per user.
 
-The cache is complete or absent: jars are fetched into a folder of their own, checked, and moved into place in one step.
+The cache is complete or absent: jars are fetched into a separate folder, checked, and moved into
+place in one step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ KAFKA_MODULE = ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
 LOCK_FILE = Path(__file__).with_name("kafka-jars.sha256")
 FETCH_TIMEOUT_S = 900
 
-#: Of the jars inside PySpark, those that Kafka's log and ZooKeeper need.
+#: The jars inside PySpark that Kafka's logging needs, and those that ZooKeeper needs.
 KAFKA_LOGGING_JARS = ("slf4j-api-2*", "log4j-slf4j2-impl-2*", "log4j-api-2*", "log4j-core-2*")
 ZOOKEEPER_JARS = (
     "zookeeper-*",
@@ -51,7 +53,7 @@ def spark_jars() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``RATCHET_CACHE``, else the user's cache folder."""
+    """Where downloads are kept: ``RATCHET_CACHE``, or else the user's cache folder."""
     configured = os.environ.get("RATCHET_CACHE")
     if configured:
         return Path(configured)
@@ -59,9 +61,11 @@ def cache_folder() -> Path:
 
 
 def kafka_jars(progress: Progress | None = None) -> Path:
-    """The folder of Kafka's jars, fetched when it is not there. ``progress`` gets a line per step.
+    """The folder of Kafka's jars. Fetches them if they are missing. ``progress`` gets a line per
+    step.
 
-    Raises ``ServerError``: no network, a download that does not match its checksum, no room on the disk.
+    Raises ``ServerError``: no network, a download that does not match its checksum, no room on the
+    disk.
     """
     say = progress or _say
     target = cache_folder() / f"kafka-{KAFKA_VERSION}"
@@ -106,7 +110,7 @@ def _fetch(target: Path, expected: dict[str, str], say: Progress) -> None:
 
 
 def _run_ivy(command: list[str], jars: int, say: Progress) -> list[str]:
-    """Run Ivy; a line of progress for every tenth jar. Returns the end of what it printed."""
+    """Run Ivy, with a line of progress for every tenth jar. Returns the end of its output."""
     tail: list[str] = []
     done = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -121,7 +125,7 @@ def _run_ivy(command: list[str], jars: int, say: Progress) -> list[str]:
 
 
 def _reason(tail: list[str]) -> str:
-    """Ivy's own word about it, if there is one."""
+    """The reason in Ivy's output, if there is one."""
     signs = (
         "Server access error",
         "No space left",
@@ -140,7 +144,7 @@ def _locked() -> dict[str, str]:
 
 
 def _mismatch(folder: Path, expected: dict[str, str]) -> str | None:
-    """What is wrong with a folder of jars, or None."""
+    """What is wrong with a folder of jars; None if nothing is."""
     for name, digest in expected.items():
         jar = folder / name
         if not jar.is_file():
@@ -153,7 +157,7 @@ def _mismatch(folder: Path, expected: dict[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _one_at_a_time(target: Path) -> Iterator[None]:
-    """Two processes that start together fetch once."""
+    """Lock the cache, so that two processes that start together fetch once."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8")  # noqa: SIM115 - closed below, after unlocking
@@ -172,5 +176,5 @@ def _say(line: str) -> None:
 
 
 def find_jars(patterns: Sequence[str]) -> list[Path]:
-    """Those of PySpark's jars that match."""
+    """The jars of PySpark that match the patterns."""
     return [jar for pattern in patterns for jar in sorted(spark_jars().glob(f"{pattern}.jar"))]

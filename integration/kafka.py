@@ -1,4 +1,4 @@
-"""Apache Kafka brokers (KRaft): one that is its own controller, or several."""
+"""Apache Kafka brokers (KRaft): one broker that is its own controller, or a cluster."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from integration.jars import Progress
 from integration.server import QUICK, Server, free_port, port_taken, start_together, stop_all
 
 HEAP = "-Xmx512m"
-#: From this many brokers on, the first three are controllers: any one of all may die.
+#: From this many brokers on, the first three are controllers, and any one broker may die.
 _CONTROLLERS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SecureListener:
-    """A second listener, for TLS with SASL/SCRAM. ``certificate``: a PEM file of the private key and the chain. ``users``:
-    name -> password; they exist from the first start on."""
+    """A second listener, for TLS with SASL/SCRAM. ``certificate``: a PEM file with the private key
+    and the chain. ``users``: name -> password; they are created at the first start. ``port``: 0 for
+    any free one."""
 
     certificate: Path
     users: Mapping[str, str] = field(repr=False)
@@ -52,18 +53,19 @@ class Quorum:
     controllers: dict[int, int]
 
     def renew_ports(self) -> None:
-        """Other ports for those that somebody took before the cluster started."""
+        """Replace ports that another program took before the cluster started."""
         self.controllers.update({node: free_port() for node, port in self.controllers.items() if port_taken(port)})
 
     @classmethod
     def of(cls, controllers: int, cluster_id: str | None = None) -> Quorum:
-        """A cluster whose first ``controllers`` nodes vote; a new one unless its id is given."""
+        """A cluster whose first ``controllers`` nodes vote. Without an id, it is a new cluster."""
         return cls(cluster_id or _new_cluster_id(), {node: free_port() for node in range(1, controllers + 1)})
 
 
 class KafkaBroker(Server):
-    """A broker for plain connections on the loopback interface; ``secure`` adds a listener for others. Topics are created
-    by whoever needs them. ``quorum``: the cluster that it joins; by default one of its own."""
+    """A broker on the loopback interface. It accepts plain connections; ``secure`` adds a secure
+    listener. It does not create topics automatically. ``quorum``: the cluster to join; by default
+    the broker is a cluster of its own."""
 
     name = "kafka"
     kind = "kafka"
@@ -91,7 +93,7 @@ class KafkaBroker(Server):
 
     @property
     def secure_address(self) -> str:
-        """Where the secure listener is."""
+        """The address of the secure listener."""
         return f"127.0.0.1:{self._secure_port}"
 
     def prepare(self) -> list[str]:
@@ -142,7 +144,7 @@ class KafkaBroker(Server):
         return (self._secure.certificate,) if self._secure is not None else ()
 
     def _format(self, java: list[str], config: Path) -> None:
-        """Give the empty data folder a cluster id, and the cluster its users."""
+        """Format the empty data folder with a cluster id and the users."""
         users = self._secure.users if self._secure is not None else {}
         command = [
             *java,
@@ -170,8 +172,8 @@ class KafkaBroker(Server):
 
 
 class KafkaCluster:
-    """Several brokers, their internal topics on up to three of them. Below three brokers the first is the only controller:
-    kill any other. From three on, any may die."""
+    """Several brokers. With fewer than three, the first is the only controller: kill only others.
+    From three on, any one broker may die, and internal topics have three copies."""
 
     def __init__(
         self,
@@ -184,11 +186,11 @@ class KafkaCluster:
         progress: Progress | None = None,
         where: str | None = None,
     ) -> None:
-        known = _cluster_id_in(folder / "kafka-1")  # data that is there stays with the cluster it belongs to
+        known = _cluster_id_in(folder / "kafka-1")  # existing data belongs to this cluster
         quorum = Quorum.of(_CONTROLLERS if brokers >= _CONTROLLERS else 1, known)
         copies = min(brokers, 3) if brokers >= _CONTROLLERS else 1
         shared = {
-            "broker.session.timeout.ms": "2000",  # how soon the partitions of a dead broker are without a leader
+            "broker.session.timeout.ms": "2000",  # after this time a dead broker loses its leaderships
             "broker.heartbeat.interval.ms": "500",
             "default.replication.factor": str(copies),
             "offsets.topic.replication.factor": str(copies),
@@ -216,12 +218,13 @@ class KafkaCluster:
         return ",".join(broker.address for broker in self.brokers)
 
     def start(self) -> None:
-        """Start all and wait until each serves: a controller of several answers once a majority is there."""
+        """Start all in parallel and wait until each serves. They must start together, because a
+        controller answers only when a majority is there."""
         self.brokers[0].quorum.renew_ports()
         start_together(self.brokers)
 
     def stop(self) -> None:
-        """Stop all, those that are controllers last."""
+        """Stop all, the controllers last."""
         voters = len(self.brokers[0].quorum.controllers)
         if len(self.brokers) > voters:
             stop_all(self.brokers[voters:])
@@ -236,7 +239,7 @@ class KafkaCluster:
 
 
 def _cluster_id_in(folder: Path) -> str | None:
-    """The id that the data of a broker was formatted with; None when there is none."""
+    """The cluster id with which the data of a broker was formatted; None if there is no data."""
     try:
         lines = (folder / "data" / "meta.properties").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -248,7 +251,7 @@ def _cluster_id_in(folder: Path) -> str | None:
 
 def _new_cluster_id() -> str:
     cluster_id = "-"
-    while cluster_id.startswith("-"):  # the tool that formats would take it for an option
+    while cluster_id.startswith("-"):  # the format tool would read it as an option
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     return cluster_id
 

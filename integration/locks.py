@@ -1,4 +1,4 @@
-"""Where processes of one user wait for each other, and keep what they share on this host."""
+"""A folder that the processes of one user share on this host, and locks between them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from integration.errors import ServerError
 
 
 def private_folder() -> Path:
-    """A folder of this user's in the temporary folder, made when it is not there. Its name can be known in advance, so whoever was
-    there first is looked at: raises ``ServerError`` for a link, a file, and a folder that others may write to or own."""
+    """This user's folder in the temporary folder; created when missing.
+
+    Its name is predictable, so somebody else may have created it first. Raises ``ServerError`` if
+    it is a link, a file, a folder of another user, or a folder that others may access."""
     folder = Path(tempfile.gettempdir()) / f"ratchet-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -29,7 +31,7 @@ def private_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-    """One process of this user at a time."""
+    """Hold a lock that only one process of this user can hold at a time."""
     with open(private_folder() / f"{name}.lock", "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,5 @@
-"""Finds the program of a server that is not Java; installs it from the system's packages where that is possible."""
+"""Finds the program of a server that is not a Java program, and installs its package if
+possible."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ _INSTALL_TIMEOUT_S = 600
 
 
 def find_program(name: str, package: str, folders: Sequence[str] = ()) -> str:
-    """The path of a program: on PATH, or in one of ``folders`` (patterns below the root; the last match wins, so that of
-    several versions the newest is taken). Where it is missing, root on Debian gets its package installed.
+    """The path of a program: in one of ``folders``, or else on the PATH. If it is missing, and this
+    is root on Debian, installs its package.
 
-    Raises ``ServerError`` saying what to install.
+    ``folders``: patterns relative to the root folder; the last match of a pattern wins, which is
+    the newest version. Raises ``ServerError``, which says what to install.
     """
     found = _look_for(name, folders)
     if found is not None:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ServerError(f"{name} is not installed: install the package {package}, or put {name} on the PATH")
-    with locked("packages"):  # another process may be installing it just now
+    with locked("packages"):  # another process may be installing it
         found = _look_for(name, folders)
         if found is not None:
             return found

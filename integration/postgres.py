@@ -1,4 +1,4 @@
-"""One PostgreSQL server, from the system's package or in a container."""
+"""A PostgreSQL server, from the system's package or in a container."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pathlib import Path
 from integration.errors import ServerError
 from integration.server import Server, exchange
 
-#: PostgreSQL refuses to run as root: there its package's own user runs it.
+#: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
 _USER = "postgres"
-#: What a client asks first: whether TLS is on. A server that is up answers with one byte.
+#: The first message of a client: it asks whether TLS is on. A running server answers with one byte.
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
 class PostgresServer(Server):
-    """A server on the loopback interface with one database, ``ratchet``, and one user, ``ratchet``, who owns it and needs
-    no password. Every commit is on disk before it is acknowledged.
+    """A server on the loopback interface with the database ``ratchet``. Its owner is the user
+    ``ratchet``, who needs no password. Every commit is on disk before it is acknowledged.
 
-    For root, ``folder`` must be one that every user can reach: the server runs as the user ``postgres``.
+    As root, give a ``folder`` that every user can reach, because the server runs as the user
+    ``postgres``.
     """
 
     name = "postgres"
     kind = "postgres"
-    stop_signal = "INT"  # do not wait for clients to leave
+    stop_signal = "INT"  # do not wait until clients disconnect
 
     @property
     def dsn(self) -> str:
@@ -70,7 +71,7 @@ class PostgresServer(Server):
                 )
 
     def is_ready(self) -> bool:
-        """Answers before it lets anybody in, so it is asked for a session too."""
+        """Asks for a session too, because the server answers before it accepts sessions."""
         if exchange(self.port, _SSL_REQUEST, 1) not in (b"S", b"N"):
             return False
         words = b"user\0ratchet\0database\0ratchet\0\0"

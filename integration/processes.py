@@ -1,4 +1,4 @@
-"""Servers as child processes of this one, with the programs that are installed on this machine."""
+"""Servers as child processes, with the programs that are installed on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integration.jars import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, Progress, find_
 from integration.java import find_java
 from integration.packages import find_program
 
-#: The Debian package that each kind's programs come from, and where they are if they are not on the PATH.
+#: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
 PACKAGES = {"postgres": "postgresql", "redis": "redis-server"}
 FOLDERS = {"postgres": ("usr/lib/postgresql/*/bin",)}
 
@@ -30,7 +30,7 @@ class ProcessHost(Host):
     def classpath(self, progress: Progress | None = None) -> str:
         if self.kind == "zookeeper":
             return ":".join(map(str, find_jars(ZOOKEEPER_JARS)))
-        # Kafka's own jars hold SLF4J without anything behind it; the ones that come with PySpark write the log.
+        # Kafka's jars contain SLF4J without a logging backend. PySpark's jars provide one.
         return ":".join([*map(str, find_jars(KAFKA_LOGGING_JARS)), f"{kafka_jars(progress)}/*"])
 
     def program(self, name: str) -> str:
@@ -63,7 +63,8 @@ class ProcessHost(Host):
 
 
 class ChildProcess(Running):
-    """Guarded: ``self._process`` is the guardian, and the server its one child."""
+    """A server as a child process. If guarded, ``self._process`` is the guardian, and the server is
+    its only child."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -90,7 +91,7 @@ class ChildProcess(Running):
 
     @property
     def guardian_pid(self) -> int:
-        """Whoever keeps the server from outliving this process."""
+        """The pid of the guardian, which ends the server with this process."""
         return self._process.pid
 
     @property
@@ -132,7 +133,7 @@ class ChildProcess(Running):
 
 
 def _child_of(pid: int) -> int | None:
-    """The guardian's one child."""
+    """The pid of the guardian's only child; None if it has none."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:

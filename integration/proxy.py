@@ -1,4 +1,4 @@
-"""A TCP proxy that makes a link bad: slow, sliced, silent, cut, or one whose answers get lost."""
+"""A TCP proxy that disturbs a connection: slow, sliced, silent, cut, or with lost answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _POLL_S = 0.02
 
 
 class TcpProxy:
-    """Listens on the loopback interface and passes bytes on to ``host:port``, both ways, until told otherwise.
+    """Listens on the loopback interface and forwards bytes between clients and ``host:port``.
 
-    What it is told holds for open connections and new ones alike, until ``heal``. ``dropped``: answers that were lost.
+    Each disturbance applies to open and to new connections, until ``heal``. ``dropped``: the number
+    of answers that were lost.
 
     ::
 
@@ -44,34 +45,36 @@ class TcpProxy:
         return f"127.0.0.1:{self.port}"
 
     def delay(self, seconds: float) -> None:
-        """Every piece of data arrives so much later."""
+        """Delay every piece of data by ``seconds``."""
         self._delay_s = seconds
 
     def slice(self, size: int) -> None:
-        """Data arrives in pieces of at most ``size`` bytes."""
+        """Deliver data in pieces of at most ``size`` bytes."""
         self._slice = size
 
     def black_hole(self) -> None:
-        """Nothing arrives any more, either way; connections stay open, and new ones are accepted."""
+        """Deliver nothing in either direction. Connections stay open, and new ones are accepted."""
         self._silent = True
 
     def lose_replies(self) -> None:
-        """What clients send arrives; what the server answers does not, and the client's connection is reset instead."""
+        """Deliver requests, but lose answers: instead of delivering an answer, reset the
+        connection."""
         self._losing = True
 
     def cut(self) -> None:
-        """End all connections, and refuse new ones until ``heal``."""
+        """Reset all connections, and refuse new ones until ``heal``."""
         self._refusing = True
         self.reset()
 
     def retarget(self, target: str) -> None:
-        """End all connections; new ones go to another ``host:port``, as when a name is given to another server."""
+        """Reset all connections. New ones go to another ``host:port``, as if a name moved to
+        another server."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.reset()
 
     def reset(self) -> None:
-        """End all connections the hard way (RST); new ones work."""
+        """Reset all connections (RST). New ones work."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -79,7 +82,7 @@ class TcpProxy:
                 _reset(each)
 
     def heal(self) -> None:
-        """Pass everything on again. What a black hole held back arrives late."""
+        """Forward everything again. Data that a black hole held back arrives late."""
         self._refusing = self._silent = self._losing = False
         self._delay_s, self._slice = 0.0, 0
 
@@ -96,7 +99,7 @@ class TcpProxy:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed:
@@ -136,7 +139,7 @@ class TcpProxy:
                 for start in range(0, len(data), size):
                     sink.sendall(data[start : start + size])
                     if self._slice:
-                        time.sleep(0)  # a segment of its own, most times
+                        time.sleep(0)  # usually makes the piece a separate segment
             sink.shutdown(socket.SHUT_WR)
         except OSError:
             _reset(sink)
@@ -144,7 +147,7 @@ class TcpProxy:
 
 
 def _reset(connection: socket.socket) -> None:
-    """Close with RST, and wake whoever reads from it here."""
+    """Close with RST, and wake the thread that reads from it."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with contextlib.suppress(OSError):

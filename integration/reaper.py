@@ -1,5 +1,5 @@
-"""``python -m integration.reaper OWNER``: waits until its standard input closes, which happens when its parent ends, however it
-ends; then removes the containers that carry the owner's label."""
+"""``python -m integration.reaper OWNER``: waits until its standard input closes, and then removes
+the containers with the owner's label. The input closes when the parent ends, however it ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from docker.errors import DockerException
 
 
 def main(owner: str) -> None:
-    """Wait, then remove. Containers that are gone already are no error."""
+    """Wait, then remove the containers. A container that is already gone is not an error."""
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the parent decides; closing our input is the word
+        signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing our standard input
     while os.read(0, 4096):
         pass
     with contextlib.suppress(DockerException):

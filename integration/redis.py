@@ -1,4 +1,4 @@
-"""One Redis server, from the system's package or in a container."""
+"""A Redis server, from the system's package or in a container."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from integration.server import Server, exchange
 
 
 class RedisServer(Server):
-    """A server on the loopback interface; every write is on disk before it is acknowledged."""
+    """A server on the loopback interface. Every write is on disk before it is acknowledged."""
 
     name = "redis"
     kind = "redis"

@@ -1,4 +1,4 @@
-"""A stand-in for a Schema Registry, as a server of its own."""
+"""A server that stands in for a Schema Registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _ANSWER_TIMEOUT_S = 10.0
 
 
 class RegistryServer(Server):
-    """Serves what ``register`` was given, until it is stopped. ``user``: demand basic authentication, as ``name:password``."""
+    """Serves the schemas that were given to ``register``, until it is stopped. ``user``:
+    ``name:password``; clients must then authenticate (HTTP basic)."""
 
     name = "registry"
     kind = "registry"
@@ -47,19 +48,19 @@ class RegistryServer(Server):
     def register(
         self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, schema_type: str = "AVRO"
     ) -> int:
-        """Add a version to a subject; returns the schema's id."""
+        """Add a version to a subject. Returns the id of the schema."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         document = {"schema": text, "references": references or [], "schemaType": schema_type}
         found: int = self._ask("POST", f"/subjects/{subject}/versions", document)["id"]
         return found
 
     def fail_next(self, requests: int) -> None:
-        """The next so many requests are answered with 503."""
+        """Answer this many of the next requests with 503."""
         self._ask("PUT", f"/standin/failing/{requests}")
 
     @property
     def requests(self) -> dict[str, int]:
-        """How often each path was asked for."""
+        """How often each path was requested."""
         return dict(self._ask("GET", "/standin/requests"))
 
     def _ask(self, method: str, path: str, document: Any = None) -> dict[str, Any]:

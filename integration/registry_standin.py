@@ -1,8 +1,10 @@
-"""The part of a Schema Registry's HTTP API that readers use, as a program: ``python3 registry_standin.py PORT [NAME:PASSWORD]``.
+"""The part of a Schema Registry's HTTP API that readers use, as a program:
+``python3 registry_standin.py PORT [NAME:PASSWORD]``.
 
-A stand-in, not a registry: what is registered lives in memory, nothing is checked for compatibility. It uses the standard
-library alone, so that any Python runs it, wherever it is. ``PUT /standin/failing/N`` lets the next N requests be answered with
-503; ``GET /standin/requests`` tells how often each path was asked for. Both are for whoever started it and need no password.
+It is not a real registry: schemas are kept in memory, and it does not check compatibility. It uses
+only the standard library, so any Python can run it. ``PUT /standin/failing/N``: answer the next N
+requests with 503. ``GET /standin/requests``: how often each path was requested. Both are for the
+process that started the program, and need no password.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class Registry:
-    """Schemas by subject and version, and what was asked."""
+    """Schemas by subject and version, and the count of requests."""
 
     def __init__(self, user: str | None) -> None:
         self._expected = f"Basic {base64.b64encode(user.encode()).decode()}" if user else None
@@ -97,7 +99,7 @@ def main(port: int, user: str | None) -> None:
     def end(*_: object) -> None:
         raise SystemExit(0)
 
-    signal.signal(signal.SIGTERM, end)  # as the first process of a container it would not end by default
+    signal.signal(signal.SIGTERM, end)  # the first process of a container ignores it by default
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 

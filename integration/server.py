@@ -1,4 +1,5 @@
-"""A server of ours: started, waited for, stopped, killed, paused, with its log where a person finds it."""
+"""A server that Ratchet runs: it can be started, stopped, killed and paused, and writes a log
+file."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from integration.hosts import STOP_TIMEOUT_S, Launch, Running
 START_TIMEOUT_S = 60.0
 _START_TRIES = 3
 
-#: JVMs that live for a run and serve one machine start in a third less CPU time with these.
+#: With these options, JVMs for short runs on one machine start with a third less CPU time.
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _LOG4J = """status = warn
 appender.console.type = Console
@@ -30,13 +31,15 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-#: Below the ports that systems give to outgoing connections: one of those may take a port between its choice and its use.
+#: Ports below the range for outgoing connections. One of those connections could take a port before
+#: the server uses it.
 _PORTS = range(15_000, 32_000)
 _CHANCE = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now. Another server may take it first: starting retries."""
+    """A port of the loopback interface that is free now. If another program takes it first,
+    ``Server.start`` tries another one."""
     while True:
         port = _CHANCE.choice(_PORTS)
         if not port_taken(port):
@@ -44,7 +47,7 @@ def free_port() -> int:
 
 
 def port_taken(port: int) -> bool:
-    """Whether something listens on that port of the loopback interface."""
+    """Whether a program listens on this port of the loopback interface."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -55,7 +58,8 @@ def port_taken(port: int) -> bool:
 
 
 def exchange(port: int, words: bytes, size: int = 16, timeout_s: float = 1.0) -> bytes:
-    """Send to a port of the loopback interface and return what comes first; nothing when nobody is there."""
+    """Send ``words`` to a port of the loopback interface. Returns the first up to ``size`` bytes of
+    the answer, or nothing if no program listens or answers."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.sendall(words)
@@ -65,7 +69,8 @@ def exchange(port: int, words: bytes, size: int = 16, timeout_s: float = 1.0) ->
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Look until it is so. Raises ``ServerError`` naming ``what`` did not come."""
+    """Wait until the condition is true. Raises ``ServerError``, which names ``what``, after
+    ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -74,18 +79,19 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
 
 
 class Server(ABC):
-    """One server in one folder, on the loopback interface. ``port`` None: any free one, kept from then on.
+    """One server in one folder, on the loopback interface.
 
-    ``guarded``: it ends with this process, however this process ends. Otherwise it runs until ``stop``. ``settings``: of the
-    server's own, over those that it is given here; a server that takes none ignores them. ``where``: "embedded" or "containers";
-    by default what ``RATCHET_SERVERS`` says.
+    ``port``: None for any free port, which the server then keeps. ``guarded``: the server ends with
+    this process, however this process ends. Otherwise it runs until ``stop``. ``settings``:
+    settings of the server, which override those given here; a server without settings ignores them.
+    ``where``: "embedded" or "containers"; by default the value of ``RATCHET_SERVERS``.
     """
 
-    #: Also the name of its log file.
+    #: The name in messages and of the log file.
     name = "server"
-    #: Which programs it needs: a key of ``integration.images.IMAGES``.
+    #: The kind of its programs: a key of ``integration.images.IMAGES``, or "spark".
     kind = "server"
-    #: What asks it to end in order.
+    #: The signal for an orderly end.
     stop_signal = "TERM"
 
     def __init__(
@@ -104,7 +110,7 @@ class Server(ABC):
         self._guarded = guarded
         self._running: Running | None = None
         self.port = port or 0
-        #: Open files that the guardian holds as long as it lives, such as the lock of the work folder.
+        #: Open files that the guardian holds while it lives, such as the lock of the work folder.
         self.held_files: tuple[int, ...] = ()
 
     @property
@@ -121,7 +127,8 @@ class Server(ABC):
         return self._running.pid if self._running is not None else None
 
     def start(self) -> None:
-        """Start and wait until it serves. Keeps the port it had before, where it can. Raises ``ServerError``."""
+        """Start the server and wait until it serves. Keeps its previous port if possible. Raises
+        ``ServerError``."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -155,7 +162,8 @@ class Server(ABC):
                 self.port = 0
 
     def _await_own_port(self) -> bool:
-        """A server that was just killed may hold its port for a moment yet: true when it is free again."""
+        """Whether the previous port becomes free within 2 s. A server that was just killed may hold
+        its port for a moment."""
         deadline = time.monotonic() + (2.0 if self.port else 0.0)
         while time.monotonic() < deadline:
             if not port_taken(self.port):
@@ -165,18 +173,18 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self) -> list[str]:
-        """Write configuration; return the command."""
+        """Write the configuration, and return the command that runs the server."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether the server answers, by asking it."""
+        """Ask the server whether it serves."""
 
     def reads(self) -> tuple[Path, ...]:
-        """Files outside of its folder that it reads."""
+        """The files outside its folder that it reads."""
         return ()
 
     def write(self, name: str, text: str) -> Path:
-        """A file in the server's folder. Raises ``ServerError``."""
+        """Write a file in the server's folder. Raises ``ServerError``."""
         file = self.folder / name
         try:
             file.write_text(text, encoding="utf-8")
@@ -185,28 +193,29 @@ class Server(ABC):
         return file
 
     def java_logging(self) -> str:
-        """The JVM option that sends warnings, and nothing else, to the log file."""
+        """The JVM option to log only warnings and errors, to the log file."""
         return f"-Dlog4j2.configurationFile={self.write('log4j2.properties', _LOG4J)}"
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End it in order. Safe to call twice."""
+        """End the server in order. Safe to call twice."""
         running, self._running = self._running, None
         if running is not None:
             running.stop(timeout_s)
 
     def kill(self) -> None:
-        """kill -9, as a crash would. ``start`` brings it back on the same data. Safe to call twice."""
+        """``kill -9``, like a crash. ``start`` brings it back on the same data. Safe to call
+        twice."""
         running, self._running = self._running, None
         if running is not None:
             running.kill()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing is answered."""
+        """Freeze the server: connections stay open, and it answers nothing."""
         if self._running is not None:
             self._running.pause()
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Continue a paused server."""
         if self._running is not None:
             self._running.resume()
 
@@ -247,7 +256,8 @@ class Server(ABC):
 
 
 def start_together(servers: Sequence[Server]) -> None:
-    """Start several side by side and wait for all. Raises the first failure, with none left running."""
+    """Start several servers in parallel and wait for all. If one fails, stops all and raises its
+    error."""
     try:
         with ThreadPoolExecutor(len(servers)) as pool:
             for each in [pool.submit(server.start) for server in servers]:
@@ -258,6 +268,6 @@ def start_together(servers: Sequence[Server]) -> None:
 
 
 def stop_all(servers: Sequence[Server]) -> None:
-    """Stop several side by side."""
+    """Stop several servers in parallel."""
     with ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(lambda server: server.stop(), servers))

@@ -1,4 +1,4 @@
-"""Kafka and ZooKeeper together, in one work folder that a second run finds again."""
+"""Kafka and ZooKeeper together, in one work folder. A later run finds their data again."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ STATE_FILE = "servers.json"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many servers of each kind. From three brokers on, topics can have three copies and any broker may die."""
+    """How many servers of each kind. With three or more brokers, topics can have three copies, and
+    any one broker may die."""
 
     brokers: int = 1
     zookeepers: int = 1
 
 
 class EmbeddedServers:
-    """Brokers and ZooKeeper servers that end with this process; their data stays in ``folder``. One of each, unless ``shape``
-    says otherwise. A fixed port is that of the first server; further ones take the ports after it. ``where``: "embedded" or
-    "containers"; by default what ``RATCHET_SERVERS`` says.
+    """Brokers and ZooKeeper servers that end with this process. Their data stays in ``folder``.
+
+    ``shape``: how many of each; by default one. ``kafka_port``, ``zookeeper_port``: the port of the
+    first server; further servers take the next ports. ``guarded`` False: they run until ``stop``.
+    ``where``: "embedded" or "containers"; by default the value of ``RATCHET_SERVERS``.
 
     ::
 
@@ -102,7 +105,8 @@ class EmbeddedServers:
         return self._ensemble.address
 
     def start(self) -> None:
-        """Start all and wait until they serve. Raises ``ServerError``, with nothing left running."""
+        """Start all and wait until they serve. If it raises ``ServerError``, none is left
+        running."""
         self._take_folder()
         try:
             start_together(self.all)
@@ -126,7 +130,7 @@ class EmbeddedServers:
         self.stop()
 
     def _take_folder(self) -> None:
-        """Two instances do not share a folder."""
+        """Lock the folder, because two instances must not share it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = open(self.folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - held as long as the servers run
@@ -150,8 +154,8 @@ class EmbeddedServers:
             server.held_files = (lock.fileno(),)
 
     def _wait_for_lock(self, lock: IO[str]) -> None:
-        """A parent that was killed leaves servers that are still stopping, and their guardians hold the lock: wait for
-        them. While the parent lives there is nothing to wait for."""
+        """Take the lock. If a previous owner was killed, its servers may still be stopping, and
+        their guardians hold the lock: wait for them. If the owner lives, fail at once."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while True:
             try:
@@ -169,7 +173,7 @@ class EmbeddedServers:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """What ``up`` wrote, if those servers still run."""
+    """The document that ``up`` wrote, if any of its servers still runs; otherwise None."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -179,12 +183,12 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state if any(is_ours(pid, folder) for pid in state["pids"].values()) else None
 
 
-#: Of a process whose end has begun (``PF_EXITING`` of the kernel).
+#: The kernel's flag of a process that is ending (``PF_EXITING``).
 _EXITING = 0x4
 
 
 def is_ours(pid: int, folder: Path) -> bool:
-    """Whether that process is a server of this folder, and not a later one with the same number."""
+    """Whether the process is a server of this folder, and not a later process with the same pid."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
@@ -192,8 +196,9 @@ def is_ours(pid: int, folder: Path) -> bool:
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except (OSError, IndexError):
         return False
-    # A JVM's first thread may be gone while others still hold its ports; its command line is gone then, too. So is that of one
-    # that is about to end: its memory goes first, its ports after that.
+    # The first thread of a JVM may be gone while other threads still hold its ports. Then its
+    # command line is gone, too. The same holds for a process that is ending: it frees its memory
+    # first, and its ports later.
     if state == "Z":
         return threads > 1
     return bool(flags & _EXITING) or str(folder).encode() in command

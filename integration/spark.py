@@ -1,4 +1,5 @@
-"""A standalone Spark cluster on this machine: a master and workers, by the classes inside PySpark."""
+"""A standalone Spark cluster on this machine: a master and workers, from the jars inside
+PySpark."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from integration.server import QUICK, Server, free_port, start_together, stop_al
 
 _ANSWER_TIMEOUT_S = 5.0
 _REGISTER_TIMEOUT_S = 60.0
-#: Spark's own, or Ratchet's in its place.
+#: The command line of a Python daemon: Spark's own, or Ratchet's replacement.
 _DAEMON = re.compile(r"-m (pyspark\.daemon|framework\.execution\.spark\.daemon)\b")
 
 
 class _SparkProcess(Server):
-    """Always a process of this machine: it starts executors, which start Python, with what is installed here."""
+    """Always a process on this machine, never a container: it starts executors, which start the
+    Python that is installed here."""
 
     kind = "spark"
     main = ""
@@ -30,7 +32,8 @@ class _SparkProcess(Server):
         self.page_port = free_port()
 
     def command(self, *arguments: str) -> list[str]:
-        """Without this process's import path: what executors can import must be what they are given."""
+        """The command, without this process's import path: executors must import only what they are
+        sent."""
         home = spark_jars().parent
         options = f"{' '.join(QUICK)} {self.java_logging()} -Dratchet.folder={self.folder}"
         environment = [
@@ -47,7 +50,7 @@ class _SparkProcess(Server):
         return [*environment, str(home / "bin" / "spark-class"), self.main, *where, *arguments]
 
     def page(self) -> dict[str, Any] | None:
-        """What its status page says; None while it does not answer."""
+        """The content of its status page; None while it does not answer."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self.page_port}/json/", timeout=_ANSWER_TIMEOUT_S
@@ -62,7 +65,7 @@ class _SparkProcess(Server):
 
 
 class SparkMaster(_SparkProcess):
-    """Hands out the workers' cores."""
+    """The master: it assigns the workers' cores."""
 
     name = "spark-master"
     main = "org.apache.spark.deploy.master.Master"
@@ -71,7 +74,7 @@ class SparkMaster(_SparkProcess):
         return self.command()
 
     def alive_workers(self) -> set[int]:
-        """The ports of the workers that it counts on."""
+        """The ports of the workers that it reports as alive."""
         page = self.page() or {}
         return {worker["port"] for worker in page.get("workers", ()) if worker["state"] == "ALIVE"}
 
@@ -95,11 +98,11 @@ class SparkWorker(_SparkProcess):
         )
 
     def is_ready(self) -> bool:
-        """Once the master counts on it."""
+        """Whether the master reports the worker as alive."""
         return self.port in self._master.alive_workers()
 
     def executors(self) -> list[int]:
-        """The pids of the executors that it started and that run."""
+        """The pids of its running executors."""
         pid = self.pid
         return (
             [each for each in descendants(pid) if "CoarseGrainedExecutorBackend" in _command(each)]
@@ -109,7 +112,8 @@ class SparkWorker(_SparkProcess):
 
 
 class SparkCluster:
-    """A master and ``workers`` workers in ``folder``. ``address`` is what ``spark.master`` takes."""
+    """A master and ``workers`` workers in ``folder``. ``address``: the value for
+    ``spark.master``."""
 
     def __init__(
         self, folder: Path, workers: int = 2, *, cores: int = 1, memory: str = "1g", guarded: bool = True
@@ -129,7 +133,8 @@ class SparkCluster:
         return [self.master, *self.workers]
 
     def start(self) -> None:
-        """Start the master, then the workers, until it counts on each. Raises ``ServerError``, with nothing left running."""
+        """Start the master, then the workers, and wait until the master reports each as alive. If
+        it raises ``ServerError``, none is left running."""
         self.master.start()
         try:
             start_together(self.workers)
@@ -142,15 +147,15 @@ class SparkCluster:
         self.master.stop()
 
     def executors(self) -> list[int]:
-        """The pids of all executors that run now."""
+        """The pids of all running executors."""
         return [pid for worker in self.workers for pid in worker.executors()]
 
     def python_workers(self) -> list[int]:
-        """The pids of the executors' Python workers, their daemons apart."""
+        """The pids of the executors' Python workers, without their daemons."""
         return python_workers(self.executors())
 
     def await_executors(self, count: int, timeout_s: float = _REGISTER_TIMEOUT_S) -> list[int]:
-        """Wait until so many executors run; returns their pids."""
+        """Wait until at least ``count`` executors run. Returns their pids."""
         wait_until(lambda: len(self.executors()) >= count, timeout_s, f"the start of {count} executors")
         return self.executors()
 
@@ -163,19 +168,20 @@ class SparkCluster:
 
 
 def python_workers(parents: Sequence[int]) -> list[int]:
-    """The pids of the Python workers below executors, or below drivers with a local master, their daemons apart."""
+    """The pids of the Python workers, without their daemons. ``parents``: pids of executors, or of
+    drivers with a local master."""
     daemons = [pid for parent in parents for pid in descendants(parent) if _DAEMON.search(_command(pid))]
     return [pid for pid in daemons if any(pid in descendants(other) for other in daemons if other != pid)]
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on, of a process of this machine."""
+    """The pids of the children of a process on this machine, of their children, and so on."""
     try:
         children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
         threads = [path.name for path in Path(f"/proc/{pid}/task").iterdir() if path.name != str(pid)]
     except OSError:
         return []
-    for thread in threads:  # the JVM starts processes from any of its threads
+    for thread in threads:  # a JVM may start processes from any of its threads
         try:
             children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii").split())
         except OSError:

@@ -1,4 +1,5 @@
-"""Servers that outlive the command that started them: ``python -m integration up``, and ``down``."""
+"""Servers that keep running after the command that started them: ``python -m integration up``, and
+``down``."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ def up(
     spark_workers: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Start servers that run until ``down``; returns their addresses. Already running ones are only reported.
+    """Start servers that run until ``down``. If servers already run in this folder, only report
+    them.
 
-    Keys: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or null), ``pids`` (name -> pid),
-    ``logs``.
-    Raises ``ServerError``, with nothing left running.
+    Returns: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or
+    null), ``pids`` (name -> pid), ``logs``. If it raises ``ServerError``, no server is left
+    running.
     """
     folder = folder.absolute()
     running = read_state(folder)
@@ -63,7 +65,8 @@ def up(
 
 
 def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Stop what ``up`` started; False when nothing ran. Brokers first: they want to tell their controllers."""
+    """Stop what ``up`` started. Returns False if nothing ran. Stops Spark first, then the brokers,
+    then ZooKeeper."""
     folder = folder.absolute()
     state = read_state(folder)
     if state is None:
@@ -76,7 +79,7 @@ def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:
 
 
 def _end(pids: list[int], folder: Path, timeout_s: float) -> None:
-    """Ask them all, wait for them all, insist."""
+    """Ask all processes to end, wait for them, and then kill the rest."""
 
     def left() -> list[int]:
         return [pid for pid in pids if is_ours(pid, folder)]

@@ -1,4 +1,5 @@
-"""ZooKeeper servers, from the jars inside PySpark: one, or an ensemble; plain, or with TLS and SASL beside it."""
+"""ZooKeeper servers, from the jars inside PySpark: one server or an ensemble, plain or also with
+TLS and SASL."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from pathlib import Path
 
 from integration.server import QUICK, Server, exchange, free_port, port_taken, start_together, stop_all
 
-#: Sessions of 1 to 60 s: short ones let a test, or a restarted driver, go on quickly.
+#: Allows sessions of 1 to 60 s. With short sessions, tests and restarted drivers continue quickly.
 TICK_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class SecurePort:
-    """A second client port, for TLS with certificates on both sides; and who may log in by SASL (DIGEST-MD5) on either.
+    """A second client port, for TLS; and the users who may log in by SASL (DIGEST-MD5) on either
+    port.
 
-    ``certificate``: a PEM file of the server's private key and chain. ``authority``: the PEM file of who signs clients.
-    ``users``: name -> password. ``required``: sessions without SASL are refused. ``clients``: whether those who connect must show a
+    ``certificate``: a PEM file with the server's private key and chain; None: no TLS.
+    ``authority``: a PEM file with the authority that signs client certificates. ``users``: name ->
+    password. ``required``: refuse sessions without SASL. ``clients``: clients must show a
     certificate.
     """
 
@@ -59,7 +62,8 @@ class SecurePort:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server's place in an ensemble: its number, and the two ports of each member (for data, for elections)."""
+    """A server's place in an ensemble: its number, and the two ports of each member (for data, and
+    for elections)."""
 
     number: int
     members: dict[int, tuple[int, int]]
@@ -74,8 +78,8 @@ class Place:
 
 
 class ZooKeeperServer(Server):
-    """A server on the loopback interface, alone or in a ``place`` of an ensemble; every write is on disk before it is
-    acknowledged."""
+    """A server on the loopback interface, alone or with a ``place`` in an ensemble. Every write is
+    on disk before it is acknowledged."""
 
     name = "zookeeper"
     kind = "zookeeper"
@@ -97,7 +101,7 @@ class ZooKeeperServer(Server):
 
     @property
     def secure_address(self) -> str:
-        """Where the port for TLS is."""
+        """The address of the TLS port."""
         return f"127.0.0.1:{self._secure.port if self._secure is not None else 0}"
 
     def prepare(self) -> list[str]:
@@ -136,12 +140,12 @@ class ZooKeeperServer(Server):
         return self._secure.files() if self._secure is not None else ()
 
     def is_ready(self) -> bool:
-        """A member of an ensemble serves once it leads or follows."""
+        """Whether it serves. A member of an ensemble serves when it leads or follows."""
         return b"Mode: " in exchange(self.port, b"srvr", 4096)
 
 
 class ZooKeeperEnsemble:
-    """Several servers that vote; a majority must live."""
+    """Several servers that vote. A majority must be alive."""
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class ZooKeeperEnsemble:
     def start(self) -> None:
         """Start all and wait until each serves."""
         for number, ports in self._members.items():
-            if any(map(port_taken, ports)):  # somebody took it before the ensemble started
+            if any(map(port_taken, ports)):  # another program took one before the ensemble started
                 self._members[number] = (free_port(), free_port())
         start_together(self.servers)
 

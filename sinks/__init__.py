@@ -1,6 +1,6 @@
-"""Where committers write: value types, backends, ready committers.
+"""Where committers write: value types, backends, ready-made committers.
 
-The backends of databases are loaded when they are asked for: each needs the extra of its name.
+Database backends are imported on first use, because each needs the extra of its name.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,13 @@
-"""Aggregates: how a column of many rows becomes one value, in parts that can be merged in any grouping.
+"""Aggregates: how a column of many rows becomes one value, in parts that merge in any grouping.
 
-Each is a monoid with null as its neutral element: ``merge(merge(a, b), c)`` is ``merge(a, merge(b, c))`` and merging
-with null gives the other. So the same aggregate folds record batches before a shuffle, folds their partial results after
-it, and adds the outcome to a row in a store.
+Each aggregate is a monoid with null as its neutral element: ``merge(merge(a, b), c)`` equals
+``merge(a, merge(b, c))``, and merging a value with null gives the value. So the same aggregate
+folds record batches before a shuffle, folds their partial results after it, and adds the outcome to
+a row in a store.
 
-What one column cannot hold takes several: ``Mean`` keeps a sum and a count beside the quotient that people read. Such
-an aggregate is ``expanded`` into one aggregate per column, of which some are *derived* from the others.
+An aggregate may need several columns: ``Mean`` keeps a sum and a count beside the quotient that
+people read. Such an aggregate is ``expanded`` into one aggregate per column. Some of these are
+*derived* from the others.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import pyarrow as pa
 from framework.errors import ConfigError, TopologyError
 from framework.topology.fields import Fields, FieldType
 
-#: 2 to the power of this many registers: a relative standard error of 1.04 / sqrt(4096), 1.6 %.
+#: Log2 of the number of registers. 4096 registers give a relative standard error of
+#: 1.04 / sqrt(4096), 1.6 %.
 SKETCH_LG_K = 12
-#: What a sketch takes for an empty text, which it would pass over: no text has these bytes, eight of 255.
+#: Stands for an empty text, because a sketch ignores empty texts. Its bytes are eight times 255,
+#: which no text has.
 _EMPTY = -1
 #: Decimals have at most 76 digits; Python's own context rounds to 28.
 EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
@@ -32,24 +36,26 @@ EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperati
 
 @dataclass(frozen=True)
 class Aggregate(ABC):
-    """One aggregated column. ``field`` is the input field, None where the rows themselves are counted."""
+    """One aggregated column. ``field`` is the input field, or None to count the rows themselves."""
 
     field: str | None = None
 
-    #: Arrow's group-by functions: over input rows, and over partial results. "list": ``fold`` takes all of them.
+    #: Arrow's group-by functions: over input rows, and over partial results. "list": Arrow collects
+    #: the values and ``fold`` combines them.
     partial_function = ""
     merge_function = ""
-    #: How stores merge, by name: "add", "min", "max", "first", "last" or "ratio"; "" is left to ``merge``.
+    #: How stores merge: "add", "min", "max", "first", "last" or "ratio". "": only ``merge`` can.
     merge_rule = ""
-    #: The columns that this one is computed from; they are merged, and it is not.
+    #: The columns that this one is computed from. They are merged; this one is not.
     derived_from: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
-        """The type of the result. Raises ``TopologyError`` for an input that cannot be aggregated this way."""
+        """The type of the result. Raises ``TopologyError`` for an unsuitable input type."""
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
-        """The columns that the aggregate called ``name`` needs, each with its own aggregate; ``name`` comes first."""
+        """The columns that this aggregate needs under ``name``, each with its own aggregate.
+        ``name`` comes first."""
         return {name: self}
 
     def merge(self, old: Any, new: Any) -> Any:
@@ -62,17 +68,18 @@ class Aggregate(ABC):
     def _merge(self, old: Any, new: Any) -> Any: ...
 
     def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
-        """The partial result of input values, or of partial results, where Arrow has no function for it."""
+        """Combine input values, or partial results (``partial``), where Arrow has no function."""
         present = [value for value in values if value is not None]
         return reduce(self._merge, present) if present else None
 
     def derive(self, values: Sequence[Any]) -> Any:
-        """The value from those of the columns ``derived_from``."""
+        """Compute the value from the values of the columns ``derived_from``."""
         raise NotImplementedError
 
 
 def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
-    """A function that merges two rows of partial results, column by column, and computes what is derived from them."""
+    """A function that merges two rows of partial results column by column, and then computes the
+    derived columns."""
     merges = [each.merge for each in aggregates.values()]
     if not any(each.derived_from for each in aggregates.values()):
         return lambda old, new: tuple([merge(was, now) for merge, was, now in zip(merges, old, new, strict=True)])
@@ -92,7 +99,7 @@ def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], 
 
 @dataclass(frozen=True)
 class Count(Aggregate):
-    """The number of rows; with a field, of rows in which it is not null."""
+    """The number of rows. With a field: the number of rows in which the field is not null."""
 
     merge_function = "sum"
     merge_rule = "add"
@@ -110,9 +117,10 @@ class Count(Aggregate):
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
-    """The sum of the values that are not null; null when there are none. Integers and decimals are exact: a sum beyond
-    64 bits, or beyond 38 digits, is an error, not a wrong number. Sums of floats depend, in their last digits, on the
-    order of addition."""
+    """The sum of the values that are not null; null when there are none.
+
+    Integers and decimals are exact: a sum beyond 64 bits, or beyond 38 digits, is an error, not a
+    wrong number. The last digits of a sum of floats depend on the order of addition."""
 
     partial_function = "sum"
     merge_function = "sum"
@@ -133,7 +141,8 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class Min(Aggregate):
-    """The least value that is not null. Text is compared by its code points; NaN is above all numbers."""
+    """The least value that is not null. Text is compared by code points. NaN is above all
+    numbers."""
 
     partial_function = "min"
     merge_function = "min"
@@ -148,7 +157,8 @@ class Min(Aggregate):
 
 @dataclass(frozen=True)
 class Max(Aggregate):
-    """The greatest value that is not null. Text is compared by its code points; NaN is above all numbers."""
+    """The greatest value that is not null. Text is compared by code points. NaN is above all
+    numbers."""
 
     partial_function = "max"
     merge_function = "max"
@@ -163,8 +173,8 @@ class Max(Aggregate):
 
 @dataclass(frozen=True)
 class First(Aggregate):
-    """The first value that is not null, in the order of arrival: that of the offsets within a partition; which partition
-    comes first is open."""
+    """The first value that is not null, in the order of arrival. Within a partition this is the
+    order of the offsets. The order between partitions is undefined."""
 
     partial_function = "first"
     merge_function = "first"
@@ -179,8 +189,8 @@ class First(Aggregate):
 
 @dataclass(frozen=True)
 class Last(Aggregate):
-    """The last value that is not null, in the order of arrival: that of the offsets within a partition; which partition
-    comes last is open."""
+    """The last value that is not null, in the order of arrival. Within a partition this is the
+    order of the offsets. The order between partitions is undefined."""
 
     partial_function = "last"
     merge_function = "last"
@@ -195,7 +205,7 @@ class Last(Aggregate):
 
 @dataclass(frozen=True)
 class Ratio(Aggregate):
-    """One column divided by another; null when there is nothing to divide by."""
+    """One column divided by another; null if the divisor is 0 or null, or the dividend is null."""
 
     parts: tuple[str, ...] = ()
 
@@ -218,8 +228,10 @@ class Ratio(Aggregate):
 
 @dataclass(frozen=True)
 class Mean(Sum):
-    """The mean of the values that are not null, a float. Columns: ``<name>``, and ``<name>_sum`` and ``<name>_count``, of
-    which it is the quotient: they are what is merged, so nothing is lost to rounding."""
+    """The mean of the values that are not null, a float.
+
+    Columns: ``<name>``, ``<name>_sum`` and ``<name>_count``. The mean is the quotient of the other
+    two. Only the sum and the count are merged, so nothing is lost to rounding."""
 
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         total, count = f"{name}_sum", f"{name}_count"
@@ -228,10 +240,11 @@ class Mean(Sum):
 
 @dataclass(frozen=True)
 class Reduce(Aggregate):
-    """Values that are not null, combined two at a time by a function of yours: ``Reduce("tags", union, str)``.
+    """Values that are not null, combined two at a time by your function:
+    ``Reduce("tags", union, str)``.
 
-    ``function(a, b)`` must be associative, since parts are combined before they meet, and give what it takes: a value of
-    the type ``returns``, which is that of the field when it is left out.
+    ``function(a, b)`` must be associative, because partial results are combined with each other. It
+    must return the type that it takes: ``returns``, by default the type of the field.
     """
 
     function: Callable[[Any, Any], Any] | None = None
@@ -280,7 +293,8 @@ class Estimate(Aggregate):
 
 @dataclass(frozen=True)
 class Sketch(Aggregate):
-    """A HyperLogLog sketch of Apache DataSketches, in its own format: others can read it."""
+    """A HyperLogLog sketch of Apache DataSketches, in its standard format, which other programs
+    can read."""
 
     partial_function = "list"
     merge_function = "list"
@@ -311,9 +325,11 @@ class Sketch(Aggregate):
 
 @dataclass(frozen=True)
 class ApproxDistinct(Aggregate):
-    """About how many different values that are not null there were: exact for a few, within 1.6 % (one standard error)
-    for many. Columns: ``<name>``, and ``<name>_sketch``, the HyperLogLog sketch that is merged, at most 4 KiB. Needs the
-    extra ``sketches``."""
+    """About how many different values there are, nulls ignored: exact for a few values, within
+    1.6 % (one standard error) for many.
+
+    Columns: ``<name>``, and ``<name>_sketch``, the HyperLogLog sketch that is merged, at most
+    4 KiB. Needs the extra ``sketches``."""
 
     def __post_init__(self) -> None:
         if self.field is None:

@@ -1,4 +1,5 @@
-"""The ready committer: groups a batch by key, aggregates it with Arrow, and merges the result into a state."""
+"""The ready-made committer: groups a batch by key, aggregates it with Arrow, and merges the result
+into a state."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from sinks.aggregates import EXACT, Aggregate
 from sinks.recount import Recount
 from sinks.states import MapState
 
-#: Rows held before they are grouped: grouping few and large tables is cheaper than many small ones.
+#: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
 _INT64_MAX = 2**63 - 1
 
@@ -36,12 +37,16 @@ _INT64_MAX = 2**63 - 1
 class StateCommitter(ArrowBolt, Committer):
     """Keeps aggregates per key in a state.
 
-    ``key``: names of input fields, the columns of the key. ``aggregates``: result column -> ``Count()``, ``Sum("field")``,
-    ``Min``, ``Max``, ``Mean``, ``First``, ``Last``, ``ApproxDistinct`` or ``Reduce``. Its input must be of parallelism 1,
-    globally grouped, or fields-grouped on a part of the key: one key has one writer (C12). Rows are folded before they
-    travel, so the shuffle carries one row per key and task.
+    ``key``: the input fields that form the key. ``aggregates``: result column -> ``Count()``,
+    ``Sum("field")``, ``Min``, ``Max``, ``Mean``, ``First``, ``Last``, ``ApproxDistinct`` or
+    ``Reduce``.
 
-    In the commit phase it merges everything in one round trip per batch and task, and emits the key with its new values.
+    One key must have one writer (C12). So give the committer parallelism 1, or group its input
+    globally, or by fields that are part of the key. Rows are folded before the shuffle, which
+    carries one row per key and sending task.
+
+    In the commit phase each task merges its whole batch in one round trip, and emits each key with
+    its new values.
 
     ::
 
@@ -78,7 +83,7 @@ class StateCommitter(ArrowBolt, Committer):
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
 
-    # --- on the driver ---------------------------------------------------------------------------------------
+    # --- on the driver ----------------------------------------------------------------------------
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         self._component_id = component_id
@@ -91,7 +96,7 @@ class StateCommitter(ArrowBolt, Committer):
         self.state.bind(self._output.select(self.key), self._output.select(list(self.aggregates)))
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
-        """The output fields that one input gives; checks fields, types and grouping."""
+        """Check the fields, types and grouping of one input; return the output fields it gives."""
         fields = [each.field for each in self.aggregates.values() if each.field is not None]
         source.require(component_id, (*self.key, *fields))
         for name in self.key:
@@ -121,11 +126,11 @@ class StateCommitter(ArrowBolt, Committer):
         return _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
 
     def recounting(self, folder: Path) -> Bolt:
-        if type(self) is not StateCommitter:  # whatever else it does, it does in both
+        if type(self) is not StateCommitter:  # a subclass may do more, which verify must repeat
             return super().recounting(folder)
         return Recount(folder, self.key, self.aggregates, Fields.of_schema(self._schema()))
 
-    # --- in tasks --------------------------------------------------------------------------------------------
+    # --- in tasks ---------------------------------------------------------------------------------
 
     def prepare(
         self,
@@ -139,7 +144,7 @@ class StateCommitter(ArrowBolt, Committer):
         self._fold = _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=True)
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        """Takes what the combiners made: one row per key and sender."""
+        """Takes the output of the combiners: one row per key and sender."""
         self._prepared().add(batch)
 
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
@@ -166,7 +171,8 @@ class StateCommitter(ArrowBolt, Committer):
 
 
 class _Fold(Combiner):
-    """Group by key and aggregate, in steps: rows to partial results, or partial results to fewer of them."""
+    """Groups by key and aggregates, step by step: input rows to partial results, or partial results
+    to fewer partial results."""
 
     def __init__(
         self,
@@ -187,7 +193,7 @@ class _Fold(Combiner):
         self._partials: list[pa.RecordBatch] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        self._compact()  # a committer travels between the phases: as one row per key
+        self._compact()  # a committer is pickled between the phases: keep one row per key
         return vars(self)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -230,7 +236,8 @@ class _Fold(Combiner):
         return self._grouped(table, {name: name for name in self._aggregates}, partial=True)
 
     def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
-        """One row per key. ``columns``: aggregate -> the column it folds. What Arrow cannot fold, the aggregate does."""
+        """One row per key. ``columns``: aggregate -> the column it folds. The aggregate itself
+        folds what Arrow cannot fold."""
         folded = {name: each for name, each in self._aggregates.items() if not each.derived_from}
         functions = {name: each.merge_function if partial else each.partial_function for name, each in folded.items()}
         for name, function in functions.items():
@@ -279,12 +286,12 @@ class _Fold(Combiner):
 
 
 def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """A column in its declared type; grouping has taken a dictionary for its values."""
+    """The column in its declared type. Grouping has replaced dictionaries by their values."""
     return column.cast(kind.value_type).dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
 
 
 def _folds(function: str, column: pa.ChunkedArray) -> bool:
-    """Whether Arrow folds such a column by itself, and rightly."""
+    """Whether Arrow folds such a column, and does so correctly."""
     kind = column.type
     if function == "count":
         return True
@@ -299,11 +306,11 @@ def _folds(function: str, column: pa.ChunkedArray) -> bool:
         return False
     if function in ("first", "last"):
         return not (pa.types.is_decimal(kind) or pa.types.is_null(kind))
-    return function == "sum" or not has_nan(column)  # Arrow passes over NaN
+    return function == "sum" or not has_nan(column)  # Arrow ignores NaN
 
 
 def _with_places(table: pa.Table) -> tuple[pa.Table, str]:
-    """The table with a column that numbers its rows, and the name of that."""
+    """The table with an added column of row numbers, and the name of that column."""
     name = "place"
     while name in table.column_names:
         name += "_"
@@ -311,8 +318,9 @@ def _with_places(table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:
-    """A table whose column ``name`` has room for the sum of all its rows: Arrow's own sum wraps around in silence. Integers
-    become decimals, decimals wider ones, where they must."""
+    """The table with a column ``name`` that is wide enough for the sum of all its rows, because
+    Arrow's sum overflows silently. Where needed, integers become decimals and decimals become
+    wider."""
     column = table.column(name)
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)) or table.num_rows == 0:
@@ -330,7 +338,7 @@ def _wide_enough(table: pa.Table, name: str) -> pa.Table:
 
 
 def _unscaled(value: Any, kind: pa.DataType) -> int:
-    """The digits of a number, as Arrow holds them."""
+    """The absolute value as Arrow stores it: an integer without its decimal scale."""
     if value is None:
         return 0
     return abs(int(value.scaleb(kind.scale, EXACT) if pa.types.is_decimal(kind) else value))

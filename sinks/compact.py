@@ -1,4 +1,5 @@
-"""``python -m sinks.compact PATH``: merges the small files of a table, and removes files that nobody needs any more."""
+"""``python -m sinks.compact PATH``: merges the small files of a table, and removes files that are
+no longer needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from sinks.tables.table import TARGET_BYTES, FileTable, TableShape, described
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:
-    """The table in a folder, of whichever kind it is."""
+    """The table in a folder, as an object of its kind."""
     held = TableShape.read(path)
     if held is not None and held.kind == "DeltaLakeTable":
         from sinks.tables.delta import DeltaLakeTable  # an extra
@@ -35,7 +36,8 @@ def main(
         float, typer.Option(min=0, help="seconds after which a file that nobody needs is removed")
     ] = GRACE_S,
 ) -> None:
-    """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may run meanwhile."""
+    """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may
+    run meanwhile."""
     try:
         table = table_at(path, target_bytes)
         table.read_header()

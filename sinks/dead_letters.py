@@ -1,7 +1,8 @@
 """Committers for the records that a spout could not decode: into a table, or into a Kafka topic.
 
-Both take the hidden stream of a spout with ``on_bad_record="dead_letter"``; the builder adds them to the topology. A dead
-letter is identified by (topic id, partition, offset), and written under the txid of its batch, exactly once (C20).
+Both take the hidden stream of a spout with ``on_bad_record="dead_letter"``. The builder adds them
+to the topology. A dead letter is identified by (topic id, partition, offset), and written exactly
+once, under the txid of its batch (C20).
 """
 
 from __future__ import annotations
@@ -81,14 +82,17 @@ class _DeadLetters(ArrowBolt, Committer):
 
 
 class DeadLetterTable(_DeadLetters):
-    """Dead letters as rows of a state: key ``topic_id``, ``partition``, ``offset``; columns ``topic``, ``timestamp_ms``,
-    ``error``, ``record_key`` and ``record_value`` (the raw bytes), and ``headers`` (JSON: a list of [name, value in base64
-    or null]).
+    """Dead letters as rows of a state.
+
+    Key: ``topic_id``, ``partition``, ``offset``. Columns: ``topic``, ``timestamp_ms``, ``error``,
+    ``record_key`` and ``record_value`` (the raw bytes), and ``headers`` (JSON: a list of [name,
+    value in base64 or null]).
 
     ::
 
+        bad = OpaqueMapState(SqliteBackend("orders.db", "bad"))
         OpaqueKafkaTransactionalSpout(["orders"], ..., on_bad_record="dead_letter",
-                                      dead_letters=DeadLetterTable(OpaqueMapState(SqliteBackend("orders.db", "bad"))))
+                                      dead_letters=DeadLetterTable(bad))
     """
 
     def __init__(self, state: MapState) -> None:
@@ -118,14 +122,19 @@ class DeadLetterTable(_DeadLetters):
 
 
 class DeadLetterTopic(_DeadLetters):
-    """Dead letters as records of a Kafka topic: key, value and headers as they came, and these headers added:
-    ``ratchet.topology``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``, ``.offset``, ``.timestamp_ms``, ``.error``.
+    """Dead letters as records of a Kafka topic.
 
-    Written in one kafka_txn per batch, so consumers with ``isolation.level=read_committed`` see each letter once. The topic
-    must exist; ``marker_topic`` (by default ``ratchet-markers-<topology id>``) is made when it is missing. What Kafka has
-    taken cannot be undone, so a batch whose commit was opened is never planned anew (C8).
+    Key, value and headers are those of the original record. These headers are added:
+    ``ratchet.topology``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``, ``.offset``,
+    ``.timestamp_ms``, ``.error``.
 
-    ``bootstrap_servers`` and ``settings`` as for the spout; both may come from the configuration's ``kafka.*`` keys.
+    Each task writes its part of a batch in one kafka_txn, so consumers with
+    ``isolation.level=read_committed`` see each letter once. ``topic`` must exist. ``marker_topic``
+    (by default ``ratchet-markers-<topology id>``) is created when it is missing. Records in Kafka
+    cannot be undone, so a batch whose commit was opened is never planned anew (C8).
+
+    ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
+    ``kafka.*`` keys.
     """
 
     def __init__(
@@ -161,7 +170,7 @@ class DeadLetterTopic(_DeadLetters):
     def finish_batch(self) -> None:
         attempt, context, letters = self._taken()
         if not letters or self._merged is None:
-            return  # nothing to write, so nothing that a replay could double
+            return  # nothing to write, so a replay cannot write it twice
         marker = marker_of(attempt, context)
         marked = writers.marked(self._merged, context, self._marker_topic)
         marked.write(self._topic, [_record(letter, marker) for letter in letters], marker)

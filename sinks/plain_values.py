@@ -1,7 +1,8 @@
-"""Values in forms that stores without types of their own keep, sort and give back exactly.
+"""Values in plain forms, for stores that lack their types: stored and returned exactly.
 
-Moments, dates and times are ISO 8601 text, moments with a zone in UTC; durations are integers in their unit; decimals are
-text. For JSON, moments are as RFC 3339 has them, bytes are base64, and the floats that JSON lacks are named.
+Timestamps, dates and times are ISO 8601 text; timestamps with a zone are in UTC. Durations are
+integers in their unit. Decimals are text. In JSON, timestamps follow RFC 3339, bytes are base64,
+and NaN and the infinities are the texts ``NaN``, ``Infinity`` and ``-Infinity``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def is_plain(declared: pa.DataType) -> bool:
 
 
 def plain(value: Any, declared: pa.DataType) -> Any:
-    """A value in its plain form."""
+    """The plain form of a value."""
     types = pa.types
     if types.is_duration(declared):
         return pa.scalar(value, declared).value
@@ -46,7 +47,7 @@ def plain(value: Any, declared: pa.DataType) -> Any:
 
 
 def restored(value: Any, declared: pa.DataType) -> Any:
-    """A value from its plain form."""
+    """The value with this plain form."""
     types = pa.types
     if types.is_boolean(declared):
         return bool(value)
@@ -63,7 +64,7 @@ def restored(value: Any, declared: pa.DataType) -> Any:
 
 
 def check_storable(name: str, declared: pa.DataType | None, store: str) -> pa.DataType:
-    """The type, if a value of it comes back as it went in. Raises ``TopologyError`` for one that would not."""
+    """Return the type if its values are stored exactly. Raises ``TopologyError`` otherwise."""
     if declared is None:
         raise TopologyError(f"column {name!r} needs a declared type: give Fields({name}=int) or the like")
     types = pa.types
@@ -92,15 +93,16 @@ def _is_interval(declared: pa.DataType) -> bool:
 
 
 class JsonColumns:
-    """Rows of these fields as lists that any JSON writer takes, and back. Raises ``TopologyError`` for types that it cannot
-    hold, ``ValueError`` for values that do not fit their type."""
+    """Converts rows of these fields to lists that any JSON writer takes, and back. Raises
+    ``TopologyError`` for types that it cannot store, and ``ValueError`` for values that do not fit
+    their type."""
 
     def __init__(self, fields: Fields, store: str) -> None:
         types = [check_storable(name, fields.type_of(name), store) for name in fields]
         self._encoders = [_encoder(each) for each in types]
         self._decoders = [_decoder(each) for each in types]
         self._as_they_are = all(each.equals(pa.int64()) or each.equals(pa.string()) for each in types)
-        #: Whether each column is text in JSON, always.
+        #: For each column: whether its values are always text in JSON.
         self.textual = [
             not (
                 pa.types.is_integer(each)

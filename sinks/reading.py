@@ -1,8 +1,9 @@
-"""Reading several sinks at one moment: as of a transaction that all of them hold.
+"""Read several sinks consistently: as of a transaction that all of them hold.
 
-Sinks finish a transaction one after the other, so a reader who looks at two of them may see it in one and not yet in the
-other. The previous values in the rows make the state after the last common transaction readable until the one after the
-next changes a row again.
+Sinks finish a transaction one after the other, so a reader of two sinks may see it in one and not
+yet in the other. Each row also keeps its previous value. So the value as of the last common
+transaction stays readable while the next transaction changes the row, and is lost when a later one
+changes it again.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from typing import Any, NamedTuple
 from framework.errors import ConfigError, MovedOnError
 from sinks.states import MapState
 
-#: How often a reader begins again because rows have moved on meanwhile.
+#: How often a reader starts again because rows changed while it was reading.
 TRIES = 100
 
 
 class Together(NamedTuple):
-    """``values``: per request, one per key, as transaction ``txid`` left them."""
+    """``values``: for each request, one value per key, as transaction ``txid`` left it."""
 
     txid: int
     values: list[list[Any]]
 
 
 def common_txid(states: Sequence[MapState]) -> int:
-    """The last transaction that every one of these states holds whole, by their own headers. Of all sinks of a topology,
-    ZooKeeper says the same: ``framework.transactions.committed_txid(store, topology_id)``."""
+    """The last transaction that all these states hold completely, by their own headers.
+
+    For all sinks of a topology, ZooKeeper has the same number:
+    ``framework.transactions.committed_txid(store, topology_id)``."""
     if not states:
         raise ConfigError("common_txid needs at least one state")
     return min(state.read_header().done for state in states)
@@ -35,11 +38,12 @@ def common_txid(states: Sequence[MapState]) -> int:
 def read_together(
     requests: Sequence[tuple[MapState, Sequence[Any]]], txid: Callable[[], int] | None = None, *, tries: int = TRIES
 ) -> Together:
-    """Read keys of several states as one transaction left them all.
+    """Read keys of several states, all as of the same transaction.
 
-    ``requests``: (state, keys) pairs; the states are those of the topology, or copies with the same backends. ``txid``: says
-    which transaction is the last common one; by default the states' own headers do. Raises ``MovedOnError`` when the rows
-    change faster than they can be read, ``tries`` times over, and ``ConfigError`` for states without previous values.
+    ``requests``: (state, keys) pairs. The states are those of the topology, or copies with the same
+    backends. ``txid``: a function that returns the last common transaction; by default it comes
+    from the headers of the states. Raises ``MovedOnError`` when rows changed during each of
+    ``tries`` tries, and ``ConfigError`` for non-transactional states.
 
     ::
 

@@ -1,10 +1,11 @@
-"""What ``verify`` computes with: the aggregates of a ``StateCommitter`` once more, by arithmetic that shares nothing with them.
+"""``verify`` computes the aggregates of a ``StateCommitter`` again here, by independent arithmetic.
 
-Rows arrive one by one, not folded by Arrow; they are grouped by a dictionary and added as integers and fractions, which round
-nothing. Only the answer is rounded, once. So it can contradict the sinks. Functions that are not ours are called again:
-``Reduce``'s, and the sketches of ``ApproxDistinct``.
+Nothing is folded by Arrow. Rows are grouped by a dictionary, and added as integers and fractions,
+which are exact. Only the result is rounded, once. So a recount can detect errors in the sinks.
+Functions that are not ours are called again: those of ``Reduce``, and the sketches of
+``ApproxDistinct``.
 
-A key's *tallies*, one per column, are kept in a scratch table from batch to batch.
+A scratch table keeps the *tallies* of each key, one per column, from batch to batch.
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ from sinks.backends.backend import Key, Value
 from sinks.backends.sqlite import SqliteBackend
 from sinks.states import Expected, OpaqueMapState
 
-#: Floats that are added in any order differ by less than this share of the sum of their magnitudes, up to millions of them.
+#: Two sums of the same floats, up to millions of them, added in different orders, differ by less
+#: than this share of the sum of their magnitudes.
 FLOAT_SHARE = Fraction(1, 10**9)
-#: The share by which estimates of two sketches of the same values may differ: six standard errors.
+#: Two sketches of the same values may differ in their estimates by this share: six standard errors.
 ESTIMATE_SHARE = Fraction(1, 10)
 
 
 class Column(ABC):
-    """One aggregated column. Its tally of a key is plain data; None: no row yet."""
+    """One aggregated column. The tally of a key is plain data; None: no value yet."""
 
     @abstractmethod
     def add(self, tally: Any, values: Sequence[Any]) -> Any:
-        """The tally with the values of more rows, nulls among them, in their order. A column that counts rows as such gets a
-        None for each."""
+        """The tally after adding the values of more rows, in their order. ``values`` may contain
+        None. A column without a field gets one None per row."""
 
     @abstractmethod
     def value(self, tally: Any) -> Any:
-        """What a sink should hold."""
+        """The value that a sink should hold for this tally."""
 
     def agrees(self, tally: Any, found: Any) -> bool:
         expected = self.value(tally)
@@ -71,7 +73,7 @@ class _Counted(Column):
 
 @dataclass(frozen=True)
 class _Total(Column):
-    """Of integers (``scale`` None) or of decimals."""
+    """The sum of integers (``scale`` None) or of decimals."""
 
     scale: int | None
 
@@ -89,7 +91,8 @@ class _Total(Column):
 
 
 class FloatTally(NamedTuple):
-    """``size``: the sum of the magnitudes. ``beyond``: the sum of what is infinite or NaN, None where nothing is."""
+    """``total``: the exact sum of the finite values. ``size``: the sum of their magnitudes.
+    ``beyond``: the sum of the infinite and NaN values; None if there are none."""
 
     total: Fraction
     size: Fraction
@@ -155,7 +158,7 @@ class _Ordered(Column):
 
 @dataclass(frozen=True)
 class _Own(Column):
-    """By the aggregate itself. ``share``: how far apart numbers may be; None: whether there is a value is all that is compared."""
+    """Recounted by the aggregate itself. Of a sketch, only whether there is one is compared."""
 
     aggregate: Aggregate
 
@@ -174,7 +177,7 @@ class _Own(Column):
 
 
 class _Quotient(Column):
-    """Of a total and a count, the tallies that it is handed."""
+    """The quotient of a total and a count. Its tally is the tallies of these two."""
 
     def add(self, tally: Any, values: Sequence[Any]) -> Any:
         return None
@@ -215,7 +218,8 @@ class _Estimated(Column):
 
 
 def _near(found: float, exact: Fraction, slack: Fraction) -> bool:
-    """Whether a float is what it should be. The smallest ones have fewer digits."""
+    """Whether a float differs from ``exact`` by at most ``slack``, plus 1e-300 because the smallest
+    floats have fewer digits."""
     return found - found == 0 and abs(Fraction(found) - exact) <= slack + Fraction(1, 10**300)
 
 
@@ -227,7 +231,7 @@ def _rounded(exact: Fraction) -> float:
 
 
 def column_of(aggregate: Aggregate, declared: pa.DataType) -> Column:
-    """How a column of that type is recounted."""
+    """The recount of an aggregate whose result has the type ``declared``."""
     if isinstance(aggregate, Count):
         return _Counted(aggregate.field is None)
     if isinstance(aggregate, Sum):
@@ -245,7 +249,7 @@ def column_of(aggregate: Aggregate, declared: pa.DataType) -> Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """All columns of a state. What is derived takes the tallies of those that it is derived from."""
+    """All columns of a state. A derived column takes the tallies of the columns it derives from."""
 
     aggregates: Mapping[str, Aggregate]
     value_fields: Fields
@@ -257,7 +261,7 @@ class Columns:
     by_name: Mapping[str, Column] = ()  # type: ignore[assignment]
 
     def add(self, tallies: Mapping[str, Any], rows: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """``rows``: per column, the values of its field."""
+        """``rows``: for each column, the values of its field."""
         return {name: column.add(tallies.get(name), rows[name]) for name, column in self.by_name.items()}
 
     def taken(self, name: str, tallies: Mapping[str, Any]) -> Any:
@@ -275,7 +279,7 @@ class Columns:
 
 
 class _Recounted(Expected):
-    """Tallies, as what a sink's row is held against."""
+    """What a row of a sink should be, by its tallies."""
 
     def __init__(self, columns: Columns, tallies: Mapping[str, Any]) -> None:
         self._columns, self._tallies = columns, tallies
@@ -289,7 +293,7 @@ class _Recounted(Expected):
 
 
 class RecountState(OpaqueMapState):
-    """Tallies by key, in a scratch file. Keys are text there, so that any key can be one."""
+    """Tallies by key, in a scratch file. Keys are stored as text, so any type can be a key."""
 
     def __init__(self, folder: Path, key: Fields, columns: Columns) -> None:
         super().__init__(
@@ -302,7 +306,7 @@ class RecountState(OpaqueMapState):
         return repr(self._key_form(key))
 
     def tallies(self, keys: Sequence[Key]) -> list[dict[str, Any]]:
-        """What a commit starts from: empty for a key that is new."""
+        """The tallies that a commit starts from; an empty dict for a new key."""
         return [pickle.loads(row[1]) if row is not None else {} for row in self.multi_get([*map(self.name_of, keys)])]
 
     def put_tallies(self, keys: Sequence[Key], tallies: Sequence[Mapping[str, Any]]) -> None:
@@ -323,7 +327,8 @@ class RecountState(OpaqueMapState):
 
 
 class Recount(ArrowBolt, Committer):
-    """Stands in for a ``StateCommitter`` in the shadow of a topology. It has no combiner: every row comes to it."""
+    """Replaces a ``StateCommitter`` in the copy of a topology that ``verify`` runs. It has no
+    combiner, so it gets every input row."""
 
     deterministic = True
     commits_on_driver = True
@@ -369,7 +374,7 @@ class Recount(ArrowBolt, Committer):
         return self._emitted(keys, tallies) if subscribed is None or subscribed() else []
 
     def _grouped(self) -> dict[Key, dict[str, list[Any]]]:
-        """Per key and column, the values of its field, in the order of arrival."""
+        """For each key and column, the values of the column's field in the order of arrival."""
         groups: dict[Key, dict[str, list[Any]]] = {}
         form = RowForm(self._output.select(self._key))
         for batch in self._batches:

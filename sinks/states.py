@@ -1,7 +1,8 @@
 """Map states: a value type on a backend, as committers use them.
 
-In a topology the driver raises the header, sweeps, and sets ``done``; a state in a task writes under the header of its
-attempt's fence. A state used on its own (an attempt without a fence: scripts, tests) does all of that itself.
+In a topology the driver raises the header, sweeps, and sets ``done``. A state in a task writes
+under the header of its attempt's fence. A state used on its own, with attempts without a fence
+(scripts, tests), does all of that itself.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from sinks.backends.sqlite import SqliteBackend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
-#: Keys that are compared at a time.
+#: Keys that ``verify`` compares at a time.
 PAGE_KEYS = 5_000
-#: How often rows are read again that change while they are read.
+#: How often ``hold`` reads rows again that change while it reads them.
 HOLD_TRIES = 1_000
 Updater = Callable[[Any], Any]
 #: The incarnation of each state that this process has written to: location -> incarnation.
@@ -55,7 +56,7 @@ _incarnations: dict[str, str] = {}
 
 
 class Expected(ABC):
-    """What ``verify`` holds a row of a sink against."""
+    """What ``verify`` expects a row of a sink to be."""
 
     @property
     @abstractmethod
@@ -66,7 +67,8 @@ class Expected(ABC):
 
 
 class Recomputed(Expected):
-    """What the same committer has written once more: equal, but for the order in which floats were added."""
+    """A value that a copy of the same committer has written again. It must be equal, except that
+    floats may have been added in another order."""
 
     def __init__(self, value: Value) -> None:
         self._value = value
@@ -101,10 +103,11 @@ class _Commit:
 
 
 class MapState(FencedState):
-    """Keys to values. A key is a scalar or a tuple; a value is a scalar, or a tuple where the backend has several value
-    columns. Subclasses differ in what a replay does.
+    """Keys to values. A key is a scalar or a tuple. A value is a scalar, or a tuple if the backend
+    has several value columns. Subclasses differ in what a replay does.
 
-    Between ``begin_commit`` and ``commit`` nothing reaches the backend (C12); ``commit`` writes every key once.
+    Between ``begin_commit`` and ``commit`` nothing is written to the backend. ``commit`` writes
+    every key once (C12).
     """
 
     def __init__(self, backend: MapBackend) -> None:
@@ -115,10 +118,10 @@ class MapState(FencedState):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_forms": None}
 
-    # --- for committers, in tasks ----------------------------------------------------------------------------
+    # --- for committers, in tasks -----------------------------------------------------------------
 
     def begin_commit(self, attempt: TransactionAttempt) -> None:
-        """Start the commit of an attempt. A commit begun before and not finished is forgotten."""
+        """Start the commit of an attempt. Discards a commit that was begun and not finished."""
         fence = attempt.fence
         if fence is None:
             self._commit = _Commit(attempt, self._open_standalone(attempt), None)
@@ -129,20 +132,21 @@ class MapState(FencedState):
         self._commit = _Commit(attempt, header, fence)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
-        """What this commit sees: its own writes, else the state before its transaction. None where there is nothing."""
+        """The values that this commit sees: its own writes, else the value before its transaction.
+        None for a key without a value."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
         return [self._bare(self._visible(commit, key)) for key in wanted]
 
     def multi_update(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[Any]:
-        """Replace each key's value by ``updater(value or None)``. Several updates of one key see each other. Returns
-        the new values."""
+        """Replace the value of each key by ``updater(value or None)``. If a key occurs several
+        times, each update sees the one before. Returns the new values."""
         return [value for _, value in self.multi_update_with_previous(keys, updaters)]
 
     def multi_update_with_previous(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[tuple[Any, Any]]:
-        """As ``multi_update``; returns (value before this transaction, new value), also for a key whose update is
-        skipped because this transaction has made it before (C6)."""
+        """As ``multi_update``, but returns (value before this transaction, new value). It does so
+        also for a key whose update is skipped because this transaction has already made it (C6)."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
@@ -156,7 +160,7 @@ class MapState(FencedState):
         return results
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set values whatever they were."""
+        """Set the value of each key, whatever it was."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
@@ -165,7 +169,7 @@ class MapState(FencedState):
                 self._write(commit, key, self._packed(value))
 
     def delete(self, keys: Sequence[Any]) -> None:
-        """Delete keys: a tombstone stays and keeps the previous value until a later transaction."""
+        """Delete keys. A tombstone keeps the previous value until a later transaction."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
@@ -176,7 +180,8 @@ class MapState(FencedState):
                 self._write(commit, key, None)
 
     def commit(self, attempt: TransactionAttempt) -> None:
-        """Write what was updated, in one atomic step. Raises ``StaleWriterError`` when this attempt is not current."""
+        """Write all updates by one ``multi_put`` of the backend. Raises ``StaleWriterError`` when
+        this attempt is no longer current."""
         commit = self._begun()
         if commit.attempt != attempt:
             raise InvariantViolation(f"{self.location}: commit of {attempt}, and {commit.attempt} was begun")
@@ -191,12 +196,12 @@ class MapState(FencedState):
     def apply(
         self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
     ) -> pa.Table | None:
-        """Merge deltas (key columns, each key once, then one column per aggregate) and commit, all in one. Returns keys
-        and new values when they are wanted."""
+        """Begin, merge deltas, and commit. ``deltas``: the key columns, each key once, then one
+        column per aggregate. With ``want_values``, returns the keys and the new values."""
         guess = self._guessed_header(attempt)
         if guess is not None:
             self._commit = _Commit(attempt, guess, attempt.fence)
-            with suppress(StaleWriterError):  # the header was compared, and is another one: ask for it
+            with suppress(StaleWriterError):  # the guess was wrong: read the header
                 return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
         self.begin_commit(attempt)
         return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
@@ -217,8 +222,8 @@ class MapState(FencedState):
         return result
 
     def _guessed_header(self, attempt: TransactionAttempt) -> Header | None:
-        """What the header is, if this attempt is current and the state was not cleared meanwhile: it saves asking, since the
-        write compares it."""
+        """The header that the state has if this attempt is current and the state was not cleared.
+        Guessing saves a read; the write compares the header anyway. None: read it."""
         fence = attempt.fence
         known = _incarnations.get(self.location)
         if fence is None or known is None:
@@ -226,7 +231,7 @@ class MapState(FencedState):
         opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
         return Header(fence.topology_id, known, fence.epoch, opened, attempt.txid - 1)
 
-    # --- for readers -----------------------------------------------------------------------------------------
+    # --- for readers ------------------------------------------------------------------------------
 
     def get(self, key: Any) -> Any:
         """The value as any reader sees it now, outside a commit."""
@@ -234,9 +239,11 @@ class MapState(FencedState):
         return self._bare(row.value) if row is not None else None
 
     def read_as_of(self, keys: Sequence[Any], txid: int) -> list[Any]:
-        """The values as transaction ``txid`` left them, None where there was nothing. A row that the transaction after it has
-        changed answers by its previous value. Raises ``MovedOnError`` naming a key that has changed since, and
-        ``ConfigError`` for an at-least-once state."""
+        """The values as transaction ``txid`` left them; None for a key that had no value.
+
+        Takes the previous value of a row that transaction ``txid + 1`` has changed. Raises
+        ``MovedOnError``, which names the key, for a row that a later transaction has changed, and
+        ``ConfigError`` for a non-transactional state."""
         wanted = [self._key(key) for key in keys]
         values = []
         for key, row in zip(wanted, self.backend.multi_get(wanted), strict=True):
@@ -249,14 +256,14 @@ class MapState(FencedState):
         return values
 
     def _as_of(self, row: Row | None, txid: int) -> tuple[bool, Value | None]:
-        """Whether the row says what ``txid`` left there, and that."""
+        """Whether the row still tells its value as of ``txid``, and that value."""
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
         if row is None or row.stamp.txid <= txid:
             return True, row.value if row is not None else None
         return row.stamp.txid == txid + 1, row.prev
 
-    # --- for the driver --------------------------------------------------------------------------------------
+    # --- for the driver ---------------------------------------------------------------------------
 
     @property
     def location(self) -> str:
@@ -324,7 +331,7 @@ class MapState(FencedState):
                     moved(key)
             compared += self.compare_held(scratch, held, differs)
         for page in _pages(_scratch(scratch).expected_keys()):
-            found = self.backend.multi_get(page)  # what the sink has no row for
+            found = self.backend.multi_get(page)  # compare the keys that have no row in the sink
             compared += self.compare_held(
                 scratch, {key: None for key, row in zip(page, found, strict=True) if row is None}, differs
             )
@@ -351,35 +358,35 @@ class MapState(FencedState):
                 differs(Difference(bare, found, expected.value if expected is not None else None))
         return compared
 
-    # --- as a scratch copy -----------------------------------------------------------------------------------
+    # --- as a scratch copy ------------------------------------------------------------------------
 
     def expected_keys(self) -> Iterator[Key]:
         """The keys that a sink should hold."""
         return (key for key, row in self.backend.scan() if row.value is not None)
 
     def expected(self, keys: Sequence[Key]) -> Sequence[Expected | None]:
-        """What a sink should hold for each of these keys; None: nothing."""
+        """What a sink should hold for each of these keys; None: no value."""
         rows = self.backend.multi_get(keys)
         return [Recomputed(row.value) if row is not None and row.value is not None else None for row in rows]
 
     def close(self) -> None:
         self.backend.close()
 
-    # --- what the value types decide -------------------------------------------------------------------------
+    # --- what the value types decide --------------------------------------------------------------
 
     @abstractmethod
     def _base(self, row: Row, txid: int) -> Value | None:
-        """What transaction ``txid`` starts from, given the stored row."""
+        """The value that transaction ``txid`` starts from, given the stored row."""
 
     @abstractmethod
     def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
         """The row that the commit's transaction writes over ``row``."""
 
     def _skips(self, row: Row | None, commit: _Commit) -> bool:
-        """Whether the update of this row was made by this transaction before, and must not be made again."""
+        """Whether this transaction has updated the row before and must not do it again."""
         return False
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _begun(self) -> _Commit:
         if self._commit is None:
@@ -411,11 +418,11 @@ class MapState(FencedState):
         return self._formed(key if isinstance(key, tuple) else (key,), 0)
 
     def _formed(self, values: tuple[Any, ...], which: int) -> tuple[Any, ...]:
-        """A key (0) or a value (1) in the form by which stores compare (C29)."""
+        """A key (``which`` 0) or a value (1) in its canonical form (C29)."""
         if self._forms is None:
             try:
                 self._forms = tuple(map(RowForm, self.backend.fields))
-            except (TopologyError, ConfigError):  # a backend that may do without columns
+            except (TopologyError, ConfigError):  # a backend that needs no columns
                 return RowForm(None)(values)
         try:
             return self._forms[which](values)
@@ -484,8 +491,8 @@ class MapState(FencedState):
 
 
 class NonTransactionalMapState(MapState):
-    """Applies every update, also a replayed one: at-least-once. It keeps previous values for a state of another kind that
-    takes its place while a transaction is open."""
+    """Applies every update, also when it is replayed: at-least-once. Keeps previous values too, in
+    case a state of another value type takes its place while a transaction is open."""
 
     value_type = ValueType.NON_TRANSACTIONAL
 
@@ -497,7 +504,7 @@ class NonTransactionalMapState(MapState):
 
 
 class TransactionalMapState(MapState):
-    """Skips a key that its transaction has updated before: right when a replay is identical."""
+    """Skips a key that its transaction has updated before. Correct if every replay is identical."""
 
     value_type = ValueType.TRANSACTIONAL
 
@@ -513,7 +520,8 @@ class TransactionalMapState(MapState):
 
 
 class OpaqueMapState(MapState):
-    """Starts again from the previous value when a transaction is replayed: right even when the replay differs.
+    """Starts again from the previous value when a transaction is replayed. Correct even if the
+    replay differs.
 
     >>> from sinks.backends.memory import MemoryBackend
     >>> state = OpaqueMapState(MemoryBackend())
@@ -536,7 +544,7 @@ class OpaqueMapState(MapState):
 
 
 def _after(row: Row | None, commit: _Commit, value: Value | None) -> Row:
-    """The row with that value, and the one of before the commit's transaction as its previous one."""
+    """The row with this value, and with the value before the commit's transaction as ``prev``."""
     if row is None:
         return Row(value, commit.stamp, None, commit.writer)
     updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)

@@ -1,10 +1,10 @@
-"""The value logic of seed 000, pure: what a row holds, and what an update by a transaction makes of it.
+"""The value logic of the state types, pure: what a row holds, and how a transaction updates it.
 
 Invariants:
 
-1. Transactional: the update of a txid that the row already holds changes nothing.
-2. Opaque: the update of a txid that the row already holds starts again from ``prev``.
-3. An update by a lower txid than the row's is refused.
+1. Transactional: an update by the txid that the row already has changes nothing.
+2. Opaque: an update by the txid that the row already has starts again from ``prev``.
+3. An update by a txid below that of the row is refused.
 
 Source: ``org.apache.storm.trident.state.TransactionalValue`` and ``OpaqueValue``.
 """
@@ -31,7 +31,7 @@ class TransactionalValue:
     value: Any
 
     def get(self, txid: int) -> Any:
-        """What transaction ``txid`` reads."""
+        """The value that transaction ``txid`` reads."""
         _refuse_older(self.txid, txid)
         return self.value
 
@@ -57,12 +57,12 @@ class OpaqueValue:
     prev: Any = None
 
     def get(self, txid: int) -> Any:
-        """What transaction ``txid`` starts from: ``prev`` when it is the one that wrote last."""
+        """The value that transaction ``txid`` starts from: ``prev`` if it wrote the row last."""
         _refuse_older(self.txid, txid)
         return self.prev if txid == self.txid else self.value
 
     def update(self, txid: int, value: Any) -> OpaqueValue:
-        """The row after ``txid`` writes ``value``, which it has computed from ``get(txid)``."""
+        """The row after ``txid`` writes ``value``, which was computed from ``get(txid)``."""
         return OpaqueValue(txid, value, self.get(txid))
 
 

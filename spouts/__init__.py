@@ -1,4 +1,5 @@
-"""Where batches come from: Kafka and memory, and the codecs that decode values."""
+"""Where tuples come from: spouts for Kafka, Redis streams and memory, and the codecs that decode
+values."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,8 @@
 """Spouts over rows in memory, for tests, examples and scripts.
 
-The source may change while a topology runs, as a real one would: grow, gain partitions, lose one for a while, give
-shorter batches, forget old rows. Offsets count the rows of a partition from 0; ranges are half-open.
+The source may change while a topology runs, as a real one does: it may grow, gain partitions, lose
+a partition for a while, give shorter batches, or forget old rows. Offsets count the rows of a
+partition from 0. Ranges are half-open.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ OnDataLoss = Literal["fail", "skip"]
 
 
 class _Source:
-    """The partitions. Lives where the spout was made; copies in tasks get their rows with the plan."""
+    """The partitions. They exist only in the process that created the spout. Tasks get their rows
+    with the plan."""
 
     def __init__(self, data: Mapping[int, Sequence[Row]], take: int) -> None:
         self.lock = threading.Lock()
@@ -42,7 +44,7 @@ class _Source:
 
 
 class _MemorySpout:
-    """What both kinds share: the data, and how to add to it."""
+    """What both kinds share: the data, and the methods that change it."""
 
     def __init__(self, data: Mapping[int, Sequence[Row]], fields: Fields, take: int) -> None:
         if not isinstance(take, int) or take < 1:
@@ -54,7 +56,7 @@ class _MemorySpout:
         return {**vars(self), "_source": None}
 
     def append(self, partition: int, rows: Sequence[Any]) -> None:
-        """Add one row (its values), or several (a list of rows), at the end of a partition."""
+        """Add one row (its values), or several rows (a list of rows), to the end of a partition."""
         added = [list(row) for row in rows] if rows and isinstance(rows[0], (list, tuple)) else [list(rows)]
         source = self._here()
         with source.lock:
@@ -69,8 +71,9 @@ class _MemorySpout:
             source.partitions[str(partition)] = [list(row) for row in rows]
 
     def set_take(self, take: int, partition: int | None = None) -> None:
-        """Take at most so many rows from now on: of every partition, or of one (then 0 is allowed). An opaque batch that
-        is replayed before its commit opened comes back shorter or longer."""
+        """From now on, take at most ``take`` rows of every partition, or of one (then 0 is
+        allowed). An opaque batch that is replayed before its commit was opened changes its size
+        accordingly."""
         if not isinstance(take, int) or take < (1 if partition is None else 0):
             raise TopologyError(f"take per partition must be {1 if partition is None else 0} or more, not {take!r}")
         source = self._here()
@@ -82,14 +85,15 @@ class _MemorySpout:
                 source.takes[self._known(source, partition)] = take
 
     def make_unavailable(self, partition: int) -> None:
-        """Let a partition be away, as one without a leader: an opaque spout goes on without it, a transactional one
-        waits for it, and so does whoever must replay a range of it."""
+        """Make a partition unavailable, like one without a leader. An opaque spout continues
+        without it, a transactional one waits for it. A replay that needs a range of it waits,
+        too."""
         source = self._here()
         with source.lock:
             source.unavailable.add(self._known(source, partition))
 
     def make_available(self, partition: int) -> None:
-        """Let a partition be back."""
+        """Make a partition available again."""
         source = self._here()
         with source.lock:
             source.unavailable.discard(self._known(source, partition))
@@ -127,7 +131,8 @@ class _MemorySpout:
 
 
 class MemoryTransactionalSpout(_MemorySpout, PartitionedTransactionalSpout):
-    """An idempotent spout: ``data`` maps partitions to rows, each batch takes up to ``take`` rows of each partition.
+    """An idempotent spout. ``data`` maps partitions to rows. Each batch takes up to ``take`` rows
+    of each partition.
 
     >>> spout = MemoryTransactionalSpout({0: [["dog"], ["cat"]], 1: [["apple"]]}, Fields(word=str), 2)
     >>> spout.append(1, ["mango"])
@@ -137,8 +142,9 @@ class MemoryTransactionalSpout(_MemorySpout, PartitionedTransactionalSpout):
 
 
 class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactionalSpout):
-    """As ``MemoryTransactionalSpout``, with batches that may differ between attempts. ``on_data_loss="skip"`` goes on after
-    rows that were forgotten before they were read, and counts them in the plan as ``skipped``.
+    """As ``MemoryTransactionalSpout``, but batches may differ between attempts. With
+    ``on_data_loss="skip"`` it skips rows that were forgotten before they were read, and counts them
+    in the plan as ``skipped``.
 
     Source: ``org.apache.storm.testing.OpaqueMemoryTransactionalSpout``.
     """
@@ -187,7 +193,7 @@ class _MemoryPlanner(PartitionPlanner):
         return {each: {"first": _next(previous.get(each)), "next": _next(previous.get(each))} for each in known}
 
     def _range(self, partition: str, first: int, divisor: int) -> Meta:
-        """What one partition contributes after offset ``first``. Called with the source's lock held."""
+        """What one partition contributes after offset ``first``. Call it with the lock held."""
         source = self._source
         held, earliest = len(source.partitions.get(partition, ())), source.earliest.get(partition, 0)
         if partition in source.unavailable:
@@ -272,8 +278,8 @@ class _MemoryReader(PartitionReader):
 
 
 def complete(partition: str, meta: Meta) -> Sequence[Row]:
-    """The rows that came with a range. Raises ``RetryableError`` when they are not all there: a short read is never a
-    short batch."""
+    """The rows that came with a range. Raises ``RetryableError`` if rows are missing: a short read
+    must not become a short batch."""
     rows: Sequence[Row] = meta["rows"]
     planned = int(meta["next"]) - int(meta["first"])
     if len(rows) != planned:

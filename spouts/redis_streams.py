@@ -1,7 +1,8 @@
-"""A spout over Redis streams with consumer groups: a queue that locks what it hands out.
+"""A spout over Redis streams with consumer groups: a queue that locks the entries it delivers.
 
-Redis notes who was given what, until that is acknowledged. A task that opens anew is given again what it had been given before;
-what belonged to a task that is gone for good is taken over when nobody has touched it for long enough.
+Redis records which consumer got which entry, until the entry is acknowledged. A task that is opened
+again gets its unacknowledged entries again. Entries of a task that is gone for good are taken over
+by other tasks after a time without activity.
 
 Source: https://redis.io/docs/latest/develop/data-types/streams/, "Consumer groups".
 """
@@ -25,14 +26,14 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("RedisStreamSpout needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
-#: Entries asked for at once.
+#: Entries per request.
 CHUNK_ENTRIES = 500
-#: Entries of a task that are not acknowledged: as many as a slow consumer may leave to others after its end.
+#: Unacknowledged entries per task. Others must take over this many at most if the task dies.
 UNACKNOWLEDGED_MAX = 10_000
 TIMEOUT_S = 5.0
 _TAKE_OVER_EVERY_S = 5.0
 
-#: Its id, and its fields; none for one that was deleted meanwhile.
+#: The id of an entry, and its fields. The fields are empty if the entry was deleted meanwhile.
 Entry = tuple[bytes, Mapping[bytes, bytes]]
 
 _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
@@ -44,18 +45,23 @@ _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
 
 
 class RedisStreamSpout(BaseRichSpout):
-    """Reads the entries of a stream, each once over all tasks, and acknowledges them when their tuple trees are complete.
+    """Reads the entries of a stream, each entry in one of the tasks, and acknowledges them when
+    their tuple trees are complete: at-least-once.
 
-    ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``. ``group``: the consumer group, made
-    when it is not there; ``start``: where it begins then, "earliest" or "latest". What fails is emitted again by ``retry``; after
-    ``retry.retries_max`` times it is reported and dropped. ``take_over_after_s``: entries that were handed to a task which has not
-    been heard of for so long are taken over by another, as after a change of the parallelism; longer than any tuple tree takes.
-    ``unacknowledged_max``: a task asks for no more while it has so many entries, waiting for their next try among them.
-    ``delete``: remove entries that are done from the stream.
+    ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``.
+    ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable. ``group``: the
+    consumer group, created when it is missing. ``start``: where a new group begins, "earliest" or
+    "latest".
 
-    A group that is destroyed under a running topology is a ``DataLossError``: nobody knows then what it had handed out.
+    ``retry``: when to emit a failed entry again. After ``retry.retries_max`` retries the entry is
+    reported and dropped. ``take_over_after_s``: a task takes over entries that another task got and
+    that have been idle for this time, for example after a change of the parallelism. It must be
+    longer than any tuple tree takes. ``unacknowledged_max``: a task with this many unacknowledged
+    entries, including those that wait for a retry, asks for no more. ``delete``: remove
+    acknowledged entries from the stream.
 
-    ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable. Raises ``ConfigError`` for what cannot be.
+    Raises ``ConfigError`` for invalid arguments. If the group is destroyed while the topology runs,
+    raises ``DataLossError``, because nobody knows which entries it had delivered.
     """
 
     def __init__(
@@ -100,14 +106,14 @@ class RedisStreamSpout(BaseRichSpout):
         self._under_way: dict[bytes, list[Any]] = {}
         self._retries: Retries[bytes] = Retries(self._retry)
         self._done: list[bytes] = []
-        self._mine_from: bytes | None = b"0"  # where to go on among what this task was given before; None: all is here
+        self._mine_from: bytes | None = b"0"  # where to continue reading own old entries; None: all read
         self._taken_over_at = time.monotonic()
         self._others_from: bytes = b"0-0"
         self._prepared = False
         self._trouble = False
 
     def next_tuple(self) -> None:
-        """Emit one entry: one that is due again, else the next."""
+        """Emit one entry: one that is due for a retry, else the next one."""
         try:
             self._prepare()
             self._acknowledge()
@@ -125,13 +131,14 @@ class RedisStreamSpout(BaseRichSpout):
         except redis.AuthenticationError as error:
             raise ConfigError(f"Redis: {error}; correct the user and the password in url=") from error
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
-            if not self._trouble:  # said once
+            if not self._trouble:  # report it once
                 self._collector.report_error(RetryableError(f"Redis: {error}"))
             self._trouble = True
-            self._mine_from = b"0"  # an answer that was lost may have given this task something
+            self._mine_from = b"0"  # a lost answer may have assigned entries to this task
 
     def caught_up(self) -> bool:
-        """Whether everything was read that this task can be given now, and no entry waits for its next try."""
+        """Whether this task has read everything that it can get now, and no entry waits for a
+        retry."""
         waits = self._buffer or len(self._retries) or self._mine_from is not None
         return not (waits or self._trouble)
 
@@ -152,7 +159,7 @@ class RedisStreamSpout(BaseRichSpout):
     def close(self) -> None:
         try:
             self._acknowledge()
-        except redis.RedisError as error:  # what is not acknowledged comes again
+        except redis.RedisError as error:  # unacknowledged entries are delivered again
             self._collector.report_error(error)
         finally:
             self._client.close()
@@ -177,8 +184,8 @@ class RedisStreamSpout(BaseRichSpout):
             self._done.clear()
 
     def _read(self) -> None:
-        """What this task had been given before it was opened, now and then what others have left lying, and what nobody has been
-        given. Only called while the buffer is empty."""
+        """Fill the buffer: with entries that this task got before it was opened; from time to time,
+        with idle entries of others; and with new entries. Call it only with an empty buffer."""
         room = min(CHUNK_ENTRIES, self._unacknowledged_max - len(self._under_way))
         if room <= 0:
             return
@@ -204,7 +211,7 @@ class RedisStreamSpout(BaseRichSpout):
             ) from error
 
     def _take(self, entries: Sequence[Entry]) -> None:
-        """What was deleted meanwhile has no fields."""
+        """Buffer entries, except those without fields: they were deleted meanwhile."""
         self._buffer.extend(each for each in entries if each[1] and each[0] not in self._under_way)
 
     def _entries(self, after: bytes, most: int) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""When what has failed is tried again. Pure: time is given.
+"""When to retry what has failed. Pure: the caller gives the time.
 
 Source: ``org.apache.storm.kafka.spout.KafkaSpoutRetryExponentialBackoff``.
 """
@@ -17,8 +17,10 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The first retry comes at once; the next after ``delay_s``, and each after it after twice the time of the one before, up to
-    ``delay_max_s`` seconds. ``retries_max``: None retries for ever. Raises ``ConfigError`` for values that make no sense.
+    """Exponential backoff. The first retry comes at once, the second after ``delay_s`` seconds, and
+    each further retry after twice the previous delay, up to ``delay_max_s`` seconds.
+
+    ``retries_max``: None retries for ever. Raises ``ConfigError`` for invalid values.
 
     >>> policy = RetryPolicy()
     >>> [policy.delay_after(failures) for failures in (1, 2, 3, 4, 20)]
@@ -38,14 +40,15 @@ class RetryPolicy:
             )
 
     def delay_after(self, failures: int) -> float:
-        """Seconds to wait after so many failures."""
+        """Seconds to wait after this many failures."""
         if failures <= 1:
             return 0.0
         return min(self.delay_s * 2.0 ** min(failures - 2, 60), self.delay_max_s)
 
 
 class Retries(Generic[K]):
-    """What waits for its next try, and how often each has failed. Holds no more than what has failed and is not done."""
+    """The keys that wait for their next try, and how often each has failed. Holds only keys that
+    have failed and are not done."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -54,22 +57,23 @@ class Retries(Generic[K]):
         self._count = 0
 
     def failed(self, key: K, now: float, *, for_ever: bool = False) -> bool:
-        """Schedule a retry. False when there have been enough: nothing is kept of it then. ``for_ever``: there are never enough."""
+        """Schedule a retry. Returns False, and forgets the key, if it has used all its retries.
+        ``for_ever``: retry without a limit."""
         failures = self._failures.get(key, 0) + 1
         if not for_ever and self._policy.retries_max is not None and failures > self._policy.retries_max:
             self.done(key)
             return False
         self._failures[key] = failures
-        self._count += 1  # those of the same time come in the order of their failures
+        self._count += 1  # keys that are due at the same time come in the order of their failures
         heapq.heappush(self._due, (now + self._policy.delay_after(failures), self._count, key))
         return True
 
     def done(self, key: K) -> None:
-        """It has succeeded, or is given up."""
+        """Forget a key that has succeeded or is given up."""
         self._failures.pop(key, None)
 
     def due(self, now: float) -> K | None:
-        """What is to be tried now, taken out; None when nothing is."""
+        """Remove and return a key that is due now; None if there is none."""
         while self._due and self._due[0][0] <= now:
             key = heapq.heappop(self._due)[2]
             if key in self._failures:
@@ -77,5 +81,5 @@ class Retries(Generic[K]):
         return None
 
     def __len__(self) -> int:
-        """How many wait for their next try."""
+        """How many keys wait for their next try."""
         return len(self._due)

@@ -1,6 +1,8 @@
-"""The contract of a backend: a map of rows with stamps under one header, each write conditional (C1, C4).
+"""The contract of a backend: a map of stamped rows under one header. Each write is conditional
+(C1, C4).
 
-To write a backend, implement ``MapBackend`` and run the contract suite of ``sinks.contract`` against it.
+To write a backend, implement ``MapBackend`` and run the contract suite of ``sinks.contract``
+against it.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ _log = structlog.get_logger()
 
 
 class Row(NamedTuple):
-    """One stored row. ``value`` None: deleted (a tombstone that keeps ``prev``). ``prev`` None: there was none before.
+    """One stored row.
 
-    ``writer`` is the task that wrote it, as ``component:task``.
+    ``value`` None: the row is deleted (a tombstone that keeps ``prev``). ``prev`` None: the key had
+    no value before. ``writer``: the task that wrote the row, as ``component:task``.
     """
 
     value: Value | None
@@ -34,47 +37,57 @@ class Row(NamedTuple):
     writer: str = ""
 
     def restored(self, stamp: Stamp) -> Row:
-        """The row as it was before the transaction that wrote it, under another stamp."""
+        """The row as it was before the transaction that wrote it, with the given stamp."""
         return Row(self.prev, stamp, self.prev, "sweep")
 
 
 class MapBackend(ABC):
-    """A store of one state's rows. Driver and tasks each have a copy; connections are opened where they are used.
+    """A store of one state's rows. The driver and each task have a copy, which opens its own
+    connections.
 
-    Keys and values come in the form of ``framework.topology.canonical``, and must be given back in it: decimals of the
-    declared scale, moments in UTC, no -0.0, and of NaN the one object.
+    Keys and values arrive in the form of ``framework.topology.canonical``, and must be returned in
+    that form: decimals of the declared scale, timestamps in UTC, no -0.0, and ``canonical.NAN`` as
+    the only NaN object.
 
-    Every method may raise ``RetryableError`` (no answer, nothing done), ``CommitOutcomeUnknown`` (the answer to a write
-    was lost), ``CorruptStateError`` (names the row), ``BadRecordError`` (a value that the store does not take) and ``ConfigError``
-    for anything else. What is retried is retried without limit: raise ``RetryableError`` for what is known to pass, only.
+    Every method may raise:
+
+    * ``RetryableError``: no answer, nothing was done. Retries have no limit, so raise it only for
+      errors that are known to pass.
+    * ``CommitOutcomeUnknown``: the answer to a write was lost.
+    * ``CorruptStateError``: names the row.
+    * ``BadRecordError``: the store does not accept a value.
+    * ``ConfigError``: anything else.
     """
 
-    #: From where the rows can be written.
+    #: Where processes that write the rows can run.
     reach: Reach = Reach.NETWORK
 
     @property
     @abstractmethod
     def location(self) -> str:
-        """Where the rows are, for messages and as the identity of the state. No secrets."""
+        """Where the rows are: for messages, and the identity of the state. Contains no secrets."""
 
     @abstractmethod
     def bind(self, key: Fields, value: Fields) -> None:
-        """Fix names and types of the columns, on the driver, before anything is sent to tasks. Raises
-        ``TopologyError`` when they contradict those given before, or cannot be stored."""
+        """Fix the names and types of the columns. Called on the driver, before anything is sent to
+        tasks. Raises ``TopologyError`` when the columns contradict those given before, or cannot be
+        stored."""
 
     @property
     @abstractmethod
     def fields(self) -> tuple[Fields, Fields]:
-        """Names and types of the key and of the value columns. Raises ``TopologyError`` when they were not given."""
+        """Names and types of the key columns and of the value columns. Raises ``TopologyError``
+        when they were not given."""
 
     @property
     def value_columns(self) -> int:
-        """How many value columns a row has; 1 means that states deal in bare values."""
+        """How many value columns a row has. With 1, states take and return bare values."""
         return len(self.fields[1])
 
     @abstractmethod
     def prepare(self, topology_id: str) -> Header:
-        """Create what is missing; return the header. Raises ``ConfigError`` for another owner or a wrong shape."""
+        """Create what is missing and return the header. Raises ``ConfigError`` if the state has
+        another owner or other columns."""
 
     def check(self, topology_id: str) -> None:
         """As ``prepare``, but change nothing. Raises as it does."""
@@ -84,50 +97,61 @@ class MapBackend(ABC):
 
     @abstractmethod
     def raise_header(self, expected: Header, new: Header) -> None:
-        """Compare and set. Raises ``StaleWriterError`` with the epoch found.
+        """Set the header to ``new`` if it is ``expected``. Raises ``StaleWriterError`` with the
+        epoch found.
 
-        A store that may come back as it was before (restored, or a replica of it promoted) may have lost rows of the open
-        attempt under the very header that it was opened with. So what tells such a store from the one before is noted when
-        an attempt is opened, and compared, in the same atomic step, when ``new`` says more about that attempt: that it is
-        done, or rolled back. Raises ``_another_store`` when they differ (C27)."""
+        A store may lose writes, for example when it is restored or when a replica is promoted. It
+        may then hold the header of the open attempt without all the rows of that attempt. So note
+        the identity of the store when an attempt is opened. When ``new`` says that this attempt is
+        done or rolled back, compare the identity in the same atomic step. Raise ``_another_store``
+        if it differs (C27)."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
-        """The rows, in the order of the keys; None where there is none."""
+        """The rows in the order of the keys; None for a key without a row."""
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[Key, Row]]:
-        """Every row, tombstones included, page by page, in any order. Rows that are written meanwhile may be seen as they
-        were or as they are."""
+        """Every row, tombstones included, page by page, in any order. A row that is written during
+        the scan may appear in its old or its new form."""
 
     @abstractmethod
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
-        """Write all rows in one atomic step if the header is ``header`` and each key's stamp is the expected one
-        (None: no row). Raises ``StaleWriterError`` otherwise, with nothing written. Keys are distinct. A store that can
-        do only so many rows in one step takes several, each of them atomic and under the header: what a batch that was
-        cut leaves is stamped, and its replay starts from there."""
+        """Write all rows in one atomic step, if the header is ``header`` and each key has the
+        expected stamp (None: no row). Raises ``StaleWriterError`` otherwise, with nothing written.
+        Keys are distinct.
+
+        A store that limits the rows of one step may use several steps, each atomic and under the
+        header. If only some of the steps are done, their rows carry the stamp, and the replay
+        continues from them."""
 
     @abstractmethod
     def sweep(self, header: Header) -> int:
-        """Under ``header``: each row of its open txid with a lower (epoch, attempt) gets value = prev and the header's
-        stamp; a row born in that txid becomes a tombstone. Returns how many."""
+        """Under ``header``: each row of its open txid with a lower (epoch, attempt) gets
+        value = prev and the header's stamp. A row created in that txid becomes a tombstone. Returns
+        the number of rows changed."""
 
     @abstractmethod
     def roll_back(self, header: Header) -> int:
-        """Under ``header``: each row of its open txid gets value = prev and the txid below, with the header's epoch and
-        attempt; a row born in that txid becomes a tombstone. Returns how many. Afterwards it is as if the txid had
-        never been opened: a later attempt at it, with another plan, is neither skipped nor added to what was."""
+        """Under ``header``: each row of its open txid gets value = prev, the txid below, and the
+        header's epoch and attempt. A row created in that txid becomes a tombstone. Returns the
+        number of rows changed.
+
+        Afterwards the state is as if the txid had never been opened: a later attempt at it, with
+        another plan, is not skipped and does not add to the values that were undone."""
 
     @abstractmethod
     def purge(self, header: Header, before_txid: int) -> int:
-        """Under ``header``: remove tombstones whose txid is below ``before_txid``. Returns how many."""
+        """Under ``header``: remove tombstones whose txid is below ``before_txid``. Returns the
+        number of rows removed."""
 
     @abstractmethod
     def clear(self, topology_id: str) -> Header:
-        """Remove every row and begin a new incarnation in the same atomic step: nothing open, nothing done, the epoch as
-        it was. Returns the new header. Raises ``ConfigError`` for another owner."""
+        """Remove every row and begin a new incarnation, in one atomic step. The new header has
+        nothing open, nothing done, and the old epoch. Returns it. Raises ``ConfigError`` if the
+        state has another owner."""
 
     def apply(
         self,
@@ -139,27 +163,29 @@ class MapBackend(ABC):
         *,
         want_values: bool,
     ) -> pa.Table | None:
-        """Merge deltas into the rows as one atomic step in the store, by the rules of ``value_type``. ``deltas`` has the
-        key columns, each key once, then one column per aggregate. Returns keys and new values if they are wanted.
+        """Merge deltas into the rows in one atomic step in the store, by the rules of
+        ``value_type``. ``deltas`` has the key columns, each key once, then one column per
+        aggregate. With ``want_values``, returns the keys and the new values; otherwise None.
 
-        Optional: raise ``NotImplementedError`` and the state reads, merges and puts instead."""
+        Optional: if it raises ``NotImplementedError``, the state reads, merges and puts instead."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice; the next use opens them again."""
 
-    # --- for subclasses --------------------------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
-    #: What told the store from others when this process opened an attempt; empty before.
+    #: The identity of the store when this process opened an attempt; empty before.
     _opened_in: str = ""
 
     def _may_lose_writes(self, reason: str, advice: str) -> None:
-        """Say, when a state is prepared, how the store can forget what it has acknowledged (C27)."""
+        """Log how the store can lose acknowledged writes. Called when a state is prepared (C27)."""
         _log.warning("store.may_lose_writes", state=self.location, reason=reason, advice=advice)
 
     def _must_be(self, expected: Header, new: Header) -> str:
-        """What must tell the store in which ``expected`` becomes ``new``; empty when any will do."""
+        """The identity that the store must have for ``expected`` to become ``new``; empty if any
+        store will do."""
         return self._opened_in if expected.same_attempt(new) else ""
 
     def _another_store(self, header: Header) -> RetryableError:

@@ -1,4 +1,4 @@
-"""A backend in memory, for tests and runs of a single process (C23)."""
+"""A backend in memory, for tests and for runs in a single process (C23)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _shared: WeakValueDictionary[str, _Rows] = WeakValueDictionary()
 
 
 class MemoryBackend(MapBackend):
-    """Rows in this process. Copies made for tasks share them as long as they stay in the process; in any other, the
-    first use raises ``ConfigError``.
+    """Rows in this process. Copies made for tasks share the rows while they stay in this process.
+    In any other process, the first use raises ``ConfigError``.
 
     >>> backend = MemoryBackend()
     >>> backend.multi_get([("dog",)])
@@ -158,7 +158,7 @@ class MemoryBackend(MapBackend):
         """Nothing to release."""
 
     def items(self) -> dict[Key, Row]:
-        """A copy of every row, tombstones included. For tests and for looking around."""
+        """A copy of all rows, tombstones included. For tests and inspection."""
         shared = self._rows()
         with shared.lock:
             return dict(shared.rows)

@@ -1,7 +1,9 @@
-"""Stamped rows in PostgreSQL: written by many tasks at a time, with columns that any client of the database can read.
+"""Stamped rows in PostgreSQL: many tasks write at a time, and any client of the database can read
+the columns.
 
-Every write is one sql_txn that holds the header: shared by those who write rows, alone by whoever changes it (C1). A batch
-goes by COPY into a temporary table, and from there by one ``INSERT .. ON CONFLICT DO UPDATE`` into the state.
+Every write is one sql_txn that locks the header: shared to write rows, exclusive to change the
+header (C1). A batch goes by COPY into a temporary table, and from there by one
+``INSERT .. ON CONFLICT DO UPDATE`` into the state.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("PostgresBackend needs the package psycopg: pip install 'ratchet-pipelines[postgres]'") from error
 
-#: How long a sql_txn that does nothing may hold the header, and how long another one waits for it.
+#: How long an idle sql_txn may hold the header, and how long another one waits for the lock.
 IDLE_TIMEOUT_MS = 10_000
 LOCK_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_S = 10
-#: How long bytes on their way to a server that is gone are waited for.
+#: How long sent bytes may stay unacknowledged before the connection is given up.
 TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
 _IDLE_CONNECTIONS = 4
-#: How values travel, whatever the server, the database, the user or the environment say: COPY sends UTF-8, ISO 8601 and
-#: hexadecimal bytes, and what comes back is every digit.
+#: How values travel, whatever the server, the database, the user or the environment set: COPY sends
+#: UTF-8, ISO 8601 and hexadecimal bytes, and the server returns every digit.
 _FORMS = {
     "client_encoding": "UTF8",
     "timezone": "UTC",
@@ -55,25 +57,27 @@ _FORMS = {
     "bytea_output": "hex",
     "standard_conforming_strings": "on",
 }
-#: What a server says to a client that will never be let in, however often it asks.
+#: What the server answers to a client that it will refuse every time.
 _REFUSALS = (
     *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
     "does not support SSL",
 )
-#: Classes and codes of SQLSTATE that pass by themselves, or when there is room again: connections, serialization and deadlocks,
-#: resources, locks, timeouts and restarts, the disk; and a table that another one has just created.
+#: SQLSTATE classes and codes of errors that pass by themselves, or when there is room again:
+#: connections, serialization and deadlocks, resources, locks, timeouts and restarts, the disk, and
+#: a table that another client has just created.
 _PASSING = (
     *("08", "40", "53", "55006", "55P03", "25P03", "25P04", "57014", "57P01", "57P02", "57P03", "57P05"),
     *("58000", "58030", "42P07"),
 )
-#: Names the lock of those who create tables; any number that nobody else uses.
+#: The key of the advisory lock for creating tables: any number that nobody else uses.
 _CREATING = int.from_bytes(b"ratchet")
-#: Values that the table does not take, however often they are sent: data, cardinality, constraints, limits.
+#: SQLSTATE classes of values that the table will never accept: data, cardinality, constraints,
+#: limits.
 _VALUES = ("21", "22", "23", "54")
 
 
 class PostgresDialect(Dialect):
-    """PostgreSQL's way. Type names are those that the database itself prints."""
+    """PostgreSQL's SQL. Type names are spelled as the database itself prints them."""
 
     name = "PostgreSQL"
     integer = "bigint"
@@ -116,8 +120,9 @@ _PLAIN = (
 )
 
 
-#: The database cluster, its timeline, and since when the server runs: another one after it was restored, after a standby was
-#: promoted, and after a restart, which may have come from a copy of the files.
+#: The identity of the store: the database cluster, its timeline, and the start time of the server.
+#: It changes after a restore, after the promotion of a standby, and after a restart (which may have
+#: used a copy of the files).
 _SERVER = (
     "(SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || '/' || "
     "extract(epoch FROM pg_postmaster_start_time())"
@@ -125,7 +130,7 @@ _SERVER = (
 
 
 class _Connections:
-    """The connections of this process, kept by what they connect to."""
+    """The idle connections of this process, by schema and address."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[_Connection]] = {}
@@ -158,7 +163,7 @@ class _Connections:
 
 
 class _Connection:
-    """One connection, and the temporary tables it has."""
+    """One connection and its temporary tables."""
 
     def __init__(self, dsn: str, schema: str | None) -> None:
         self.key = f"{schema} {dsn}"
@@ -190,14 +195,17 @@ _connections = _Connections()
 class PostgresBackend(SqlBackend):
     """A table of a PostgreSQL database.
 
-    ``dsn``: as libpq takes it, ``postgresql://user@host:5432/database`` or ``host=... dbname=...``; ``${NAME}`` in it
-    stands for an environment variable, and libpq's own ``PGPASSWORD``, ``~/.pgpass`` and services work as ever. ``table``:
-    created when missing, checked otherwise; in ``schema``, or the first of the user's search path. ``key`` and ``value``:
-    the typed columns; a ``StateCommitter`` fills them in from its input when they are left out.
+    ``dsn``: a libpq address, ``postgresql://user@host:5432/database`` or ``host=... dbname=...``.
+    ``${NAME}`` in it stands for an environment variable. libpq's own ``PGPASSWORD``, ``~/.pgpass``
+    and services work as usual. Raises ``ConfigError`` for an address that does not parse.
+    ``table``: created when missing, checked otherwise. ``schema``: where the table is; by default
+    the first schema of the user's search path. ``key`` and ``value``: the typed columns; when left
+    out, a ``StateCommitter`` takes them from its input.
 
-    Integers are ``bigint``, unsigned ones of 64 bits ``numeric(20,0)``, durations ``bigint`` in their unit. The user needs
-    SELECT, INSERT, UPDATE and DELETE on the table and on ``_ratchet_headers``, CREATE on the schema where these are missing,
-    and TEMPORARY on the database. Raises ``ConfigError`` for an address that does not parse.
+    Integers are stored as ``bigint``, unsigned 64-bit integers as ``numeric(20,0)``, durations as
+    ``bigint`` in their unit. The user needs SELECT, INSERT, UPDATE and DELETE on the table and on
+    ``_ratchet_headers``, CREATE on the schema if one of these tables is missing, and TEMPORARY on
+    the database.
     """
 
     dialect = PostgresDialect()
@@ -238,7 +246,7 @@ class PostgresBackend(SqlBackend):
     def close(self) -> None:
         _connections.close(f"{self._schema} {self._dsn}")
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @contextmanager
     def _connected(self) -> Iterator[_Connection]:
@@ -282,7 +290,7 @@ class PostgresBackend(SqlBackend):
                 raise RetryableError(f"{self.location}: the database answered COMMIT by {ended}")
 
     def _make_stage(self, connection: _Connection) -> None:
-        """A temporary table lasts as long as its connection."""
+        """Create the temporary table once per connection: it lasts as long as the connection."""
         name = self.shape.stage_name
         if name not in connection.staged:
             with self._denied("TEMPORARY on the database"):
@@ -318,7 +326,7 @@ class PostgresBackend(SqlBackend):
                     raise self._may_not(f"{right} on table {table}")
 
     def _warn_of_losses(self, connection: Any) -> None:
-        """Name what makes the server forget what it has committed."""
+        """Log the settings with which the server can lose committed data."""
         settings = {
             setting: connection.execute("SELECT current_setting(%s)", (setting,)).fetchone()[0]
             for setting in ("fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names")
@@ -348,7 +356,8 @@ class PostgresBackend(SqlBackend):
 
     @contextmanager
     def _creating(self, connection: Any) -> Iterator[None]:
-        """One at a time in a database: ``IF NOT EXISTS`` does not see what somebody else has not committed yet."""
+        """Only one client of a database creates tables at a time: ``IF NOT EXISTS`` does not see
+        the uncommitted tables of others."""
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
         with self._denied("CREATE on the schema"):
             yield
@@ -413,8 +422,10 @@ class PostgresBackend(SqlBackend):
         return _SERVER
 
     def _end_stuck_writers(self) -> None:
-        """A writer that stopped in the middle of what it was sending is not idle for the database, which would wait for it
-        forever. The header is wanted for another attempt, and was waited for: end who holds it and sends nothing."""
+        """End the sessions that hold the header and send nothing.
+
+        The database does not count a writer that stopped in the middle of a statement as idle, and
+        would wait for it forever. Called when another attempt has waited for the header in vain."""
         with suppress(psycopg.Error), self._connected() as connection:
             connection.raw.execute(
                 "SELECT pg_terminate_backend(activity.pid) FROM pg_stat_activity AS activity "
@@ -450,14 +461,14 @@ class PostgresBackend(SqlBackend):
         if not state and any(words in text for words in _REFUSALS):
             return ConfigError(f"{text}; check the address, the user and the password")
         if not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-            return RetryableError(text)  # the connection
+            return RetryableError(text)  # the connection failed
         if state in ("XX001", "XX002"):
             return CorruptStateError(f"{text}; restore the database from a backup")
         return ConfigError(f"{text}; this does not pass by itself: look at the database, then run the topology again")
 
     @staticmethod
     def _created_by_another(error: psycopg.Error) -> bool:
-        """Whether somebody has just created the table, or the header, that was to be created."""
+        """Whether another client has just created the same table or header."""
         return error.diag.schema_name == "pg_catalog" or error.diag.table_name == HEADERS_TABLE
 
 
@@ -472,8 +483,8 @@ def _line(error: BaseException) -> str:
 
 
 def _copyable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as Arrow's CSV writer puts it so that PostgreSQL reads the same value. Text is always quoted there, and null
-    never, so that they differ."""
+    """The column in a type that Arrow's CSV writer writes as PostgreSQL reads it. Arrow quotes
+    every text and no null, so the two differ."""
     types, kind = pa.types, column.type
     if types.is_binary(kind) or types.is_large_binary(kind):
         return pa.chunked_array(

@@ -1,16 +1,20 @@
-"""Stamped rows in Redis: one hash per state, one JSON document per row, written by Lua under the header.
+"""Stamped rows in Redis: one hash per state, one JSON document per row, written by Lua scripts
+under the header.
 
 ::
 
-    {words}            hash: key of the row -> {"s":[txid,epoch,attempt],"w":writer,"v":[values],"p":[values before]}
-    {words}:header     whose it is, which attempt may write, what is finished
+    {words}            hash: key of the row -> document (below)
+    {words}:header     the owner, the attempt that may write, the last txid done
     {words}:columns    names and types of the columns
-    {words}:touched    keys written by the open transaction: what a sweep looks at
-    {words}:deleted    keys of tombstones: what a purge looks at
+    {words}:touched    keys written by the open transaction: what a sweep reads
+    {words}:deleted    keys of tombstones: what a purge reads
 
-A key of one column is its text, of several a JSON array. ``v`` is null in a tombstone; ``p`` is absent where there was no
-row before. Numbers are merged here, not in Lua, whose numbers are floats: a script compares stamps and writes, in one
-atomic step for up to ``ROWS_PER_STEP`` rows.
+    {"s":[txid,epoch,attempt],"w":writer,"v":[values],"p":[previous values]}
+
+The field of a row is its key: one text column as it is, any other single column as JSON, several
+columns as a JSON array. ``v`` is null in a tombstone. ``p`` is absent if there was no value before.
+Numbers are merged in Python, because all numbers of Lua are floats. A script compares stamps and
+writes, in one atomic step for up to ``ROWS_PER_STEP`` rows.
 """
 
 from __future__ import annotations
@@ -49,10 +53,11 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("RedisBackend needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
-#: A script is one step, during which Redis answers nobody else.
+#: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
-#: What passes by itself, or when there is room again: as the client knows it, and as scripts and other servers say it.
+#: Errors that pass by themselves, or when there is room again: as classes of the client, and as
+#: words in the errors of scripts and of other servers.
 _PASSING = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.TryAgainError,
@@ -62,9 +67,9 @@ _PASSING = (
 _PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM)\b")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-# KEYS: header, rows, touched, deleted. ARGV: header, number of rows, of those that are tombstones; then for each row its
-# key, what its stored text must begin with ("" for no row), its new text. Tombstones come first. Returns 1; 0 and the header
-# found; -1 and the key refused.
+# KEYS: header, rows, touched, deleted. ARGV: header, number of rows, number of tombstones; then for
+# each row its key, the expected beginning of its stored text ("" for no row), and its new text.
+# Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key refused.
 _PUT = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
@@ -96,9 +101,11 @@ end
 return {1}
 """
 
-# KEYS: header, touched. ARGV: header expected, header new, 1 if another transaction is open then, what must tell this server
-# from others ("" for anything). Returns as _PUT; with 1 what tells the server from others; -2 when it is another one. A server
-# that starts has a new run id; one that takes the data of another, or follows none any more, has a new replication id.
+# KEYS: header, touched. ARGV: header expected, header new, 1 if the new header opens another
+# transaction, the identity that this server must have ("" for any). Returns as _PUT, with two
+# additions: 1 comes with the identity of the server, and -2 means another server. A server gets a
+# new run id when it starts, and a new replication id when it takes the data of another server or
+# stops following one.
 _RAISE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
@@ -112,8 +119,9 @@ if ARGV[3] == '1' then redis.call('UNLINK', KEYS[2]) end
 return {1, server}
 """
 
-# KEYS: header, rows, deleted. ARGV: header; then for each key, what its text must begin with for it to be removed, or "" to
-# take it off the list of tombstones only. Returns as _PUT.
+# KEYS: header, rows, deleted. ARGV: header; then for each key the expected beginning of the text of
+# the row to remove, or "" to take the key off the list of tombstones only. Returns as _PUT; 1 comes
+# with the number of rows removed.
 _PURGE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
@@ -137,8 +145,8 @@ redis.call('SET', KEYS[1], ARGV[2])
 return {1}
 """
 
-# KEYS: header, columns, rows. ARGV: header for a new state, columns. Returns the header and the columns that are there then;
-# nothing when there are rows and no header.
+# KEYS: header, columns, rows. ARGV: header for a new state, columns. Returns the header and the
+# columns that are stored afterwards; nothing when there are rows but no header.
 _CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then return {} end
@@ -148,7 +156,7 @@ end
 return {redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''}
 """
 
-# KEYS: a key to try on. Does what the other scripts do.
+# KEYS: a scratch key. Uses the commands of the other scripts, to check that the user may.
 _PROBE = """
 redis.call('HSET', KEYS[1], 'a', 'b')
 redis.call('HMGET', KEYS[1], 'a')
@@ -169,7 +177,7 @@ class _Clients:
         self._clients: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
-    def get(self, url: str) -> Any:  # the client's own types say that it answers or awaits
+    def get(self, url: str) -> Any:  # Any, because the client's types also allow awaitables
         with self._lock:
             key = (os.getpid(), url)  # a forked worker opens its own
             if key not in self._clients:
@@ -196,13 +204,14 @@ _clients = _Clients()
 class RedisBackend(MapBackend):
     """A hash of a Redis server, version 6 or newer.
 
-    ``url``: ``redis://user:password@host:6379/0``, ``rediss://`` for TLS; ``${NAME}`` in it stands for an environment
-    variable. ``name``: of the hash, ``{name}``. ``key`` and ``value``: the typed columns; a ``StateCommitter`` fills them in
-    from its input when they are left out.
+    ``url``: ``redis://user:password@host:6379/0``, or ``rediss://`` for TLS. ``${NAME}`` in it
+    stands for an environment variable. ``name``: the hash is called ``{name}``. ``key`` and
+    ``value``: the typed columns; when left out, a ``StateCommitter`` takes them from its input.
 
-    A server that may evict keys (``maxmemory`` with a policy other than ``noeviction``) and a replica are refused. What a
-    server forgets in a crash, because it has no append-only file or a replica took its place, is noticed: within a commit the
-    attempt is repeated, otherwise the topology stops.
+    Refuses a replica, and a server that may evict keys (``maxmemory`` with a policy other than
+    ``noeviction``). Detects when a server has lost writes in a crash, because it has no append-only
+    file or a replica took its place: during a commit the attempt is repeated, otherwise the
+    topology stops.
     """
 
     reach = Reach.NETWORK
@@ -263,7 +272,7 @@ class RedisBackend(MapBackend):
             )
         return self._fields
 
-    # --- header ----------------------------------------------------------------------------------------------
+    # --- header -----------------------------------------------------------------------------------
 
     def check(self, topology_id: str) -> None:
         with self._named(writes=False):
@@ -304,7 +313,7 @@ class RedisBackend(MapBackend):
         return header
 
     def _probe(self) -> None:
-        """Find out before the first batch what would fail in it."""
+        """Fail here, before the first batch, on what would fail in it."""
         client = _clients.get(self._url)
         role, memory = client.info("replication"), client.info("memory")
         if role.get("role") != "master":
@@ -328,12 +337,12 @@ class RedisBackend(MapBackend):
         self._script(_PROBE, ["probe"], [])
 
     def _warn_of_losses(self, client: Any, replication: dict[str, Any]) -> None:
-        """Name what makes the server forget writes that it has acknowledged."""
+        """Log the settings with which the server can lose acknowledged writes."""
         if not client.info("persistence").get("aof_enabled"):
             self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
         else:
             found = "unknown"
-            with suppress(redis.exceptions.ResponseError):  # not everybody may ask
+            with suppress(redis.exceptions.ResponseError):  # the user may lack the right to ask
                 found = client.config_get("appendfsync").get("appendfsync", found)
             if found != "always":
                 self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")
@@ -358,7 +367,7 @@ class RedisBackend(MapBackend):
             raise self._another_store(expected)
         self._opened_in = answer[1].decode()
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         names = self._names(keys)
@@ -404,7 +413,8 @@ class RedisBackend(MapBackend):
         return self._restore(header, below, lambda row: row.stamp.txid == opened.txid)
 
     def _restore(self, header: Header, stamp: Stamp, wanted: Callable[[Row], bool]) -> int:
-        """Put rows that the open transaction has touched back to what they were, with another stamp."""
+        """Give the wanted rows that the open transaction has touched their previous values and this
+        stamp."""
         with self._named():
             self._checked(
                 self._script(_PUT, ["header", "", "touched", "deleted"], [_header_text(header), 0, 0]), header
@@ -446,7 +456,7 @@ class RedisBackend(MapBackend):
     def close(self) -> None:
         _clients.close(self._url)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _key(self, suffix: str) -> str:
         return f"{{{self._name}}}:{suffix}" if suffix else f"{{{self._name}}}"
@@ -489,7 +499,7 @@ class RedisBackend(MapBackend):
             ) from error
 
     def _names(self, keys: Sequence[Key]) -> list[bytes]:
-        """Keys as the fields of the hash."""
+        """The keys as field names of the hash."""
         columns, _ = self._columns
         single, textual = len(columns.textual) == 1, columns.textual[0]
         names = []
@@ -552,7 +562,7 @@ class RedisBackend(MapBackend):
 
     @contextmanager
     def _named(self, *, writes: bool = True) -> Iterator[None]:
-        """Errors named by what to do about them."""
+        """Raise the client's errors as Ratchet's, which are named by recovery."""
         try:
             yield
         except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
@@ -592,5 +602,5 @@ def _header_text(header: Header) -> bytes:
 
 
 def _stamp_text(stamp: Stamp) -> bytes:
-    """What the text of a row with that stamp begins with."""
+    """The beginning of the text of a row with this stamp."""
     return b'{"s":[%d,%d,%d],' % (stamp.txid, stamp.epoch, stamp.attempt_id)

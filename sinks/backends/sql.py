@@ -1,7 +1,7 @@
-"""What the SQL backends have in common: a batch is merged by ``INSERT .. ON CONFLICT DO UPDATE``, in one sql_txn that first
-compares the header (C1).
+"""What the SQL backends share: a batch is merged by ``INSERT .. ON CONFLICT DO UPDATE``, in one
+sql_txn that first compares the header (C1).
 
-A subclass gives connections, a dialect, and the fastest way in.
+A subclass provides connections, a dialect, and the fastest way to load a batch.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class SqlBackend(MapBackend):
     """A table with stamped rows, and a row of ``_ratchet_headers`` in the same database."""
 
     dialect: ClassVar[Dialect]
-    #: What a SELECT of the header ends with, so that it stays as it is until the sql_txn ends: for those who write rows,
-    #: many at a time, and for those who change it.
+    #: The end of a SELECT that locks the header until the sql_txn ends: shared, to write rows, and
+    #: exclusive, to change the header.
     _keep_header: ClassVar[str] = ""
     _own_header: ClassVar[str] = ""
-    #: Batches of at least so many rows go by way of a temporary table.
+    #: Batches of at least this many rows go through a temporary table.
     _staged_from_rows: ClassVar[int] = 0
-    #: Whether NaN comes back from a column of floats.
+    #: Whether a column of floats can store NaN.
     _holds_nan: ClassVar[bool] = True
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
@@ -64,27 +64,30 @@ class SqlBackend(MapBackend):
         if key is not None and value is not None:
             self.bind(key, value)
 
-    # --- what a database adds --------------------------------------------------------------------------------
+    # --- what a database adds ---------------------------------------------------------------------
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Any]:
-        """A connection, with errors named by what to do about them."""
+        """A connection. Raises the database's errors as Ratchet's, which are named by recovery."""
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[Any]:
-        """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when that has no answer."""
+        """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when
+        the commit gets no answer."""
 
     @abstractmethod
     def _stage(self, connection: Any, deltas: pa.Table) -> None:
-        """Put the deltas into the temporary table, and nothing else into it."""
+        """Fill the temporary table with the deltas. Afterwards it holds nothing else."""
 
     @abstractmethod
     def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
-        """Run the statement for each of the deltas, with the stamp and writer behind it; returns how many rows it changed."""
+        """Run the statement for each delta, followed by ``stamp`` (the stamp and the writer) as
+        parameters. Returns how many rows changed."""
 
     @abstractmethod
     def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
-        """(name, type) of the table's columns as the database tells them; empty when there is no table."""
+        """(name, type) of the table's columns as the database prints them; empty if there is no
+        table."""
 
     @abstractmethod
     def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
@@ -92,14 +95,16 @@ class SqlBackend(MapBackend):
 
     @abstractmethod
     def _store(self, connection: Any) -> str:
-        """A SQL expression that tells this store from one that takes its place with the data of before (C27)."""
+        """A SQL expression for the identity of this store. It differs in a store that takes its
+        place with older data (C27)."""
 
     def _probe(self, connection: Any, *, exists: bool) -> None:
-        """Raise ``ConfigError`` when this user may not do what will be needed."""
+        """Raise ``ConfigError`` if the store or the user's rights do not allow what a run does."""
 
     @abstractmethod
     def _told_apart(self, connection: Any) -> str:
-        """What is wrong with how a table that exists tells its rows apart, or keeps numbers; empty when nothing is."""
+        """What is wrong with how an existing table identifies its rows or stores numbers; empty if
+        nothing is."""
 
     def _create_headers(self, connection: Any) -> None:
         connection.execute(self.dialect.headers_ddl())
@@ -108,14 +113,14 @@ class SqlBackend(MapBackend):
         connection.execute(self.shape.ddl())
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
-        """A Python value as it is bound."""
+        """The value as a bound parameter."""
         return value
 
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
-        """What was selected, as a Python value of the declared type."""
+        """A selected value as a Python value of the declared type."""
         return value
 
-    # --- shape -----------------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------
 
     def bind(self, key: Fields, value: Fields) -> None:
         shape = TableShape(self.dialect, self._table, key, value)
@@ -139,7 +144,7 @@ class SqlBackend(MapBackend):
     def fields(self) -> tuple[Fields, Fields]:
         return self.shape.key, self.shape.value
 
-    # --- header ----------------------------------------------------------------------------------------------
+    # --- header -----------------------------------------------------------------------------------
 
     def check(self, topology_id: str) -> None:
         """Prepares in an sql_txn that is rolled back."""
@@ -199,7 +204,7 @@ class SqlBackend(MapBackend):
             connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
         self._opened_in = store
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         with self._reading() as connection:
@@ -302,7 +307,7 @@ class SqlBackend(MapBackend):
             raise NotImplementedError
         with self._writing() as connection:
             if staged:
-                self._stage(connection, deltas)  # before the header is held: it takes as long as the client takes
+                self._stage(connection, deltas)  # before the header is locked, because it may take long
             self._check_header(connection, header, self._keep_header)
             if staged:
                 changed = connection.execute(statement, (*stamp, writer)).rowcount
@@ -324,18 +329,18 @@ class SqlBackend(MapBackend):
             columns[name] = pa.chunked_array([pa.array([value[position] for value in values], kind)])
         return pa.table(columns)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _select_header(self, connection: Any, lock: str) -> Header | None:
         row = self._select(connection, self.dialect.select_header() + lock)
         return header_of(row, self.location) if row is not None else None
 
     def _select(self, connection: Any, statement: str) -> Any:
-        """The one row of a statement about the header; None when there is none."""
+        """The row that a statement about the header selects; None if there is none."""
         return connection.execute(statement, (self._table,)).fetchone()
 
     def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
-        """The header, to be changed, and what tells this store from one that took its place, in one statement."""
+        """The header, locked to be changed, and the identity of the store, in one statement."""
         row = self._select(connection, self.dialect.select_header(self._store(connection)) + self._own_header)
         if row is None:
             raise self._no_header()
@@ -356,7 +361,7 @@ class SqlBackend(MapBackend):
             raise found.refused(expected, self.location)
 
     def _explain_unchanged(self, rows: Mapping[Key, Row], stamp: Stamp, writer: str, value_type: ValueType) -> None:
-        """Some keys were not written: skipped by the transactional rule, or refused."""
+        """Some keys were not written. Raise unless the transactional rule skipped all of them."""
         skips = value_type is ValueType.TRANSACTIONAL
         for key, row in rows.items():
             if row.stamp == stamp and row.writer not in (writer, "sweep") and not skips:
@@ -407,7 +412,7 @@ class SqlBackend(MapBackend):
         return self._bound(key, self.shape.key)
 
     def _columns_of(self, row: Row) -> tuple[Any, ...]:
-        """A row as the columns behind the key."""
+        """The row as the values of the columns after the key."""
         fields = self.shape.value
         nothing = (None,) * len(fields)
         for name, item in zip(fields, row.value or (), strict=row.value is not None):
@@ -437,7 +442,8 @@ class SqlBackend(MapBackend):
 def _upsert(
     shape: TableShape, aggregates: tuple[tuple[str, Aggregate], ...], value_type: ValueType, staged: bool
 ) -> str | None:
-    """The statement that merges these aggregates by the rules of a value type; None when the database cannot."""
+    """The statement that merges these aggregates by the rules of a value type; None if the database
+    cannot merge them."""
     named = dict(aggregates)
     if not shape.mergeable(named):
         return None

@@ -1,15 +1,18 @@
-"""The shape of a SQL state: which columns a table has, and the SQL that creates, checks, reads and writes it.
+"""The shape of a SQL state: the columns of its table, and the SQL that creates, checks, reads and
+writes it.
 
 ::
 
     word TEXT NOT NULL, ...        key columns, the primary key
     count INTEGER, ...             value columns, as the user named them
-    _prev_count INTEGER, ...       the values before the transaction that wrote last
+    _prev_count INTEGER, ...       the values before the last transaction that wrote the row
     _txid, _epoch, _attempt        the stamp
     _writer                        the task that wrote it
-    _deleted, _prev_exists         0 or 1: a tombstone; whether there was a row before
+    _deleted, _prev_exists         0 or 1: whether the row is a tombstone; whether it had a value
+                                   before
 
-Identifiers are checked against an allow-list and quoted; values are bound. Where databases differ, a ``Dialect`` says how.
+Identifiers are checked against an allowed pattern and quoted. Values are bound. A ``Dialect``
+describes what differs between databases.
 """
 
 from __future__ import annotations
@@ -35,49 +38,52 @@ _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
 
 class Dialect(ABC):
-    """How one database says what the others say differently."""
+    """What differs between databases: type names, expressions, limits on names."""
 
     name = ""
-    #: The types of the stamp columns' integers and text.
+    #: The types of the integer columns and the text columns of a stamp.
     integer = ""
     text = ""
-    #: A bound value.
+    #: The placeholder of a bound value.
     mark = "?"
-    #: What the name of a temporary table begins with.
+    #: The prefix of the name of a temporary table.
     temporary = ""
-    #: What follows the list of columns of a table, and of a temporary table.
+    #: The text after the list of columns when a table, or a temporary table, is created.
     table_options = ""
     temporary_options = ""
     least = ""
     greatest = ""
-    #: So many bytes of a name are kept, and the rest cut off in silence; None: all of them.
+    #: The database silently cuts names after this many bytes. None: it does not cut them.
     name_bytes_max: int | None = None
-    #: Whether names that differ in case alone are one name.
+    #: Whether names that differ only in case are the same name.
     folds_case = False
-    #: What no table's name may begin with, in any case, and what no column may be called.
+    #: A prefix, in any case, that table names must not have; names that columns must not have.
     reserved_prefix = ""
     reserved_columns: frozenset[str] = frozenset()
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)  # copies that travelled are the same
+        return type(self) is type(other)  # unpickled copies are equal
 
     def __hash__(self) -> int:
         return hash(type(self))
 
     @abstractmethod
     def type_of(self, name: str, declared: pa.DataType) -> str:
-        """The column type of a field. Raises ``TopologyError`` for types that would not come back as they went in."""
+        """The column type of a field. Raises ``TopologyError`` for a type whose values the database
+        would not return unchanged."""
 
     def merges(self, rule: str, declared: pa.DataType) -> bool:
-        """Whether the database merges values of that type by that rule exactly as ``Aggregate.merge`` does."""
+        """Whether the database merges values of this type by this rule exactly as
+        ``Aggregate.merge`` does."""
         return True
 
     def added(self, one: str, other: str, declared: pa.DataType) -> str:
-        """The sum of two expressions that are not null. It must be an error when the sum cannot be stored, not null."""
+        """The sum of two expressions that are not null. A sum that cannot be stored must be an
+        error, not null."""
         return f"{one} + {other}"
 
     def compared(self, expression: str, declared: pa.DataType) -> str:
-        """An expression to be compared with others of its type: text by its bytes."""
+        """The expression in a form that compares as ``Aggregate`` does: text by its bytes."""
         return expression
 
     def headers_ddl(self) -> str:
@@ -89,7 +95,7 @@ class Dialect(ABC):
         )
 
     def select_header(self, *more: str) -> str:
-        """``more``: expressions behind the columns. Parameter: state."""
+        """``more``: expressions to select after the columns. Parameter: state."""
         columns = ", ".join((HEADER_COLUMNS, *more))
         return f"SELECT {columns} FROM {HEADERS_TABLE} WHERE state = {self.mark}"
 
@@ -105,7 +111,7 @@ class Dialect(ABC):
 
 
 def header_values(header: Header) -> tuple[Any, ...]:
-    """A header as the columns ``HEADER_COLUMNS``."""
+    """The values of the columns ``HEADER_COLUMNS`` for a header."""
     opened = header.open
     return (
         *(header.format, header.topology_id, header.incarnation, header.epoch),
@@ -115,14 +121,15 @@ def header_values(header: Header) -> tuple[Any, ...]:
 
 
 def header_of(row: tuple[Any, ...], location: str) -> Header:
-    """A header from the columns ``HEADER_COLUMNS``. Raises ``CorruptStateError`` for a format that is not known."""
+    """The header with these values of ``HEADER_COLUMNS``. Raises ``CorruptStateError`` for an
+    unknown format."""
     check_format(row[0], location)
     opened = OpenCommit(row[4], row[5], row[6]) if row[4] is not None else None
     return Header(row[1], row[2], row[3], opened, row[7], row[0])
 
 
 def identifier(name: str, what: str) -> str:
-    """A name that is safe in SQL. Raises ``TopologyError``."""
+    """Return ``name`` if it is safe in SQL. Raises ``TopologyError`` otherwise."""
     if not _IDENTIFIER.fullmatch(name):
         raise TopologyError(
             f"{what} {name!r} is not usable in SQL: 1 to 63 letters, digits and '_', starting with a letter"
@@ -132,7 +139,7 @@ def identifier(name: str, what: str) -> str:
 
 @dataclass(frozen=True)
 class TableShape:
-    """One state's table."""
+    """The table of one state."""
 
     dialect: Dialect
     table: str
@@ -151,7 +158,7 @@ class TableShape:
         self._check_names()
 
     def _check_names(self) -> None:
-        """Raise ``TopologyError`` for a name that the database would not keep as it is (C33)."""
+        """Raise ``TopologyError`` for a name that the database would not store unchanged (C33)."""
         dialect = self.dialect
         if dialect.reserved_prefix and self.table.lower().startswith(dialect.reserved_prefix):
             raise TopologyError(
@@ -193,7 +200,7 @@ class TableShape:
         return self.dialect.type_of(name, declared)
 
     def check_columns(self, found: list[tuple[str, str]]) -> str:
-        """What is wrong with the columns of a table that exists, and the statements that would mend it; empty when
+        """What is wrong with the columns of an existing table, and how to repair it; empty if
         nothing is."""
         wanted = self.columns
         if sorted(found) == sorted(wanted):
@@ -221,12 +228,13 @@ class TableShape:
 
     @property
     def stage(self) -> str:
-        """A temporary table that takes a batch of deltas."""
+        """The temporary table that takes a batch of deltas."""
         return f'{self.dialect.temporary}"{self.stage_name}"'
 
     @property
     def stage_name(self) -> str:
-        """Names the table and its columns, whatever their length: a connection outlives both."""
+        """A hash of the table's name and columns: one connection may serve several tables, and
+        the same table with other columns."""
         return f"_stage_{hashlib.sha256(f'{self.table} {self._stage_columns}'.encode()).hexdigest()[:32]}"
 
     @property
@@ -238,7 +246,7 @@ class TableShape:
         return f"CREATE TEMP TABLE IF NOT EXISTS {_q(self.stage_name)} ({self._stage_columns}){options}"
 
     def mergeable(self, aggregates: Mapping[str, Aggregate]) -> bool:
-        """Whether the database can merge all of them by itself."""
+        """Whether the database can merge all these aggregates by itself."""
         return all(
             each.merge_rule and self.dialect.merges(each.merge_rule, self.value.type_of(name))
             for name, each in aggregates.items()
@@ -250,12 +258,13 @@ class TableShape:
         return f'SELECT {columns} FROM "{self.table}"'
 
     def upsert(self, aggregates: Mapping[str, Aggregate], value_type: ValueType, *, staged: bool) -> str:
-        """The statement that merges deltas: all that are ``staged``, or one at a time. Parameters: the delta, unless it is
-        staged; then txid, epoch, attempt, writer.
+        """The statement that merges deltas: all rows of the temporary table if ``staged``, else one
+        delta. Parameters: the delta, unless staged; then txid, epoch, attempt, writer.
 
-        A row of the same txid is left alone by the transactional rule, starts again from its previous value by the opaque one,
-        and takes every delta otherwise. Rows whose stamp is above, or the same from another writer, are left alone: the
-        caller compares the number of rows changed.
+        A row that already has this txid: the transactional rule skips it, the opaque rule merges
+        into its previous value, the non-transactional rule merges into its value. A row with a
+        higher stamp, or with the same stamp from another writer, stays as it is. The caller
+        compares the number of rows changed with the number of deltas.
         """
         t = "_held"  # an alias, since a table may be called "excluded"
         same = f"{t}._txid = excluded._txid"
@@ -302,7 +311,7 @@ class TableShape:
         )
 
     def _merged(self, rule: str, name: str, old: str) -> str:
-        """Merge with null as the neutral element."""
+        """The expression that merges the delta into ``old``; null is the neutral element."""
         declared = self.value.type_of(name)
         new = f"excluded.{_q(name)}"
         if rule in ("first", "last"):
@@ -316,14 +325,15 @@ class TableShape:
         return f"CASE WHEN ({old}) IS NULL THEN {new} WHEN {new} IS NULL THEN {old} ELSE {both} END"
 
     def insert_row(self) -> str:
-        """One row, unless there is one of its key. Parameters: every column."""
+        """Insert one row, unless its key has a row. Parameters: every column."""
         names = [name for name, _ in self.columns]
         marks = ", ".join([self.dialect.mark] * len(names))
         columns = ", ".join(map(_q, names))
         return f'INSERT INTO "{self.table}" ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING'
 
     def update_row(self) -> str:
-        """One row, if its stamp is the expected one. Parameters: every column but the key, the key, the stamp."""
+        """Update one row if it has the expected stamp. Parameters: every column except the key,
+        then the key, then the expected txid, epoch and attempt."""
         m = self.dialect.mark
         updates = ", ".join(f"{_q(name)} = {m}" for name, _ in self.columns if name not in self.key)
         match = " AND ".join(f"{_q(name)} = {m}" for name in self.key)
@@ -349,13 +359,14 @@ class TableShape:
         )
 
     def _restored(self) -> str:
-        """Assignments that put a row back to its previous value; a row that had none becomes a tombstone."""
+        """Assignments that restore the previous value of a row. A row that had none becomes a
+        tombstone."""
         values = ", ".join(f"{_q(name)} = {_q(_previous(name))}" for name in self.value)
         return f"{values}, _deleted = 1 - _prev_exists, _writer = 'sweep'"
 
 
 def _previous(name: str) -> str:
-    """The column of the value before."""
+    """The name of the column that holds the previous value."""
     return f"_prev_{name}"
 
 

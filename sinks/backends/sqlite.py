@@ -1,8 +1,9 @@
 """Stamped rows in SQLite: for one host, durable, with columns that any client of the file can read.
 
-Every write is one ``BEGIN IMMEDIATE .. COMMIT``. WAL with ``synchronous=FULL``: what is committed survives a power cut.
-Types that SQLite lacks are kept in forms that sort and compare as they should: moments and dates as ISO 8601 text (UTC
-where there is a zone), durations as integers in their unit, decimals as text.
+Every write is one ``BEGIN IMMEDIATE .. COMMIT``. WAL with ``synchronous=FULL``: committed data
+survives a power cut. Types that SQLite lacks are stored in other forms: timestamps, times and dates
+as ISO 8601 text (in UTC if the type has a zone), durations as integers in their unit, decimals as
+text. All but decimals sort correctly in these forms.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ from sinks.backends.sql import SqlBackend
 from sinks.backends.sql_schema import Dialect
 from sinks.plain_values import check_storable, is_plain, plain, restored
 
-#: STRICT tables came with 3.37; without them an integer sum beyond 64 bits would silently become a float.
+#: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently
+#: becomes a float.
 SQLITE_MIN = (3, 37, 0)
 #: How long a writer waits for another one's sql_txn before the attempt fails and is replayed.
 BUSY_TIMEOUT_MS = 10_000
-#: Keys per SELECT: SQLite takes 32,766 parameters.
+#: Keys per SELECT. SQLite takes at most 32,766 parameters.
 _KEYS_PER_SELECT = 500
-#: In the statement that made a table.
+#: Finds a collation other than BINARY in the statement that created a table.
 _COLLATED = re.compile(r"\bCOLLATE\s+(?![\"'\[`]?BINARY\b)", re.IGNORECASE)
-#: What passes by itself, or when there is room again.
+#: Errors that pass by themselves, or when there is room again.
 _PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -58,7 +60,7 @@ _PASSING = frozenset(
 
 
 class SqliteDialect(Dialect):
-    """SQLite's way."""
+    """SQLite's SQL."""
 
     name = "SQLite"
     integer = "INTEGER"
@@ -85,7 +87,8 @@ class SqliteDialect(Dialect):
         return super().headers_ddl() + " STRICT"
 
     def added(self, one: str, other: str, declared: pa.DataType) -> str:
-        """Of infinities of two signs it is NaN, which SQLite makes null: text, which a STRICT column refuses."""
+        """The sum of +inf and -inf is NaN, which SQLite turns into NULL. The text 'NaN' takes its
+        place, and a STRICT column refuses text."""
         both = super().added(one, other, declared)
         return f"COALESCE({both}, 'NaN')" if pa.types.is_floating(declared) else both
 
@@ -94,8 +97,8 @@ class SqliteDialect(Dialect):
 
 
 class _File:
-    """The one connection of this process to a file. Copies of a backend share it: opening a WAL file for every batch
-    would cost more than the batch."""
+    """The one connection of this process to a file. All copies of a backend share it, because
+    opening a WAL file for every batch would cost more than the batch."""
 
     _open: dict[tuple[int, str], _File] = {}
     _guard = threading.Lock()
@@ -114,12 +117,14 @@ class _File:
             return cls._open.setdefault(key, cls(path))
 
     def connected(self) -> sqlite3.Connection:
-        """Call it with the lock held. A connection stays with its file when another one takes that file's name: then it
-        is opened again, or what it writes would be found by nobody."""
+        """The open connection. Call it with the lock held.
+
+        A connection stays with its file even when another file takes the name. In that case the
+        connection is opened again; otherwise nobody would find what it writes."""
         if self._connection is not None and self.found != self._there():
             self.close()
         if self._connection is None:
-            # Before it is opened: when the file is replaced meanwhile, the next use opens the new one.
+            # Look before opening: if the file is replaced meanwhile, the next use notices it.
             found = self._there()
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
@@ -152,9 +157,9 @@ class _File:
 class SqliteBackend(SqlBackend):
     """A table of a SQLite file.
 
-    ``path``: the file; relative paths are taken from the current directory, on the driver. ``table``: created when
-    missing, checked otherwise. ``key`` and ``value``: the typed columns; a ``StateCommitter`` fills them in from its
-    input when they are left out.
+    ``path``: the file; a relative path starts at the driver's current directory. ``table``: created
+    when missing, checked otherwise. ``key`` and ``value``: the typed columns; when left out, a
+    ``StateCommitter`` takes them from its input.
     """
 
     dialect = SqliteDialect()
@@ -188,7 +193,7 @@ class SqliteBackend(SqlBackend):
     def close(self) -> None:
         _File.at(self._path).close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _store(self, connection: sqlite3.Connection) -> str:
         found = _File.at(self._path).found
@@ -264,7 +269,7 @@ class SqliteBackend(SqlBackend):
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One sql_txn, with errors named by what to do about them."""
+        """A connection in one sql_txn, committed at the end."""
         with self._reading() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -292,7 +297,7 @@ class SqliteBackend(SqlBackend):
 
     def _error_of(self, error: sqlite3.Error) -> Exception:
         text = f"{self.location}: {error}"
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more about the same thing
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without extensions
         if code in _PASSING:
             return RetryableError(text)
         if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):

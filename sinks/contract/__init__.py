@@ -1,4 +1,4 @@
-"""The suite that every backend passes: subclass ``BackendContract`` and write ``make``."""
+"""The test suite that every backend must pass: subclass ``BackendContract`` and write ``make``."""
 
 from sinks.contract.backend import BackendContract
 

@@ -1,4 +1,4 @@
-"""The contract suite of backends: what every one must do, whoever wrote it. Needs pytest.
+"""The contract suite of backends: what every backend must do. Needs pytest.
 
 ::
 
@@ -6,8 +6,8 @@
         def make(self, name, key, value):
             return MyBackend(ADDRESS, name, key, value)
 
-``make`` gives an empty backend; ``name`` differs from test to test. It is called on the driver's side and its copies,
-pickled, do the tasks' part.
+``make`` returns an empty backend. ``name`` differs from test to test. The suite uses the backend
+itself as the driver does, and pickled copies of it as tasks do.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class BackendContract:
         """An empty backend called ``name``, bound to these columns."""
         raise NotImplementedError
 
-    #: Types that the store cannot hold: declaring them must raise ``TopologyError``.
+    #: Types that the store cannot hold. Declaring one of them must raise ``TopologyError``.
     cannot_hold: Sequence[pa.DataType] = ()
-    #: Bytes of the longest text that a key may have; a longer one must raise ``BadRecordError``.
+    #: The longest text that a key may have, in bytes. A longer one must raise ``BadRecordError``.
     longest_key: int = 1_000_000
-    #: Which of the calls to the store fail, each in a run of its own: from this one on, every so many.
+    #: Which calls to the store fail, each in a run of its own: (number of the first, step).
     faults: tuple[int, int] = (0, 1)
 
     @pytest.fixture
@@ -95,7 +95,7 @@ class BackendContract:
         made.prepare("topology")
         return made
 
-    # --- header (C1) -----------------------------------------------------------------------------------------
+    # --- header (C1) ------------------------------------------------------------------------------
 
     def test_prepare_is_idempotent_and_keeps_the_incarnation(self, backend: MapBackend) -> None:
         first = backend.prepare("topology")
@@ -140,7 +140,8 @@ class BackendContract:
         assert backend.multi_get([("cat",), ("dog",)]) == [None, Row((1,), Stamp(1, 1, 1), None, "w")]
 
     def test_every_write_compares_the_whole_header(self, wide_backend: MapBackend) -> None:
-        """C1: another topology, incarnation, epoch, transaction, attempt or plan is another writer, and changes nothing."""
+        """C1: a writer with another topology, incarnation, epoch, transaction, attempt or plan
+        changes nothing."""
         before = wide_backend.prepare("topology")
         first = before.opened(2, OpenCommit(1, 1, DIGEST))
         wide_backend.raise_header(before, first)
@@ -181,7 +182,7 @@ class BackendContract:
         deltas = self.deltas({"cat": [1], "dog": [1]})
         backend.apply(header, "bolt:0", ValueType.OPAQUE, deltas, AGGREGATES, want_values=False)
 
-    # --- value types -----------------------------------------------------------------------------------------
+    # --- value types ------------------------------------------------------------------------------
 
     def test_transactions_add_up(self, state: MapState) -> None:
         transact(state, 1, 1, {"dog": 2, "cat": 1})
@@ -209,7 +210,7 @@ class BackendContract:
         assert state.get("dog") == (8 if isinstance(state, NonTransactionalMapState) else 5)
 
     def test_replay_returns_previous_and_value_also_when_it_skips(self, state: MapState) -> None:
-        """C6: what is downstream of a skip can be redone."""
+        """C6: components after a skipped update can repeat their work."""
         transact(state, 1, 1, {"dog": 2})
         transact(state, 2, 1, {"dog": 3})
         granted = open_attempt(state, 2, 2)
@@ -218,7 +219,7 @@ class BackendContract:
         assert pair == ([(2, 8)] if isinstance(state, NonTransactionalMapState) else [(2, 5)])
 
     def test_replay_of_another_batch_of_an_opaque_spout(self, state: MapState) -> None:
-        """Rule 1 of the opaque states in seed 000, and C5: a key that the replay does not touch is put back."""
+        """Rule 1 of the opaque states, and C5: a key that the replay does not touch is restored."""
         if not isinstance(state, OpaqueMapState):
             return
         transact(state, 1, 1, {"dog": 2, "cat": 1})
@@ -233,7 +234,8 @@ class BackendContract:
     def test_a_state_that_becomes_opaque_replays_from_before_the_open_transaction(
         self, backend: MapBackend, before: type[MapState], how: str
     ) -> None:
-        """Whatever wrote the rows: what their transaction found is there. A key that the replay lacks is put back."""
+        """Every state type keeps the value before its transaction. A key that the replay lacks is
+        restored."""
 
         def write(state: MapState, txid: int, attempt: int, deltas: dict[str, int], *, done: bool = True) -> None:
             granted = open_attempt(state, txid, attempt)
@@ -269,7 +271,8 @@ class BackendContract:
         assert state.get("dog") == expected[type(state)]
 
     def test_stale_writers_are_refused(self, state: MapState) -> None:
-        """A task of a dead attempt, of a dead leader, of a dead transaction: also for a key nobody has touched."""
+        """A task of a dead attempt, of a dead leader, of a dead transaction: also for a key that
+        nobody has touched."""
         late = [open_attempt(state, 1, 1)]
         transact(state, 1, 2, {"dog": 1}, replay=True)
         late.append(open_attempt(state, 2, 1, epoch=1))
@@ -280,7 +283,7 @@ class BackendContract:
         assert state.get("dog") == 2
 
     def test_a_writer_that_stalls_between_begin_and_commit_is_refused(self, state: MapState) -> None:
-        """The schedule that row stamps alone do not stop: the successor never touched the key."""
+        """Row stamps alone do not stop this schedule: the successor never touched the key."""
         stalled = open_attempt(state, 1, 1)
         state.begin_commit(stalled)
         state.multi_update(["zombie"], [add(1)])
@@ -312,10 +315,11 @@ class BackendContract:
         with pytest.raises(StaleWriterError):
             state.begin_commit(TransactionAttempt(2, 1))
 
-    # --- aggregates, in the store or by read and put ---------------------------------------------------------
+    # --- aggregates, in the store or by read and put ----------------------------------------------
 
     def test_apply_matches_the_fold_under_every_replay(self) -> None:
-        """Three transactions, the last one opened three times with different contents (opaque) or the same one."""
+        """Three transactions. The last one is opened three times: with different contents (opaque),
+        or with the same."""
         for state_class in STATES:
             backend = self._made(KEY, WIDE)
             state = state_class(backend)
@@ -348,7 +352,7 @@ class BackendContract:
         assert result.to_pylist() == [{"word": "a", "count": 1, "total": 1, "least": 1, "most": 1}]
 
     def test_apply_under_another_header_writes_nothing(self, wide_backend: MapBackend) -> None:
-        """Where the store merges by itself, it compares the header by itself."""
+        """A store that merges by itself compares the header by itself."""
         header = wide_backend.prepare("topology")
         dead = header.opened(1, OpenCommit(1, 1, DIGEST))
         wide_backend.raise_header(header, header.opened(1, OpenCommit(1, 2, DIGEST)))
@@ -358,7 +362,7 @@ class BackendContract:
         assert wide_backend.multi_get([("a",)]) == [None]
 
     def test_a_task_that_has_written_before_is_refused_like_any_other(self, wide_backend: MapBackend) -> None:
-        """It guesses the header from what it knows, and a guess is compared like what was read."""
+        """The task guesses the header. The store compares a guess like a header that was read."""
         state = OpaqueMapState(wide_backend)
         state.prepare("topology")
         self.apply(state, 1, 1, {"a": [1]})
@@ -372,11 +376,11 @@ class BackendContract:
             state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)  # its transaction is done
         assert state.get("a") == (2, 8, 1, 7)
         state.clear("topology")
-        self.apply(state, 1, 1, {"a": [3]})  # the incarnation is another than it guesses
+        self.apply(state, 1, 1, {"a": [3]})  # the guess has the old incarnation
         assert state.get("a") == (1, 3, 3, 3)
 
     def test_apply_twice_in_an_attempt_by_the_same_task_counts_once(self) -> None:
-        """What a lost answer leads to."""
+        """This happens after a lost answer."""
         for state_class in (TransactionalMapState, OpaqueMapState):
             state = state_class(self._made(KEY, WIDE))
             state.prepare("topology")
@@ -408,7 +412,7 @@ class BackendContract:
             state.commit(granted)
             assert list(wide_backend.scan()) == []
 
-    # --- helpers ---------------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def apply(
         self, state: MapState, txid: int, attempt: int, batch: dict[str, list[Any]], *, replay: bool = False
@@ -448,10 +452,11 @@ class BackendContract:
             folded[word] = (len(values), *extremes)
         return folded
 
-    # --- one form of every value (C29) -----------------------------------------------------------------------
+    # --- one form of every value (C29) ------------------------------------------------------------
 
     def test_decimals_are_exact_to_their_scale_or_an_error(self) -> None:
-        """Sums in the store or by read and put; what is finer than the column, or longer, is refused, never rounded."""
+        """Sums in the store, or by read and put. A value with more digits than the column holds is
+        refused, never rounded."""
         kind = pa.decimal128(38, 2)
         backend = self._made(KEY, Fields(total=kind))
         state = OpaqueMapState(backend)
@@ -544,7 +549,8 @@ class BackendContract:
         assert [row.value for _, row in backend.scan()] == [(3,)]
 
     def test_an_hour_that_comes_twice_is_two_keys(self) -> None:
-        """In the night when clocks go back, Python takes the two for one as long as they are in that zone."""
+        """In the night when clocks go back, Python treats the two hours as equal while they are in
+        that zone."""
         kind = pa.timestamp("us", tz="Europe/Paris")
         if kind in self.cannot_hold:
             return
@@ -559,7 +565,7 @@ class BackendContract:
             finish(state)
         assert {row.value for _, row in backend.scan()} == {(2,), (20,)}
 
-    # --- absent, deleted, zero -------------------------------------------------------------------------------
+    # --- absent, deleted, zero --------------------------------------------------------------------
 
     def test_a_key_that_this_commit_wrote_can_be_deleted_in_it(self, state: MapState) -> None:
         granted = open_attempt(state, 1, 1)
@@ -573,7 +579,7 @@ class BackendContract:
         state.commit(granted)
         assert [state.get(key) for key in ("new", "newer")] == [None, 1]
 
-    # --- purge (C21) and reset -------------------------------------------------------------------------------
+    # --- purge (C21) and reset --------------------------------------------------------------------
 
     def test_purge_removes_tombstones_of_earlier_transactions_only(self, backend: MapBackend) -> None:
         state = OpaqueMapState(backend)
@@ -616,7 +622,7 @@ class BackendContract:
         with pytest.raises(ConfigError, match="belongs to topology 'topology'"):
             state.clear("another")
 
-    # --- roll-back (C7) --------------------------------------------------------------------------------------
+    # --- roll-back (C7) ---------------------------------------------------------------------------
 
     def test_a_rolled_back_transaction_never_was(self, state: MapState) -> None:
         if not state.can_undo:
@@ -634,12 +640,12 @@ class BackendContract:
         transact(state, 2, 3, {"dog": 5, "emu": 7})
         assert [state.get(key) for key in ("dog", "cat", "emu")] == [6, 2, 7]
 
-    # --- faults ----------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("after", [False, True], ids=["nothing done", "answer lost"])
     @pytest.mark.parametrize("how", ["update", "apply"])
     def test_a_fault_between_any_two_steps(self, wide_backend: MapBackend, how: str, after: bool) -> None:
-        """A call to the store fails, each time another; the replay brings what was due, and nothing twice."""
+        """In each run another call to the store fails. The replay applies everything once."""
         for state_class in STATES:
             for step in itertools.count(*self.faults):
                 backend = Faulty(self._made(KEY, WIDE))
@@ -657,7 +663,7 @@ class BackendContract:
             assert step > 10
 
     def _run_with_faults(self, state: MapState, how: str) -> list[dict[str, list[Any]]]:
-        """Three transactions, as a driver runs them. Of an opaque state, a replay brings other rows."""
+        """Run three transactions as a driver does. For an opaque state, a replay has other rows."""
         state.prepare("topology")
         applied: list[dict[str, list[Any]]] = []
         batches: list[dict[str, list[Any]]] = [
@@ -679,7 +685,7 @@ class BackendContract:
                     finish(state, replay=attempt > 1)
                     done = True
                 except (RetryableError, CommitOutcomeUnknown):
-                    done = state.read_header().done == txid  # the driver reads what it was not told
+                    done = state.read_header().done == txid  # as the driver does without an answer
                 if done:
                     applied.append(rows)
         return applied
@@ -737,7 +743,7 @@ class BackendContract:
         found = {key[0]: row.value for key, row in wide_backend.scan()}
         assert found == {f"{task}-{each}": (1, each, each, each) for task in range(4) for each in range(50)}
 
-    # --- shapes and types ------------------------------------------------------------------------------------
+    # --- shapes and types -------------------------------------------------------------------------
 
     def test_every_type_comes_back_as_it_went_in(self) -> None:
         """As key, as value, as previous value; by put and by apply."""
@@ -864,7 +870,7 @@ class BackendContract:
         assert state.get("a")[1] == 2**63 - 1
 
     def test_many_rows_in_one_commit(self, wide_backend: MapBackend) -> None:
-        """More than any one page, chunk or statement takes."""
+        """More rows than one page, chunk or statement takes."""
         state = OpaqueMapState(wide_backend)
         state.prepare("topology")
         words = [f"w{each:06}" for each in range(12_345)]
@@ -874,7 +880,7 @@ class BackendContract:
         state.multi_put(words, [(each, 0, 0, 0) for each in range(len(words))])
         state.commit(granted)
         open_attempt(state, 2, 2)
-        finish(state, replay=True)  # an attempt that writes nothing: everything is put back
+        finish(state, replay=True)  # this attempt writes nothing: all rows are restored
         assert {key[0]: row.value for key, row in wide_backend.scan()} == {
             word: (1, each, each, each) for each, word in enumerate(words)
         }
@@ -888,7 +894,8 @@ class BackendContract:
         assert list(wide_backend.scan()) == []
 
     def test_every_aggregate_merges_as_the_fold(self) -> None:
-        """Columns that the store merges, columns that are derived from others, columns that Python merges."""
+        """Columns that the store merges, columns that are derived from others, and columns that
+        Python merges."""
         aggregates: dict[str, Aggregate] = {}
         declared: dict[str, Aggregate] = {
             **AGGREGATES,
@@ -924,7 +931,7 @@ class BackendContract:
 
 
 def _untyped() -> type[MapBackend]:
-    """The one backend without columns: it holds whatever it is given."""
+    """The only backend without columns: it stores values of any type."""
     from sinks.backends.memory import MemoryBackend
 
     return MemoryBackend

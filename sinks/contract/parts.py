@@ -1,4 +1,5 @@
-"""What the contract suite of backends is made of: values of every type, the driver's part of a commit, a backend that fails."""
+"""Parts of the contract suite of backends: values of every type, the driver's part of a commit, a
+backend that fails."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ AGGREGATES = {"count": Count(), "total": Sum("n"), "least": Min("n"), "most": Ma
 KEY, VALUE = Fields(word=str), Fields(n=int)
 WIDE = Fields(count=int, total=int, least=int, most=int)
 AWKWARD = ["", "ß", 'it\'s "quoted"', "a\\b\tc\nd\re", "\\N", "NULL", "a,b;c", "\\.", "{}:[]"]
-#: A value of every type that fields can have, in pairs: one to write, another to follow it.
+#: For every type that fields can have: a value to write first and a value to write after it.
 EVERY_TYPE: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
     "truth": (pa.bool_(), [True, False]),
     "tiny": (pa.int8(), [-128, 127]),
@@ -54,14 +55,14 @@ EVERY_TYPE: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
 
 
 def open_attempt(state: MapState, txid: int, attempt: int, epoch: int = 1, task: int = 0) -> TransactionAttempt:
-    """What the driver does before commit tasks start; returns what a task gets."""
+    """Do what the driver does before the commit tasks. Returns the attempt that a task gets."""
     header = state.prepare("topology")
     state.raise_header(header, header.opened(epoch, OpenCommit(txid, attempt, DIGEST)))
     return TransactionAttempt(txid, attempt, CommitFence("topology", epoch, DIGEST, f"bolt:{task}"))
 
 
 def finish(state: MapState, *, replay: bool = False) -> None:
-    """What the driver does after them."""
+    """Do what the driver does after the commit tasks."""
     header = state.read_header()
     assert header.open is not None
     if replay and isinstance(state, OpaqueMapState):
@@ -85,7 +86,8 @@ def transact(
 
 
 class Faulty(MapBackend):
-    """A backend whose n-th call fails: before it has done anything, or after, so that only the answer is lost."""
+    """A backend whose call number ``fails_at`` fails: before it does anything or, with ``after``,
+    afterwards, so that only the answer is lost."""
 
     def __init__(self, inner: MapBackend) -> None:
         self.inner = inner
@@ -169,7 +171,7 @@ def either(one: int, other: int) -> int:
 
 
 def partials(batch: dict[str, list[Any]], aggregates: Mapping[str, Aggregate], types: Mapping[str, Any]) -> pa.Table:
-    """What a committer makes of a batch, by plain Python."""
+    """The partial results that a committer makes of a batch, computed in plain Python."""
     rows = []
     for word, values in batch.items():
         present = [value for value in values if value is not None]

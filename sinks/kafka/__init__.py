@@ -1,1 +1,1 @@
-"""Kafka as a sink: rows as records, each once."""
+"""Kafka as a sink: each row becomes one record."""

@@ -1,12 +1,16 @@
-"""Markers: what the last kafka_txn of each writer to Kafka held, in a compacted topic of one partition per topology.
+"""Markers: a compacted topic of one partition says what the last kafka_txn of each writer held.
 
-A marker is written in the kafka_txn of the records that it speaks of. Its key is ``topology/component/task``; ids have no ``/``.
+A marker is written in the same kafka_txn as the records it describes. Its key is
+``topology/component/task``; ids contain no ``/``.
 
 Invariants:
 
-1. A writer writes only after a marker of its own topology and incarnation, or after none (C25).
-2. A marker is that of the last committed transaction which had records for its writer, or of the one being committed.
-3. Whoever reads waits for no writer that is gone: it ends what that one left open (ADR 10).
+1. A writer writes only if the last marker is of its own topology and incarnation, or if there is no
+   marker (C25).
+2. A marker belongs to the last committed transaction that had records for its writer, or to the
+   transaction that is being committed.
+3. A reader does not wait for a dead writer: it ends the kafka_txn that the writer left open
+   (ADR 10).
 """
 
 from __future__ import annotations
@@ -26,17 +30,20 @@ from framework.errors import ConfigError, CorruptStateError, InvariantViolation,
 from framework.topology import Standing, TopologyContext, TransactionAttempt
 
 _log = structlog.get_logger()
-#: What a transactional client says by itself: it calls the end of a lease fatal, and everything else is raised as well.
+#: The logger of transactional clients, without output of its own. Their log adds nothing: they
+#: report the end of a lease as fatal, and they raise everything else as well.
 _client_log = logging.getLogger(__name__)
 _client_log.addHandler(logging.NullHandler())
 
-#: 1 had no incarnation, and keys without the topology.
+#: Format 1 had no incarnation, and its keys did not contain the topology.
 MARKER_FORMAT = 2
-#: For every single step with the broker; below the driver's patience, so that an attempt fails by itself.
+#: The limit for each step with the broker. It is below the driver's patience, so an attempt fails
+#: before the driver gives it up.
 STEP_TIMEOUT_S = 15.0
-#: A writer that is alive ends its kafka_txn sooner than this. One that does not loses it, and with it an attempt.
+#: How long a reader waits for an open kafka_txn. A live writer is faster; a slower one loses its
+#: kafka_txn, and its attempt fails.
 OPEN_PATIENCE_S = 3.0
-#: A broker aborts what a dead writer left open after this long.
+#: The broker aborts the open kafka_txn of a dead writer after this time.
 TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
 _ANEW = "restore the one that was lost, or start anew with `python -m framework.reset --everything`"
@@ -44,8 +51,10 @@ _ANEW = "restore the one that was lost, or start anew with `python -m framework.
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a kafka_txn held: the records of this task's part of this txid. ``txid`` 0: nothing yet, since a reset.
-    ``incarnation`` is empty where the topology's state was made before there were any."""
+    """Says that a kafka_txn held this task's part of this txid.
+
+    ``txid`` 0: nothing was written since a reset. ``incarnation``: empty if the topology's state is
+    older than incarnations."""
 
     topology_id: str
     writer: str
@@ -66,9 +75,12 @@ class Marker:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     def already_holds(self, wanted: Marker) -> bool:
-        """Whether ``wanted`` was written before, given that ``self`` is the last marker. Raises ``StaleWriterError`` for a
-        writer of the past, ``ConfigError`` for one of another incarnation, ``InvariantViolation`` for another plan of the
-        same txid."""
+        """Whether ``wanted`` is already written, given that ``self`` is the last marker.
+
+        Raises ``StaleWriterError`` if ``wanted`` has a lower epoch, or the same epoch and a lower
+        txid. Raises ``ConfigError`` if it has another incarnation, or a newer epoch and a lower
+        txid. Raises ``InvariantViolation`` if it has the same txid but another plan or another
+        number of tasks."""
         self.check_incarnation(wanted.topology_id, wanted.incarnation)
         if wanted.epoch < self.epoch or (wanted.epoch == self.epoch and wanted.txid < self.txid):
             raise StaleWriterError(f"{wanted.writer}: txid {self.txid} of epoch {self.epoch} is written", self.epoch)
@@ -89,11 +101,11 @@ class Marker:
         return True
 
     def check(self, topology_id: str, standing: Standing) -> None:
-        """Raise ``ConfigError`` when this marker does not fit what ZooKeeper says of the topology."""
+        """Raise ``ConfigError`` if this marker contradicts ZooKeeper's state of the topology."""
         self.check_incarnation(topology_id, standing.incarnation)
         if self.txid > standing.currtx:
             raise self._ahead(standing.currtx)
-        if self.epoch >= standing.epoch:  # its own, too: a new leader has written nothing yet
+        if self.epoch >= standing.epoch:  # equal too: the new leader has written nothing yet
             raise ConfigError(
                 f"{self.writer} has written to Kafka in epoch {self.epoch}, and ZooKeeper is at epoch {standing.epoch}: "
                 f"ZooKeeper's state is older than what Kafka holds; {_ANEW}"
@@ -140,12 +152,13 @@ def writer_of(context: TopologyContext) -> str:
 
 
 def transactional_id_of(topology_id: str, writer: str) -> str:
-    """One writer's, and no other's: ids hold no ``/``."""
+    """The transactional id of a writer. It is unique, because ids contain no ``/``."""
     return f"ratchet-{topology_id}/{writer}"
 
 
 def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str) -> Producer:
-    """A producer that has ended every other one of its id, and whatever that left open. Raises ``KafkaException``."""
+    """A new producer. It has fenced every other producer of this id and ended their open kafka_txn.
+    Raises ``KafkaException``."""
     made = {
         "logger": _client_log,
         **settings.producer(),
@@ -163,7 +176,8 @@ def markers_topic(context: TopologyContext, given: str | None) -> str:
 
 
 def has_markers(cluster: ClusterMetadata, topic: str) -> bool:
-    """Whether the topic is there. Raises ``ConfigError`` when markers of one writer could be in several partitions."""
+    """Whether the topic exists. Raises ``ConfigError`` if it has several partitions, because
+    markers must be in one order."""
     found = cluster.topics.get(topic)
     if found is not None and len(found.partitions) > 1:
         raise ConfigError(
@@ -174,8 +188,8 @@ def has_markers(cluster: ClusterMetadata, topic: str) -> bool:
 
 
 def find_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
-    """As ``read_markers``, of a topic that may not be there yet: then none. Not for whoever is about to write: a topic can be
-    missing from one answer."""
+    """As ``read_markers``, but returns no markers if the topic does not exist. Do not use it before
+    a write: one answer of a broker may lack an existing topic."""
     errors, admin = _client(settings)
     try:
         there = has_markers(admin.list_topics(timeout=STEP_TIMEOUT_S), topic)
@@ -185,8 +199,11 @@ def find_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[
 
 
 def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
-    """The last marker of each writer of a topology. Raises ``ConfigError`` when another topology has markers in the topic,
-    ``CorruptStateError`` for what is no marker, ``RetryableError``."""
+    """The last marker of each writer of a topology, by writer.
+
+    Raises ``ConfigError`` if another topology has markers in the topic, ``CorruptStateError`` for a
+    record that is not a marker, and ``RetryableError`` if the topic cannot be read to its end in
+    time."""
     errors, admin = _client(settings)
     found: dict[str, Marker] = {}
     for offset, value in _last_of_each_key(settings, errors, admin, topic, topology_id):
@@ -208,8 +225,10 @@ def _client(settings: KafkaSettings) -> tuple[ConnectionErrors, AdminClient]:
 def _last_of_each_key(
     settings: KafkaSettings, errors: ConnectionErrors, admin: AdminClient, topic: str, topology_id: str
 ) -> list[tuple[int, bytes]]:
-    """(offset, value), in the order of the log. Reads to what was its end when this was called: not only to the last stable
-    offset, behind which a marker may stand while another task's kafka_txn is open."""
+    """(offset, value) of the last record of each key, in the order of the log.
+
+    Reads to the end offset at the time of the call. The last stable offset is not enough: while
+    another task's kafka_txn is open, committed markers may lie behind it."""
     where = TopicPartition(topic, 0)
     deadline = time.monotonic() + STEP_TIMEOUT_S
     patience = time.monotonic() + OPEN_PATIENCE_S
@@ -248,8 +267,10 @@ def _last_of_each_key(
 def _end_open(
     settings: KafkaSettings, errors: ConnectionErrors, where: TopicPartition, topology_id: str, deadline: float
 ) -> None:
-    """End the kafka_txn that holds up the last stable offset, which ``where`` is at: the record there is its marker, and the
-    key of that names its writer. Nothing of another topology."""
+    """End the kafka_txn that blocks the last stable offset, which is the offset of ``where``.
+
+    The record at that offset is the marker of this kafka_txn, and its key names the writer. Does
+    nothing if the writer is of another topology."""
     consumer = Consumer({**settings.consumer(where.topic), "isolation.level": "read_uncommitted"})
     try:
         consumer.assign([where])
@@ -269,7 +290,8 @@ def _end_open(
 def _end_of(
     where: TopicPartition, errors: ConnectionErrors, admin: AdminClient, deadline: float, level: IsolationLevel
 ) -> int:
-    """A topic that was just made is not known to everybody yet: ask again until the deadline."""
+    """The end offset at this isolation level. Asks until the deadline, because not every broker
+    knows a new topic at once."""
     while True:
         try:
             wanted = {where: OffsetSpec.latest()}

@@ -1,4 +1,5 @@
-"""The committer that writes to a Kafka topic: each row of a batch becomes a record, exactly once, or at least once."""
+"""The committer that writes to a Kafka topic: each row of a batch becomes a record, exactly once or
+at least once."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from sinks.kafka.writer import KafkaRecord, check_markers, probe, renew_markers,
 from sinks.plain_values import JsonColumns
 
 Row = Mapping[str, Any]
-#: What a key or a value is made of: one field as it is, several as a JSON object, or a function of the row.
+#: The source of a key or a value: one field as it is, several fields as a JSON object, or a
+#: function of the row.
 Content = Union[str, Sequence[str], Callable[[Row], "bytes | None"]]
 Maker = Callable[[pa.RecordBatch], Iterable["bytes | None"]]
 
@@ -34,20 +36,30 @@ Maker = Callable[[pa.RecordBatch], Iterable["bytes | None"]]
 class KafkaSink(ArrowBolt, Committer):
     """Writes its input to ``topic``, which must exist.
 
-    ``value`` and ``key``: the name of a field of text or bytes, whose null is a null (a tombstone, for a value); a list of
-    names, as a JSON object; or a function that makes bytes of a row (a mapping of names to values). By default the value
-    is a JSON object of all fields, and there is no key. Moments are text as in RFC 3339, bytes are base64, decimals are text.
+    ``value`` and ``key``: one of
 
-    Exactly once: each commit task has a transactional producer, and puts a marker of the transaction into the kafka_txn of
-    its records, so readers with ``isolation.level=read_committed`` see a task's part of a batch whole, and once. What Kafka
-    has taken cannot be undone: a batch whose commit was opened is never planned anew (C8). With more than one task a replay
-    may find some tasks' parts written and others not, so rows must come to the same task again: the input must be
-    fields-grouped, and everything above it deterministic (C11); the builder says so. Markers are in ``marker_topic``, by
-    default ``ratchet-markers-<topology id>``, which is made when it is missing.
+    * the name of a text or bytes field; null becomes null (as a value: a tombstone),
+    * a list of field names, written as a JSON object: timestamps are RFC 3339 text, bytes are
+      base64, decimals are text,
+    * a function from a row (a mapping of names to values) to bytes or None.
 
-    ``at_least_once=True``: plain producers, no markers, any grouping; a replay writes again. The builder must be told so too.
+    By default the value is a JSON object of all fields, and the key is null.
 
-    ``bootstrap_servers`` and ``settings`` as for the spout; both may come from the configuration's ``kafka.*`` keys.
+    Exactly once: each commit task has a transactional producer, and writes a marker of the
+    transaction in the kafka_txn of its records. Readers with ``isolation.level=read_committed`` see
+    a task's part of a batch whole, and once. Records in Kafka cannot be undone, so a batch whose
+    commit was opened is never planned anew (C8). Markers are in ``marker_topic``, by default
+    ``ratchet-markers-<topology id>``, which is created when it is missing.
+
+    With more than one task, a replay may find the parts of some tasks written and others not. So
+    each row must reach the same task again: the input must be grouped by fields or globally, and
+    every component before it must be deterministic (C11). The builder checks this.
+
+    ``at_least_once=True``: plain producers, no markers, any grouping. A replay writes the records
+    again. Give ``at_least_once=True`` to the builder, too.
+
+    ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
+    ``kafka.*`` keys.
     """
 
     deterministic = True
@@ -122,7 +134,7 @@ class KafkaSink(ArrowBolt, Committer):
         if self.exactly_once:
             renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
 
-    # --- in tasks --------------------------------------------------------------------------------------------
+    # --- in tasks ---------------------------------------------------------------------------------
 
     def prepare(
         self,
@@ -143,7 +155,7 @@ class KafkaSink(ArrowBolt, Committer):
         if attempt is None or context is None or merged is None:
             raise TopologyError("a KafkaSink was used outside a topology")
         if not any(batch.num_rows for batch in self._batches):
-            return  # nothing to write, so nothing that a replay could double
+            return  # nothing to write, so a replay cannot write it twice
         if not self.exactly_once:
             writers.plain(merged).write(self._topic, self._records())
             return
@@ -157,7 +169,7 @@ class KafkaSink(ArrowBolt, Committer):
         return _Records(self._batches, self._maker(self._key, self._fields), value)
 
     def _maker(self, content: Content | None, fields: Fields) -> Maker:
-        """A function from a record batch to the keys, or the values, of its rows."""
+        """A function from a record batch to the keys, or to the values, of its records."""
         if content is None:
             return lambda batch: [None] * batch.num_rows
         if callable(content):
@@ -195,7 +207,7 @@ class KafkaSink(ArrowBolt, Committer):
 
 
 class _Records:
-    """The records of a batch, as often as one goes through them."""
+    """The records of a batch. Can be iterated several times."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], key: Maker, value: Maker) -> None:
         self._batches, self._key, self._value = batches, key, value

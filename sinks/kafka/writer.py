@@ -1,17 +1,24 @@
 """Writes to Kafka exactly once: records and a marker in one kafka_txn.
 
-Order (C11), also after an unknown outcome: initialise the transactional id, which ends every other producer of that id and
-whatever it left open; read the markers to the end; then, unless this txid is there already, produce records and marker and
-commit. A zombie that wakes up finds the marker, or writes what its successor would have written.
+The order of steps (C11), also after an unknown outcome:
 
-A kept producer holds a lease of its transactional id: it may go on until another process of the topology has initialised the
-id. Then it begins anew in place, in that order, and no attempt has failed (C26).
+a. Initialise the transactional id. This fences every other producer of the id and ends its open
+   kafka_txn.
+b. Read the markers to the end.
+c. Unless this txid is already written, produce the records and the marker, and commit.
+
+A zombie that wakes up finds the marker, or writes what its successor would have written.
+
+A producer that is kept between batches holds a lease on its transactional id: it may go on until
+another process of the topology initialises the id. Then it repeats these steps at once, and the
+attempt does not fail (C26).
 
 Invariants:
 
 1. A txid's records are committed together with its marker, or neither is.
-2. The marker that was read is the last one: nobody else writes under this id since it was initialised.
-3. A transactional id belongs to one task of one component of one topology: ids have no ``/``.
+2. The marker that was read is the last one: nobody else has written under this id since it was
+   initialised.
+3. A transactional id belongs to one task of one component of one topology: ids contain no ``/``.
 """
 
 from __future__ import annotations
@@ -42,14 +49,14 @@ from sinks.kafka.markers import (
 )
 
 PROBE_TIMEOUT_S = 10.0
-#: Whoever begins reads all markers, so what is no longer the last of its key must go soon.
+#: A new producer reads all markers, so compaction must remove outdated ones soon.
 MARKERS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _POLL_S = 0.05
 #: The one partition of a topic of markers.
 _MARKERS_PARTITION = 0
 _ANY_PARTITION = -1
 _TAKEN = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
-#: What a client that is over may say before it says why.
+#: Errors of a client that has failed for good. They do not name the reason.
 _OVER = (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 W = TypeVar("W")
 
@@ -59,11 +66,11 @@ class _LeaseLost(StaleWriterError):
 
 
 class _ClientFailed(RetryableError):
-    """The client says only that it failed: most often because its transactional id was taken meanwhile."""
+    """The client failed without a reason. Most often its transactional id was taken over."""
 
 
 class KafkaRecord(NamedTuple):
-    """What is written. ``headers``: (name, value) pairs."""
+    """One record to write. ``headers``: (name, value) pairs."""
 
     key: bytes | None
     value: bytes | None
@@ -71,8 +78,9 @@ class KafkaRecord(NamedTuple):
 
 
 def probe(settings: KafkaSettings, topic: str) -> None:
-    """Find out, before anything starts, what would fail in the first batch. Raises ``ConfigError`` for a topic that is not
-    there and for a client that is refused; brokers that do not answer are left to the batch, which waits for them."""
+    """Fail before the start on what would fail in the first batch. Raises ``ConfigError`` if the
+    topic does not exist or the brokers refuse the client. Ignores brokers that do not answer: the
+    first batch waits for them."""
     errors = ConnectionErrors(settings.bootstrap_servers)
     admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
     try:
@@ -101,12 +109,13 @@ def produce(
             )
             producer.poll(0)
             return
-        except BufferError:  # the queue is full: let some of it go
+        except BufferError:  # the queue is full: wait for deliveries
             producer.poll(_POLL_S)
 
 
 class MarkedWriter:
-    """One writer: ``transactional_id`` belongs to one task of one component. One thread writes at a time."""
+    """The writer of one task of one component, with a ``transactional_id`` of its own. One thread
+    writes at a time."""
 
     def __init__(self, settings: KafkaSettings, transactional_id: str, marker_topic: str, writer: str) -> None:
         self._settings = settings
@@ -120,19 +129,24 @@ class MarkedWriter:
         self._lock = threading.Lock()
 
     def write(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> bool:
-        """Write all records with their marker, or find that they are there: then False. ``records`` may be gone through twice.
-        Raises ``StaleWriterError`` when a newer writer is at work, ``ConfigError`` when the last marker is of another
-        incarnation, ``CommitOutcomeUnknown``, or ``RetryableError``; the next call begins anew."""
+        """Write all records with their marker. Returns False if they are already written. May
+        iterate ``records`` twice.
+
+        Raises ``StaleWriterError`` if a newer writer is active, ``ConfigError`` if the last marker
+        is of another incarnation, everything else that ``Marker.already_holds`` raises,
+        ``CommitOutcomeUnknown``, or ``RetryableError``. After an error, the next call starts with a
+        new producer."""
         with self._lock:
             if self._producer is not None:
                 try:
                     return self._guarded(lambda: self._write(topic, records, marker))
                 except (_LeaseLost, _ClientFailed):
-                    pass  # found on the way; what was open is aborted, or its marker is there
+                    pass  # try once with a new producer: it aborts what is open, or finds the marker
             return self._guarded(lambda: self._write(topic, records, marker))
 
     def renew(self, marker: Marker) -> None:
-        """End every other producer of this writer, and put ``marker`` after whatever was there. Raises as ``write``."""
+        """Fence every other producer of this writer and write ``marker``, whatever the last marker
+        is. Raises as ``write``."""
         with self._lock:
             self._producer = None
             self._guarded(lambda: self._renew(marker))
@@ -140,13 +154,13 @@ class MarkedWriter:
     def close(self) -> None:
         self._producer = None
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _guarded(self, write: Callable[[], W]) -> W:
         try:
             return write()
         except SystemError as error:
-            # What the client makes of a fatal error and a delivery report that come at the same time.
+            # The client raises this if a fatal error and a delivery report come at the same time.
             cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal()
             self._producer = None
             if cause is not None:
@@ -157,7 +171,8 @@ class MarkedWriter:
             raise
 
     def _fatal(self) -> KafkaException | None:
-        """Why the client is over, if it is: a call that fails after that says only that it does."""
+        """The reason why the client failed for good; None if it has not. Later calls fail without a
+        reason."""
         if self._producer is None:
             return None
         try:
@@ -250,14 +265,15 @@ class MarkedWriter:
 
 
 def _too_large(where: str, error: KafkaException) -> ConfigError | None:
-    """A record that no broker will ever take."""
+    """The error for a record that is too large for every broker; None for another error."""
     if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
         return None
     return ConfigError(f"{where}: {error.args[0].str()}; raise message.max.bytes of client and topic")
 
 
 class PlainWriter:
-    """Writes and waits until everything is acknowledged by all replicas; a caller that fails writes again."""
+    """Writes, and waits until all replicas have acknowledged everything. After an error, the caller
+    writes everything again."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -265,8 +281,8 @@ class PlainWriter:
         self._producer: Producer | None = None
 
     def write(self, topic: str, records: Iterable[KafkaRecord]) -> None:
-        """Raises ``RetryableError`` when not everything is known to be written, ``ConfigError`` for a record that the broker
-        will never take."""
+        """Raises ``RetryableError`` if it is not certain that everything was written, and
+        ``ConfigError`` for a record that the broker will never accept."""
         failed: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _: Any) -> None:
@@ -284,7 +300,7 @@ class PlainWriter:
         except KafkaException as error:
             raise self._explained(topic, error) from error
         if left:
-            self._producer = None  # what it still holds goes with it
+            self._producer = None  # drops the records it still holds
             raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
         if failed:
             raise self._explained(topic, KafkaException(failed[0]))
@@ -297,7 +313,7 @@ class PlainWriter:
 
 
 class Writers:
-    """The writers of this process, kept so that their ids need not be initialised for every batch."""
+    """The writers of this process. Keeping them saves initialising their ids for every batch."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, ...], Any] = {}
@@ -338,7 +354,8 @@ class Writers:
 def check_markers(
     settings: KafkaSettings, context: TopologyContext, marker_topic: str | None, standing: Standing
 ) -> None:
-    """Hold the markers of a component against what ZooKeeper says. Raises ``ConfigError`` when they do not fit (C25)."""
+    """Compare the markers of a component with ZooKeeper's state. Raises ``ConfigError`` if they
+    contradict each other (C25)."""
     topic = markers_topic(context, marker_topic)
     for marker in find_markers(settings, topic, context.topology_id).values():
         if marker.writer.startswith(f"{context.component_id}/"):
@@ -348,8 +365,9 @@ def check_markers(
 def renew_markers(
     settings: KafkaSettings, context: TopologyContext, marker_topic: str | None, standing: Standing
 ) -> None:
-    """Let every writer of a component, of now or of before, begin anew in another incarnation. What would still write under
-    the one of before is fenced now, and finds the new marker should it begin anew itself."""
+    """Write a first marker of the new incarnation for every present and former writer of a
+    component. This fences the producers of the old incarnation. If one of them initialises its id
+    again, it finds the new marker and fails."""
     found = find_markers(settings, markers_topic(context, marker_topic), context.topology_id)
     if not found:
         return

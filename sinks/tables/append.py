@@ -1,4 +1,4 @@
-"""The committer that appends: every row of a batch becomes a row of a table, once."""
+"""The committer that appends: every row of a batch becomes a row of a table, exactly once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from sinks.tables.table import FileTable
 
 
 class AppendCommitter(ArrowBolt, Committer):
-    """Appends its input to a ``ParquetTable`` or a ``DeltaLakeTable``, one commit per transaction, with any grouping and
-    any parallelism: each task writes files of its own, and all of them appear together. An empty batch appends nothing.
+    """Appends its input to a ``ParquetTable`` or a ``DeltaLakeTable``, in one commit per
+    transaction. Takes any grouping and any parallelism: each task writes its own files, and all of
+    them become visible together. An empty batch appends nothing.
 
-    ``columns``: the fields to write, in that order; by default all of them. Rows of one task keep their order.
+    ``columns``: the fields to write, in this order; by default all fields. The rows of one task
+    keep their order.
     """
 
     deterministic = True

@@ -1,7 +1,8 @@
 """A Delta Lake table: one version per transaction, with the txid in the commit itself.
 
-The commit carries the application transaction (id of the topology and the table's incarnation, txid) of Delta's protocol:
-a txid that the table holds is not committed again, and of two commits that started from one version the second fails.
+Each commit carries an application transaction of Delta's protocol: the id of the topology with the
+table's incarnation, and the txid. A txid that the table holds is not committed again. If two
+commits start from the same version, the second fails.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ except ImportError as error:  # an extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 
 
-#: The first is null by Delta's protocol, the second by the names of folders that its OPTIMIZE goes by.
+#: Texts that Delta reads as null in a partition column: the first by its protocol, the second
+#: because its OPTIMIZE reads folder names.
 _NULL_TEXTS = ("", NULL_FOLDER)
 
 
 class DeltaLakeTable(FileTable):
-    """A Delta Lake table in a folder, which any Delta reader reads. Its rows cannot be taken back, so a batch whose commit
-    was opened is never planned anew (C8). ``compact()`` and Delta's own OPTIMIZE and VACUUM may run beside the topology.
+    """A Delta Lake table in a folder. Any Delta reader can read it.
+
+    Rows cannot be undone, so a batch whose commit was opened is never planned anew (C8).
+    ``compact()`` and Delta's own OPTIMIZE and VACUUM may run while the topology runs.
     """
 
     kind = "DeltaLakeTable"
@@ -84,7 +88,7 @@ class DeltaLakeTable(FileTable):
                 return
             if (
                 self.read_header() != header
-            ):  # asked after the version was read: a later leader's commit conflicts with ours
+            ):  # read after the table's version, so that a later leader's commit conflicts with ours
                 raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
             table.create_write_transaction(
                 [_action(each, self.partition_by) for each in files],
@@ -130,15 +134,17 @@ class DeltaLakeTable(FileTable):
         return self._files_of(table)
 
     def compact(self) -> tuple[int, int]:
-        """Merge small files into larger ones, by Delta's own OPTIMIZE; returns how many files there were and are."""
+        """Merge small files into larger ones by Delta's own OPTIMIZE. Returns the number of files
+        before and after."""
         before = len(self.files())
         with self._named_errors():
             self._table().optimize.compact(target_size=self.target_bytes)
         return before, len(self.files())
 
     def vacuum(self, *, older_than_s: float) -> int:
-        """Remove files that no version within that time names, by the rules of Delta's own VACUUM, which counts in whole hours:
-        parts of one count as one. Returns how many."""
+        """Remove files that no version of the last ``older_than_s`` seconds names, by the rules of
+        Delta's own VACUUM. It counts in whole hours, rounded up. Returns the number of files
+        removed."""
         done = self.read_header().done
         with self._named_errors():
             found = self._table().vacuum(
@@ -162,7 +168,7 @@ class DeltaLakeTable(FileTable):
 
 
 def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """The type itself, and those that it is made of."""
+    """The type itself and all types that it contains."""
     yield kind
     if pa.types.is_dictionary(kind):
         yield from _types_in(kind.value_type)
@@ -171,7 +177,8 @@ def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _is_lost(kind: pa.DataType) -> bool:
-    """Whether Delta's client would take the type for another one, whose readers cannot read the files."""
+    """Whether Delta's client would declare the type as another one, so that readers cannot read the
+    files."""
     types = pa.types
     nanoseconds = types.is_timestamp(kind) and kind.unit == "ns"
     return bool(nanoseconds or types.is_unsigned_integer(kind) or types.is_duration(kind) or types.is_time(kind))

@@ -1,7 +1,8 @@
-"""What a table of files needs of its folder: documents that are replaced by compare-and-set, or written once.
+"""Documents in the folder of a table: replaced by compare-and-set, or written once.
 
-A document is JSON with a checksum. ``HeaderChain`` numbers its versions; a version is made by linking a finished file to its
-name, which fails when that name is taken: so of several writers one wins, as a file system decides it (local disks, NFS).
+A document is JSON with a checksum. ``HeaderChain`` numbers its versions. A version is created by
+linking a finished file to its name, which fails if the name exists. So the file system (local disk
+or NFS) decides which of several writers wins.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError
 from framework.topology import Header
 
-#: Versions of a header that are kept behind the current one: for whoever is just reading them.
+#: Old versions of a header to keep: a process may be reading one of them.
 _KEPT = 20
 _DIGITS = 12
-#: What passes by itself, or when there is room again, or when a file system that is mounted from elsewhere answers. A file that is
-#: not there may just have been compacted.
+#: Errors that pass by themselves, or when there is room again, or when a remote file system answers
+#: again. A missing file may just have been compacted.
 _PASSING = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
@@ -35,18 +36,20 @@ _PASSING = frozenset(
 
 
 class HeaderChain:
-    """The header of one state, in ``folder`` as ``header-000000000001.json`` and so on; the highest number is current."""
+    """The header of one state: files ``header-000000000001.json`` and so on in ``folder``. The
+    highest number is current."""
 
     def __init__(self, folder: Path, location: str) -> None:
         self._folder = folder
         self._location = location
 
     def read(self) -> Header | None:
-        """The header as it is, None when there has never been one."""
+        """The current header; None if there has never been one."""
         return self._current()[1]
 
     def create(self, header: Header) -> Header:
-        """Write the first version, unless there is one; returns what is there then."""
+        """Write the first version, unless there is one. Returns the header that is there
+        afterwards."""
         make_folder(self._folder)
         write_once(self._path(1), asdict(header))
         found = self.read()
@@ -55,13 +58,14 @@ class HeaderChain:
         return found
 
     def replace(self, expected: Header, new: Header) -> None:
-        """Compare and set. Raises ``StaleWriterError`` with the epoch found."""
+        """Set the header to ``new`` if it is ``expected``. Raises ``StaleWriterError`` with the
+        epoch found otherwise."""
         number, found = self._current()
         if found is None:
             raise self._gone()
         if found == expected and write_once(self._path(number + 1), asdict(new)):
             last, found = self._current()
-            if last == number + 1:  # not a name that others have used up and removed
+            if last == number + 1:  # otherwise others had used this number before, and removed it
                 self._remove_before(number + 1 - _KEPT)
                 return
         elif found == expected:
@@ -81,7 +85,7 @@ class HeaderChain:
             try:
                 return numbers[-1], self._parsed(self._path(numbers[-1]))
             except FileNotFoundError:
-                continue  # so slow that it was removed meanwhile: look again
+                continue  # it was removed before it could be read: look again
         raise RetryableError(f"{self._location}: its header changes faster than it can be read")
 
     def _parsed(self, path: Path) -> Header:
@@ -109,7 +113,7 @@ class HeaderChain:
 
 
 def write_once(path: Path, document: Mapping[str, Any]) -> bool:
-    """Write a document, durably and whole, unless its name is taken: then False."""
+    """Write a document, durably and atomically. Returns False if the file exists already."""
     made = path.parent / f".{path.name}-{uuid.uuid4().hex}"
     with named_errors(path):
         try:
@@ -125,7 +129,7 @@ def write_once(path: Path, document: Mapping[str, Any]) -> bool:
 
 
 def overwrite(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document in place of what may be there: readers see the one or the other."""
+    """Write or replace a document, durably and atomically: readers see the old or the new one."""
     made = path.parent / f".{path.name}-{uuid.uuid4().hex}"
     with named_errors(path):
         _write(made, document)
@@ -134,7 +138,8 @@ def overwrite(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Raises ``FileNotFoundError``; ``CorruptStateError`` naming the file when a bit of it is not as it was written."""
+    """Read a document. Raises ``FileNotFoundError``, and ``CorruptStateError``, which names the
+    file, if the content is not as it was written."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         found = json.loads(text)
@@ -148,7 +153,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, that survives a power cut from now on."""
+    """Create a folder and its parents, durably: they survive a power cut."""
     with named_errors(folder):
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +162,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """What was written to this file, or into this folder, survives a power cut from now on."""
+    """Make what was written to this file, or into this folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -167,7 +172,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Errors of the file system, by what to do about them."""
+    """Raise errors of the file system as Ratchet's, which are named by recovery."""
     try:
         yield
     except (PermissionError, NotADirectoryError, IsADirectoryError) as error:

@@ -2,13 +2,13 @@
 
 ::
 
-    <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt at a transaction, written once
-    <path>/_manifest/<txid>.compacted.json            the files of every transaction up to that one
-    <path>/_ratchet/unnamed.json                      since when data files have not been named by any manifest
+    <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt, written once
+    <path>/_manifest/<txid>.compacted.json            the files of all transactions up to this txid
+    <path>/_ratchet/unnamed.json                      data files in no manifest, and since when
 
-Of several manifests of a txid the one with the highest stamp counts, so a late writer of before changes nothing; a roll-back
-is a manifest without files. Readers take the compacted manifest with the highest txid, and what is above it:
-``ParquetTable(path).dataset()``.
+If a txid has several manifests, the one with the highest stamp counts, so a late writer of an old
+attempt changes nothing. A roll-back is a manifest without files. Readers take the compacted
+manifest with the highest txid, and the manifests above that txid: ``ParquetTable(path).dataset()``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_ta
 
 _COMPACTED = ".compacted.json"
 _READ_TRIES = 10
-#: Files that nobody needs any more are left to readers that began before for so long.
+#: How long unneeded files are kept for readers that have already started.
 GRACE_S = 3_600.0
 
 
 class ParquetTable(FileTable):
-    """A folder of Parquet files; what belongs to it is what its manifests name.
+    """A folder of Parquet files. Only the files that its manifests name belong to the table.
 
-    Small files are kept in check by ``compact()`` (``python -m sinks.compact PATH``), which may run beside the topology.
+    ``compact()`` (``python -m sinks.compact PATH``) merges small files. It may run while the
+    topology runs.
     """
 
     kind = "ParquetTable"
@@ -70,14 +71,14 @@ class ParquetTable(FileTable):
         self._remove_unnamed(0, lambda path: False)
         return header
 
-    # --- for readers -----------------------------------------------------------------------------------------
+    # --- for readers ------------------------------------------------------------------------------
 
     def files(self) -> list[DataFile]:
         for _ in range(_READ_TRIES):
             try:
                 return [file for each in self._live() for file in self.files_in(each.path)]
             except FileNotFoundError:
-                continue  # compacted while it was read
+                continue  # it was compacted while it was read
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
 
     def files_as_of(self, txid: int) -> list[DataFile]:
@@ -87,18 +88,22 @@ class ParquetTable(FileTable):
         return [file for each in found for file in self.files_in(each.path)]
 
     def files_of(self, txid: int) -> list[DataFile]:
-        """The files of one transaction. Raises ``ConfigError`` when they were compacted with others, or are not there."""
+        """The files of one transaction. Raises ``ConfigError`` if there is no manifest of this
+        transaction, or if it was compacted with others."""
         for each in self._live():
             if each.txid == txid and not each.compacted:
                 return self.files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
 
-    # --- keeping small files in check ------------------------------------------------------------------------
+    # --- keeping small files in check -------------------------------------------------------------
 
     def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
-        """Merge small files of finished transactions, partition by partition, into larger ones; returns how many files there
-        were and are. The last ``keep_last`` transactions are left alone, one at least, since the last one may be replayed.
-        Safe beside a running topology and its readers; one at a time."""
+        """Merge small files of finished transactions into larger ones, partition by partition.
+        Returns the number of files before and after.
+
+        Leaves the last ``keep_last`` transactions alone: at least one, because the last one may be
+        replayed. Safe while the topology and its readers run. Only one compaction runs at a
+        time."""
         if keep_last < 1:
             raise ConfigError(f"keep_last must be 1 or more, and is {keep_last}: the last transaction may be replayed")
         with self._one_at_a_time():
@@ -120,7 +125,7 @@ class ParquetTable(FileTable):
             return before, before - len(files) + len(merged)
 
     def _merged(self, files: Sequence[DataFile]) -> list[DataFile]:
-        """The same rows in as few files of the wanted size as their partitions allow."""
+        """Write the same rows into fewer files, of the target size where partitions allow it."""
         name = f"compacted-{uuid.uuid4().hex[:12]}"
         found: list[DataFile] = []
         for number, group in enumerate(self._groups(files)):
@@ -131,7 +136,8 @@ class ParquetTable(FileTable):
         return found
 
     def _groups(self, files: Sequence[DataFile]) -> list[list[DataFile]]:
-        """What becomes one file each: small files of one partition up to the wanted size, and each other by itself."""
+        """Groups that become one file each: small files of one partition, together up to the target
+        size. A large file is a group of its own."""
         found: list[list[DataFile]] = []
         open_group: dict[Texts, list[DataFile]] = {}
         for each in files:
@@ -146,9 +152,12 @@ class ParquetTable(FileTable):
         return found
 
     def vacuum(self, *, older_than_s: float = GRACE_S) -> int:
-        """Remove data files that no manifest has named for so long; returns how many. A file's time begins with the first
-        vacuum that finds it so, since a reader may have begun just before. What an attempt may be writing stays."""
-        done = self.read_header().done  # asked before the manifests are: what is finished by then, they name
+        """Remove data files that no manifest has named for ``older_than_s`` seconds. Returns the
+        number of files removed.
+
+        The time starts with the first vacuum that finds the file unnamed, because a reader may have
+        started just before. Files that an attempt may still publish stay."""
+        done = self.read_header().done  # read before the manifests, so that they name all finished files
         return self._remove_unnamed(older_than_s, lambda path: may_be_open(path, done))
 
     def _remove_unnamed(self, older_than_s: float, spared: Callable[[str], bool]) -> int:
@@ -177,14 +186,14 @@ class ParquetTable(FileTable):
                 raise ConfigError(f"{self.location} is being compacted by another process: wait for it") from None
             yield
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _manifests(self) -> Path:
         return self.path / "_manifest"
 
     def _live(self) -> list[_Manifest]:
-        """The manifests that count, by txid."""
+        """The manifests that count, in the order of their txids."""
         self.require()
         if not self._manifests.is_dir():
             raise CorruptStateError(f"{self._manifests} is gone; restore it from a backup")
@@ -198,7 +207,7 @@ class ParquetTable(FileTable):
 
 
 class _Manifest(NamedTuple):
-    """A manifest by its name. Ordered by txid, then by stamp."""
+    """A manifest, from its file name. Sorts by txid, then by stamp."""
 
     txid: int
     epoch: int

@@ -1,7 +1,8 @@
-"""Partitions of a table of files: which rows belong together, and how their values are written down.
+"""Partitions of a table of files: which rows belong together, and how their values are recorded.
 
-A value is a text, the one of Delta's protocol, or None for null. It is recorded beside the name of each file, in the manifest
-or in Delta's log, and read from there. Names of folders show it to people; nobody reads them back, so that any value will do.
+A partition value is a text in the form of Delta's protocol, or None for null. It is recorded with
+the name of each file, in the manifest or in Delta's log, and read from there. Folder names show the
+values to people only; no program reads them back, so any value is possible.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from framework.errors import TopologyError
 #: The values of one partition, in the order of the columns.
 Texts = tuple[str | None, ...]
 
-#: What a folder is called whose files have null there.
+#: The value in the folder name of files with null in that column.
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-#: File systems take 255 bytes.
+#: The longest folder name that shows its value. File systems allow 255 bytes.
 _FOLDER_MAX = 200
 
 
@@ -43,7 +44,7 @@ _KINDS = (
 
 
 def check_partitioning(schema: pa.Schema, names: Sequence[str], location: str) -> None:
-    """Raise ``TopologyError`` when a table of these columns cannot be partitioned by those."""
+    """Raise ``TopologyError`` if a table with this schema cannot be partitioned by ``names``."""
     for name in names:
         if name not in schema.names:
             raise TopologyError(f"{location} is partitioned by {name!r}, which is not among its columns")
@@ -59,7 +60,7 @@ def check_partitioning(schema: pa.Schema, names: Sequence[str], location: str) -
 
 
 def split(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Texts, pa.Table]]:
-    """The rows of each partition, in their order, without the columns that it is made by."""
+    """The rows of each partition, in their order, without the partition columns."""
     if not names or table.num_rows == 0:
         yield (), table
         return
@@ -74,12 +75,12 @@ def split(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Texts, pa.Tab
 
 
 def texts_of(columns: Sequence[pa.ChunkedArray]) -> list[Texts]:
-    """The partition of each row, given its columns."""
+    """The partition of each row, given the partition columns."""
     return list(zip(*map(_texts_of, columns), strict=True))
 
 
 def folder_of(names: Sequence[str], texts: Texts) -> Path:
-    """Where the files of a partition go, below the table's folder.
+    """The folder of a partition, relative to the table's folder.
 
     >>> str(folder_of(["day", "kind"], ("2026-01-01", "a/b")))
     'day=2026-01-01/kind=a%2Fb'
@@ -88,7 +89,8 @@ def folder_of(names: Sequence[str], texts: Texts) -> Path:
 
 
 def texts_in(path: str, names: Sequence[str]) -> Texts | None:
-    """What format 1 recorded in names of folders only; None when they do not say it.
+    """The partition values in a path: format 1 recorded them in folder names only. None if the path
+    lacks one of the columns.
 
     >>> texts_in("day=2026-01-01/kind=a%2Fb/part-1.parquet", ["day", "kind"])
     ('2026-01-01', 'a/b')
@@ -100,8 +102,8 @@ def texts_in(path: str, names: Sequence[str]) -> Texts | None:
 
 
 def expression_of(schema: pa.Schema, names: Sequence[str], texts: Texts) -> pc.Expression:
-    """What holds for every row of a partition, for pyarrow, which fills the columns in by it. Raises ``pa.ArrowInvalid``
-    for texts that are no values of these columns."""
+    """The expression that is true for every row of a partition. pyarrow fills in the partition
+    columns from it. Raises ``pa.ArrowInvalid`` for texts that are not values of these columns."""
     known = (
         pc.field(name).is_null() if text is None else pc.field(name) == _scalar(text, schema.field(name).type)
         for name, text in zip(names, texts, strict=True)
@@ -128,7 +130,7 @@ def _scalar(text: str, kind: pa.DataType) -> pa.Scalar:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Moments are written in UTC, without saying so."""
+    """The type to write as text: timestamps lose their zone, because they are written in UTC."""
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
 
 

@@ -1,19 +1,20 @@
-"""Tables of Parquet files, appended to in whole batches: what the kinds of such tables have in common.
+"""Tables of Parquet files, appended to in whole batches: what all kinds of such tables share.
 
 ::
 
-    <path>/part-<txid>-<epoch>-<attempt>-<task>-<n>.parquet    data files, written by commit tasks
-    <path>/_ratchet/header-*.json                              the header (C1)
-    <path>/_ratchet/schema.json                                kind of table, columns, partitioning: what it takes to read it (C32)
-    <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json    which files each task of an attempt has written
+    <path>/part-<txid>-<epoch>-<attempt>-<task>-<n>.parquet  data files, written by commit tasks
+    <path>/_ratchet/header-*.json                            the header (C1)
+    <path>/_ratchet/schema.json                              kind, columns, partitioning (C32)
+    <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json  the files that each task has written
 
-Tasks only add files that nobody reads yet. When all of an attempt's tasks have ended, the driver *publishes* its files: one
-atomic step per txid, by the means of the table's kind. Whatever was never published is an orphan, and harmless.
+Tasks only add files that nobody reads yet. When all tasks of an attempt have ended, the driver
+*publishes* its files: one atomic step per txid, in the way of the table's kind. A file that was
+never published is a harmless orphan.
 
 Invariants:
 
-1. For each txid at most one attempt's files are published, and all of them.
-2. A txid that is published is published once: a replay finds it and adds nothing.
+1. For each txid, the files of at most one attempt are published, and all of them.
+2. A txid is published once: a replay finds it and adds nothing.
 """
 
 from __future__ import annotations
@@ -61,19 +62,20 @@ from sinks.tables.partitions import Texts, check_partitioning, expression_of, fo
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-#: A file is not made larger than this, and compaction makes them about as large.
+#: The greatest size of a file; compaction makes files of about this size.
 TARGET_BYTES = 128 * 1024 * 1024
-#: In a table's folder: what tells it from any other folder, and holds what Ratchet knows of it.
+#: The folder in a table's folder that marks it as a table and holds Ratchet's documents.
 OWN_FOLDER = "_ratchet"
 _HOLD_TRIES = 20
-#: Format 1 had the values of partitions in the names of folders alone, and no kind.
+#: Format 1 had partition values in folder names only, and no kind.
 _FORMAT = 2
 _NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)-\d+-\d+-")
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a table; ``path`` is relative to the table's folder, ``partition`` what all its rows have in common."""
+    """One file of a table. ``path``: relative to the table's folder. ``partition``: the values of
+    the partition columns, the same for all its rows."""
 
     path: str
     rows: int
@@ -81,13 +83,14 @@ class DataFile:
     partition: Texts = ()
 
     def entry(self) -> list[object]:
-        """As it stands in documents."""
+        """The form in documents."""
         return [self.path, self.rows, self.size, list(self.partition)]
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What it takes to read a table: the name of its class, its columns, and those that partition it."""
+    """What a reader needs to know of a table: the name of its class, its columns, and its partition
+    columns."""
 
     kind: str
     schema: pa.Schema
@@ -99,7 +102,8 @@ class TableShape:
 
     @staticmethod
     def read(folder: Path) -> TableShape | None:
-        """The shape of the table in ``folder``; None when there is none. Raises ``CorruptStateError``."""
+        """The shape of the table in ``folder``; None if there is no table. Raises
+        ``CorruptStateError``."""
         path = folder / OWN_FOLDER / "schema.json"
         try:
             found = read_document(path)
@@ -117,14 +121,16 @@ class TableShape:
 class FileTable(FencedState):
     """A folder that a topology appends batches to.
 
-    ``path``: a folder of a file system that links atomically, local or NFS; made when it is missing, and it must be empty
-    then. ``partition_by``: columns whose values become folders, ``name=value``; readers leave it out, since the table knows.
-    ``shared``: the folder is mounted at the same path on every machine of the cluster.
+    ``path``: a folder of a file system with atomic links, local or NFS. It is created when missing.
+    When the table is created, the folder must be empty. ``partition_by``: columns whose values
+    become folders ``name=value``; readers may leave it out, because the table records it.
+    ``target_bytes``: the greatest size of a file. ``shared``: the folder is mounted at the same
+    path on every machine of the cluster.
     """
 
     value_type = ValueType.OPAQUE
     publishes = True
-    #: Names the class in the table's own document.
+    #: The name of the class in the table's document.
     kind: ClassVar[str]
 
     def __init__(
@@ -144,7 +150,7 @@ class FileTable(FencedState):
         self._fields: Fields | None = None
         self._shape: TableShape | None = None
 
-    # --- shape -----------------------------------------------------------------------------------------------
+    # --- shape ------------------------------------------------------------------------------------
 
     @property
     def reach(self) -> Reach:
@@ -155,7 +161,8 @@ class FileTable(FencedState):
         return f"table {self.path}"
 
     def bind(self, fields: Fields) -> None:
-        """Fix names and types of the columns. Raises ``TopologyError`` for untyped ones."""
+        """Fix names and types of the columns. Raises ``TopologyError`` for a column without a type,
+        and for columns that cannot be partitioned as declared."""
         if fields.schema() is None:
             untyped = next(name for name in fields if fields.type_of(name) is None)
             raise TopologyError(
@@ -166,8 +173,8 @@ class FileTable(FencedState):
 
     @property
     def shape(self) -> TableShape:
-        """The shape that the table on disk has, or is to have. Raises ``ConfigError`` when there is neither a topology nor a
-        table, or when the table is another than was declared."""
+        """The shape of the table on disk or, if there is none, the declared shape. Raises
+        ``ConfigError`` if there is neither, or if the table on disk is not as declared."""
         if self._shape is not None:
             return self._shape
         held = TableShape.read(self.path)
@@ -180,7 +187,7 @@ class FileTable(FencedState):
         return TableShape(self.kind, self._fields.schema(), self._partition_by or ())
 
     def require(self) -> None:
-        """Raise as ``shape`` does, before anything of the table is read or changed."""
+        """Raise as ``shape`` does. Call it before the table is read or changed."""
         _ = self.shape
 
     @property
@@ -190,7 +197,7 @@ class FileTable(FencedState):
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that partition it. Raises as ``shape`` does."""
+        """The partition columns. Raises as ``shape`` does."""
         return self.shape.partition_by
 
     def _check_shape(self, held: TableShape) -> None:
@@ -209,10 +216,11 @@ class FileTable(FencedState):
                 "the table knows"
             )
 
-    # --- in tasks --------------------------------------------------------------------------------------------
+    # --- in tasks ---------------------------------------------------------------------------------
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write rows of one task as data files, to be published with the rest of the attempt."""
+        """Write the rows of one task as data files. The driver publishes them with the rest of the
+        attempt."""
         fence = attempt.fence
         if fence is None:
             raise TopologyError(
@@ -228,12 +236,12 @@ class FileTable(FencedState):
         overwrite(pending / f"{fence.writer.replace(':', '-')}.json", {"files": [each.entry() for each in files]})
 
     def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
-        """Write rows into new files whose names begin with ``name``; they belong to no table yet."""
+        """Write rows into new files whose names begin with ``name``. They are not published yet."""
         if table.num_rows == 0:
             return []
         row_bytes = max(table.nbytes / table.num_rows, 1.0)
         rows_max = max(int(self.target_bytes / row_bytes), 1)
-        numbers = itertools.count()  # names are unique without their folders: some file systems take A for a
+        numbers = itertools.count()  # names are unique without folders: some file systems ignore case
         written: list[DataFile] = []
         folders: set[Path] = set()
         with named_errors(self.path):
@@ -255,7 +263,7 @@ class FileTable(FencedState):
                 sync(folder)
         return written
 
-    # --- on the driver ---------------------------------------------------------------------------------------
+    # --- on the driver ----------------------------------------------------------------------------
 
     def check(self, topology_id: str) -> None:
         self._check_place()
@@ -313,7 +321,7 @@ class FileTable(FencedState):
                 f"{self.location}: there is something else in that folder, {foreign[0]!r}; give an empty one, or another path"
             )
 
-    #: What a folder may hold before its first header is written.
+    #: Names that a folder may contain before its first header is written.
     own_names: frozenset[str] = frozenset({OWN_FOLDER})
 
     def read_header(self) -> Header:
@@ -337,7 +345,7 @@ class FileTable(FencedState):
         found = self.read_header()
         if found != header:
             raise StaleWriterError(f"{self.location} is open for {found.open}, not for {header.open}", found.epoch)
-        if files or stamp.attempt_id > 1:  # of a first attempt without rows there is nothing that could be doubled
+        if files or stamp.attempt_id > 1:  # a first attempt without rows has nothing to publish
             self.publish_files(header, files)
         for folder in (self._folder / "pending").iterdir():
             txid = folder.name.split("-")[0]
@@ -346,35 +354,37 @@ class FileTable(FencedState):
 
     @abstractmethod
     def create_table(self) -> None:
-        """Make an empty table in the folder, if there is none."""
+        """Create an empty table in the folder, unless there is one."""
 
     @abstractmethod
     def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
-        """Make these files the content of ``header.open.txid``, in one atomic step, unless it has one. Refuse, where the
-        store can tell, when a later leader has published meanwhile."""
+        """Make these files the content of ``header.open.txid``, in one atomic step, unless the
+        content is already published. If the store can detect that a later leader has published,
+        raise ``StaleWriterError``."""
 
     @abstractmethod
     def files(self) -> list[DataFile]:
-        """The files that are published now."""
+        """The published files."""
 
     @abstractmethod
     def compact(self) -> tuple[int, int]:
-        """Merge small files into larger ones; returns how many files there were and are."""
+        """Merge small files into larger ones. Returns the number of files before and after."""
 
     @abstractmethod
     def vacuum(self, *, older_than_s: float) -> int:
-        """Remove data files that nobody has needed for so long; returns how many. What an attempt may be writing stays."""
+        """Remove data files that have not been needed for ``older_than_s`` seconds. Files that an
+        attempt may still publish stay. Returns the number of files removed."""
 
     def to_table(self) -> pa.Table:
         """Every row, read into memory."""
         return self.dataset().to_table()
 
     def dataset(self) -> ds.Dataset:
-        """The published files as a dataset of pyarrow, to be read by columns and filters."""
+        """The published files as a pyarrow dataset, to read with columns and filters."""
         return self.dataset_of(self.files())
 
     def dataset_of(self, files: Sequence[DataFile]) -> ds.Dataset:
-        import pyarrow.dataset as ds  # here: it imports pandas, which no process needs that reads no table
+        import pyarrow.dataset as ds  # here, because it imports pandas, which only readers need
 
         shape = self.shape
         form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
@@ -390,7 +400,8 @@ class FileTable(FencedState):
         return ds.FileSystemDataset(fragments, shape.schema, form, system)
 
     def files_in(self, document: Path) -> list[DataFile]:
-        """The files that a document of this table lists. Raises ``FileNotFoundError``, ``CorruptStateError``."""
+        """The files that a document of this table lists. Raises ``FileNotFoundError`` and
+        ``CorruptStateError``."""
         try:
             return [self._file_of(*entry) for entry in read_document(document)["files"]]
         except (KeyError, TypeError) as error:
@@ -407,7 +418,8 @@ class FileTable(FencedState):
 
     @abstractmethod
     def files_as_of(self, txid: int) -> list[DataFile]:
-        """The files of transactions up to ``txid``. Raises ``MovedOnError`` when that can no longer be said."""
+        """The files of the transactions up to ``txid``. Raises ``MovedOnError`` if the table no
+        longer records that."""
 
     def become_scratch(self, folder: Path) -> None:
         self.path = folder
@@ -420,10 +432,11 @@ class FileTable(FencedState):
         differs: Callable[[Difference], None],
         moved: Callable[[Any], None],
     ) -> int:
-        """Compares rows as a multiset: ``key`` of a difference is the row, the rest says how often it is there."""
+        """Compares rows as a multiset. In a difference, ``key`` is the row, and the other two
+        fields are how often it occurs in the sink and in the scratch copy."""
         try:
             held = _counted(self.dataset_of(self.files_as_of(txid)))
-        except (MovedOnError, FileNotFoundError):  # compacted while it was read
+        except (MovedOnError, FileNotFoundError):  # it was compacted while it was read
             moved("files")
             return 0
         return self.compare_held(scratch, held, differs)
@@ -449,7 +462,7 @@ class FileTable(FencedState):
     def close(self) -> None:
         """Nothing is kept open."""
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _folder(self) -> Path:
@@ -472,7 +485,8 @@ def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:
 
 
 def _comparable(value: Any) -> Any:
-    """A value that equals others of its kind, also when it is NaN, or one of several."""
+    """The value in a form that can be hashed and equals itself: one NaN object, tuples for lists
+    and mappings, timestamps in UTC."""
     if isinstance(value, float):
         return value if value == value else NAN
     if isinstance(value, Mapping):
@@ -485,13 +499,13 @@ def _comparable(value: Any) -> Any:
 
 
 def is_of_another_table(path: str, folder: Path) -> bool:
-    """Whether a file below a table's folder belongs to a table of its own there."""
+    """Whether a file below a table's folder belongs to another table inside that folder."""
     return any((folder / each / OWN_FOLDER).exists() for each in Path(path).parents if each != Path())
 
 
 def may_be_open(path: str, done: int) -> bool:
-    """Whether an attempt may be about to publish this file, when ``done`` is the last finished txid: that one too is replayed
-    when its driver died before it could say so."""
+    """Whether an attempt may still publish this file. ``done`` is the last finished txid. It may be
+    replayed too, if its driver died before it recorded the end."""
     found = _NAME_OF_ATTEMPT.match(Path(path).name)
     return found is not None and int(found["txid"]) >= done
 
@@ -501,5 +515,5 @@ def _text_of(schema: pa.Schema) -> str:
 
 
 def described(files: Sequence[DataFile]) -> Mapping[str, int]:
-    """How many files, rows and bytes."""
+    """The numbers of files, rows and bytes."""
     return {"files": len(files), "rows": sum(each.rows for each in files), "bytes": sum(each.size for each in files)}

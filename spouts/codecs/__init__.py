@@ -1,1 +1,1 @@
-"""Codecs: what makes rows of the bytes of a record."""
+"""Codecs: they decode the bytes of records into rows."""

@@ -1,8 +1,8 @@
 """Avro values as Arrow columns.
 
-Two ways behind one interface. fastavro decodes any schema, value by value. Where polars is installed and the schema is of
-plain types, ``avro_bulk`` decodes all values in one call, an order of magnitude faster; what it cannot vouch for goes to
-fastavro.
+Two decoders behind one interface. fastavro decodes any schema, value by value. If polars is
+installed and the schema has plain types only, ``avro_bulk`` decodes all values in one call, an
+order of magnitude faster. Values that it cannot verify go to fastavro.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from spouts.codecs.avro_schema import Named, Schema, arrow_schema, loaded, parse
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values
 
-#: Below this many values, reading them as a file costs more than it saves.
+#: Below this many values, bulk decoding costs more than it saves.
 _BULK_FROM = 16
-#: What Arrow raises for a value that its type does not hold, such as an int of more than 32 bits.
+#: Arrow's errors for a value that does not fit its type, such as an int of more than 32 bits.
 _UNFIT = (pa.ArrowException, ValueError, OverflowError, TypeError)
 
 
 class AvroDecoder:
-    """Values written with one schema, as rows of ``target``. ``reader``: resolve them to that schema; None: as written.
-    ``writer_named``, ``reader_named``: types that they refer to and do not define."""
+    """Decodes values that were written with one schema into rows of ``target``.
+
+    ``reader``: the schema to resolve values to; None: as written. ``writer_named``,
+    ``reader_named``: types that the schemas refer to but do not define."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class AvroDecoder:
         self._bulk = BulkAvro.of(writer, reader, target) if not writer_named and not reader_named else None
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """One row per value that can be decoded, and those that cannot."""
+        """One row per value that can be decoded, and the bad values."""
         if self._bulk is not None and len(values) >= _BULK_FROM:
             batch = self._bulk.decode(values)
             if batch is not None:
@@ -78,7 +80,7 @@ class AvroDecoder:
         return pa.RecordBatch.from_arrays(arrays, names=self._target.names)
 
     def _one(self, value: bytes | None) -> Mapping[str, Any] | None:
-        """Raises ``ValueError`` saying why a value cannot be decoded."""
+        """Decode one value. Raises ``ValueError`` with the reason if it cannot."""
         if value is None:
             return None
         stream = io.BytesIO(value)
@@ -95,10 +97,11 @@ class AvroDecoder:
 
 
 class AvroCodec(PerValueCodec):
-    """Avro values without a header, all written with one schema: as JSON data, as text, or as the path of a file.
+    """Avro values without a header, all written with one schema.
 
-    ``reader_schema``: resolve values to this schema, by Avro's rules; its fields are the codec's. Types are those of
-    ``avro_schema``. Bytes left over, or too few, are errors.
+    ``schema``: as JSON data, as text, or as the path of a file. ``reader_schema``: resolve values
+    to this schema by Avro's rules; it then gives the codec's fields. ``spouts.codecs.avro_schema``
+    lists the Arrow types. A value with too many or too few bytes is an error.
 
     >>> codec = AvroCodec({"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]})
     >>> codec.decode([b"\\x06dog", None]).to_pylist()
@@ -118,4 +121,4 @@ class AvroCodec(PerValueCodec):
         return self._decoder.decode_good(values)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_decoder": None}  # parsed again where it arrives
+        return {**vars(self), "_decoder": None}  # the receiver parses the schema again

@@ -1,12 +1,13 @@
-"""Many Avro values in one call, by way of polars.
+"""Decodes many Avro values in one call, by polars.
 
-An Avro file is a header with the schema, then blocks of values one after the other: so values that came one by one can be
-read as one block of a file that exists in memory only. What could go wrong there is that a damaged value takes bytes of
-its neighbour. So the length that each decoded row must have had is computed, and compared with the length of its value:
-when all are equal, no value has taken anything of another. The bytes that polars takes too lightly are looked at again.
-Where anything does not fit nothing is said, and the caller decodes one by one.
+An Avro file is a header with the schema, followed by blocks of values. So separate values can be
+read as one block of a file in memory. The danger: a damaged value may take bytes of its neighbour.
+So the encoded length of each decoded row is computed and compared with the length of its value. If
+all are equal, no value has taken bytes of another. Bytes that polars does not check strictly are
+checked again. If anything does not fit, the caller decodes the values one by one.
 
-Plain types only: boolean, int, long, float, double, string, bytes, each alone or in a union with null.
+Plain types only: boolean, int, long, float, double, string, bytes, each alone or in a union with
+null.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ import pyarrow.compute as pc
 from spouts.codecs.avro_schema import Schema
 
 _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
-#: Promotions that a cast in Arrow does as Avro's resolution does.
+#: Promotions for which an Arrow cast gives the same result as Avro's resolution.
 _PROMOTED = {("int", "long"), ("int", "double"), ("float", "double")}
-#: Branch 1 of a union, as a zig-zag varint.
+#: The second branch (number 1) of a union, as a zig-zag varint.
 _SECOND_OF_TWO = 2
 _FIXED_SIZE = {"boolean": 1, "float": 4, "double": 8}
 _SYNC = b"ratchet-in-memory"[:16]
-#: A varint of n bytes holds values below these.
+#: A varint of 1, 2, 3 .. bytes holds values below these bounds.
 _VARINT_BOUNDS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A field as it was written: its plain type, and whether null may stand for it."""
+    """A field as it was written: its plain type, and whether it may be null."""
 
     name: str
     kind: str
@@ -45,7 +46,7 @@ class _Column:
 
 
 class BulkAvro:
-    """Decodes values of one schema together. Make it with ``of``."""
+    """Decodes values of one schema together. Create it with ``of``."""
 
     def __init__(self, columns: Sequence[_Column], header: bytes, target: pa.Schema, defaults: dict[str, Any]) -> None:
         self._columns = columns
@@ -55,7 +56,8 @@ class BulkAvro:
 
     @classmethod
     def of(cls, writer: Schema, reader: Schema | None, target: pa.Schema) -> BulkAvro | None:
-        """None where this way does not reach: polars is not installed, or the schemas are not plain."""
+        """A decoder for these schemas; None if polars is not installed or the schemas are not
+        plain."""
         columns = _columns(writer)
         if find_spec("polars") is None or columns is None:
             return None
@@ -80,8 +82,8 @@ class BulkAvro:
         return cls(columns, _file_header(written), target, defaults)
 
     def decode(self, values: Sequence[bytes | None]) -> pa.RecordBatch | None:
-        """The rows, or None when they must be decoded one by one."""
-        import polars  # an optional extra, and slow to import: only by those who have something to decode
+        """The rows; None if the values must be decoded one by one."""
+        import polars  # here, because it is an optional extra and slow to import
 
         present = [value for value in values if value is not None]
         if not present:
@@ -91,7 +93,7 @@ class BulkAvro:
         try:
             table = polars.read_avro(stream).to_arrow().combine_chunks()
         except BaseException as error:
-            # Rust panics on a damaged value, and that is no Exception; fastavro says which value it is, and why.
+            # On a damaged value Rust panics, which is not an Exception. fastavro finds the value.
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 return None
             raise
@@ -104,12 +106,13 @@ class BulkAvro:
         return batch.take(pa.array([None if value is None else next(positions) for value in values], pa.int64()))
 
     def _fits(self, table: pa.Table, values: Sequence[bytes], body: bytes) -> bool:
-        """Whether these rows are what the values say: each took exactly its own bytes, and those that say which of two it
-        is (a null or a value, false or true) say nothing else."""
+        """Whether the rows are what the values say. Each row must have taken exactly the bytes of
+        its value. Each byte that decides between two cases (null or a value, false or true) must be
+        one of the two allowed."""
         lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
         at = np.cumsum(lengths) - lengths
         ends = at + lengths
-        deciding: list[tuple[Any, Any, Any]] = []  # positions in the body, the least and the most that may stand there
+        deciding: list[tuple[Any, Any, Any]] = []  # positions in the body, least and greatest valid byte
         for each in self._columns:
             column = table.column(each.name)
             array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
@@ -147,7 +150,7 @@ class BulkAvro:
 
 
 def _columns(schema: Schema) -> list[_Column] | None:
-    """The fields of a record of plain types; None for any other schema."""
+    """The fields of a record with plain types only; None for any other schema."""
     if not isinstance(schema, dict) or schema.get("type") != "record":
         return None
     found = []
@@ -169,7 +172,8 @@ def _columns(schema: Schema) -> list[_Column] | None:
 
 
 def _resolution(columns: list[_Column], wanted: list[_Column], reader: Any) -> dict[str, Any] | None:
-    """Reader fields that the writer lacks, with their defaults; None where the resolution takes more than that."""
+    """The defaults of reader fields that the writer lacks; None if the resolution needs more than
+    defaults and promotions."""
     written = {each.name: each for each in columns}
     defaults: dict[str, Any] = {}
     declared = {field["name"]: field for field in reader["fields"]}
@@ -196,7 +200,8 @@ def _last_name(schema: Any) -> str:
 
 
 def _file_header(schema: dict[str, Any]) -> bytes:
-    """The magic bytes, the schema, and the mark that ends each block. Source: Avro 1.12, object container files."""
+    """The magic bytes, the schema, and the sync marker that ends each block. Source: Avro 1.12,
+    object container files."""
     text = json.dumps(schema).encode()
     metadata = {b"avro.schema": text, b"avro.codec": b"null"}
     entries = (_varint(len(each)) + each for entry in metadata.items() for each in entry)
@@ -214,7 +219,7 @@ def _varint(value: int) -> bytes:
 
 
 def _encoded_sizes(column: pa.Array, kind: str) -> Any:
-    """How many bytes each value takes in Avro's binary encoding; of nulls, anything."""
+    """The size of each value in Avro's binary encoding, in bytes. Meaningless for nulls."""
     if kind in _FIXED_SIZE:
         return np.full(len(column), _FIXED_SIZE[kind], dtype=np.int64)
     if kind in ("string", "bytes"):

@@ -1,4 +1,4 @@
-"""Avro schemas: parsed, and as Arrow types.
+"""Avro schemas: how to parse them, and their Arrow types.
 
 =====================================  ==============================
 Avro                                   Arrow
@@ -31,7 +31,8 @@ from fastavro.schema import SchemaParseException, UnknownType
 from framework.errors import TopologyError
 
 Schema = Union[str, list[Any], dict[str, Any]]
-#: Types that a schema refers to and does not define: full name -> schema, each after those that it refers to itself.
+#: Types that a schema refers to but does not define: full name -> schema. Each type comes after the
+#: types that it refers to.
 Named = Mapping[str, Schema]
 
 _PRIMITIVES = {
@@ -58,7 +59,8 @@ _LOGICAL: dict[tuple[str, str | None], pa.DataType] = {
 
 
 def loaded(schema: Schema | Path) -> Schema:
-    """A schema as JSON data: given as such, as its text, or as the path of a file. Raises ``TopologyError``."""
+    """A schema as JSON data. ``schema``: JSON data, its text, or the path of a file. Raises
+    ``TopologyError`` if it cannot be read."""
     try:
         if isinstance(schema, Path) or (isinstance(schema, str) and schema.endswith(".avsc")):
             schema = Path(schema).read_text(encoding="utf-8")
@@ -71,10 +73,11 @@ def loaded(schema: Schema | Path) -> Schema:
 
 
 def parsed(schema: Schema, named: Named | None = None) -> Schema:
-    """Checked by fastavro, with the types that it refers to. Raises ``TopologyError``."""
+    """A schema as fastavro parses it, together with the types that it refers to. Raises
+    ``TopologyError`` if it is not valid."""
     known: dict[str, Any] = {}
     try:
-        # Without their logical types, numbers come as numbers, which is what Arrow wants.
+        # Without logical types fastavro returns plain numbers, as Arrow needs them.
         for each in (named or {}).values():
             fastavro.parse_schema(_without_logical(each), named_schemas=known)
         result: Schema = fastavro.parse_schema(_without_logical(schema), named_schemas=known)
@@ -84,8 +87,8 @@ def parsed(schema: Schema, named: Named | None = None) -> Schema:
 
 
 def arrow_schema(schema: Schema, named: Named | None = None) -> pa.Schema:
-    """The columns of a record; a schema of another type is one column, ``value``. Raises ``TopologyError`` for what has no
-    Arrow type."""
+    """The columns of a record. A schema of another type becomes one column, ``value``. Raises
+    ``TopologyError`` for a type without an Arrow type."""
     types = dict(named or {})
     if isinstance(schema, dict) and schema.get("type") == "record":
         types[_full_name(schema)] = schema
@@ -155,7 +158,7 @@ def _full_name(schema: Mapping[str, Any]) -> str:
 
 
 def _without_logical(schema: Any) -> Any:
-    """The schema with the logical types removed, decimals apart."""
+    """The schema without its logical types, except decimals."""
     if isinstance(schema, list):
         return [_without_logical(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Records that cannot be decoded: what to do about one, and how many are too many."""
+"""Records that cannot be decoded: what to do with one, and how many are too many."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from enum import Enum
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import ReadCounts
 
-#: The share of bad records is taken over the latest batches that hold at least so many records together.
+#: The share of bad records is computed over the latest batches that together hold at least this
+#: many records.
 WINDOW_RECORDS = 1_000
 
 
 class OnBadRecord(Enum):
-    """What the reader does about a record that cannot be decoded."""
+    """What the reader does with a record that cannot be decoded."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -31,17 +32,19 @@ class OnBadRecord(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record of a chunk that cannot be decoded: its index there, and why."""
+    """A record that cannot be decoded: its index in the chunk, and the reason."""
 
     index: int
     reason: str
 
 
 class BadRecordShare:
-    """Stops a topology in which too many records are bad: then not the records are wrong but the codec, or the topic.
+    """Stops a topology when too many records are bad: then the codec or the topic is probably
+    wrong.
 
-    ``share_max``: of the latest batches that hold ``WINDOW_RECORDS`` records or more together, at most this share may be
-    bad; while fewer have been read, at most this share of ``WINDOW_RECORDS``. None: no limit.
+    ``share_max``: at most this share of the latest batches, which together hold ``WINDOW_RECORDS``
+    records or more, may be bad. While fewer records have been read: at most this share of
+    ``WINDOW_RECORDS``. None: no limit.
 
     >>> share = BadRecordShare(0.01)
     >>> share.check(ReadCounts(records=500, bad_records=10))
@@ -62,7 +65,7 @@ class BadRecordShare:
         self._bad = 0
 
     def check(self, read: ReadCounts) -> None:
-        """Take a batch into account. Raises ``BadRecordError`` when too many are bad."""
+        """Count a batch. Raises ``BadRecordError`` when too many records are bad."""
         if self._share_max is None or not read.records:
             return
         self._batches.append((read.records, read.bad_records))

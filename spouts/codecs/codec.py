@@ -1,7 +1,8 @@
 """Codecs: the values of Kafka records as Arrow columns.
 
-A codec decodes many values at once, with vectorised code, or says which one it cannot decode. A null value (a tombstone)
-is no error: all of its fields are null. The same codecs decode keys and headers.
+A codec decodes many values at once, with vectorised code, or reports the value that it cannot
+decode. A null value (a tombstone) is not an error: all its fields are null. The same codecs decode
+keys and headers.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 
 Values = Sequence[bytes | None]
-#: From this many values on, those that cannot be decoded are looked for by halving; below, one by one.
+#: From this many values on, bad values are searched by halving; below, one by one.
 _HALVED_FROM = 16
 
 
 class UndecodableValueError(Exception):
-    """The value at ``index`` of those given cannot be decoded, and why."""
+    """The value at ``index`` of the given values cannot be decoded, for ``reason``."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(f"value {index}: {reason}")
@@ -29,20 +30,21 @@ class UndecodableValueError(Exception):
 
 
 class Codec(ABC):
-    """Decodes values into the columns named by ``fields``. Travels to tasks, pickled.
+    """Decodes values into the columns named by ``fields``. It is pickled and sent to tasks.
 
-    To write one, implement ``decode``; or, when values that are decoded together only say that one of them is bad,
-    subclass ``BulkCodec``.
+    To write one, implement ``decode``. If your decoder reads many values together and cannot tell
+    which of them is bad, subclass ``BulkCodec`` instead.
     """
 
     fields: Fields
 
     @abstractmethod
     def decode(self, values: Values) -> pa.RecordBatch:
-        """One row per value, in order. Raises ``UndecodableValueError`` for the first one that cannot be decoded."""
+        """One row per value, in order. Raises ``UndecodableValueError`` for the first value that
+        cannot be decoded."""
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """One row per value that can be decoded, in order, and those that cannot."""
+        """One row per value that can be decoded, in order, and the bad values."""
         batches: list[pa.RecordBatch] = []
         bad: list[BadRecord] = []
         begin = 0
@@ -59,12 +61,12 @@ class Codec(ABC):
 
 
 class BulkCodec(Codec):
-    """A codec that decodes all values in one go or none: the bad ones are found by halving."""
+    """A codec that decodes all values in one call, or none. Bad values are found by halving."""
 
     @abstractmethod
     def decode_together(self, values: Values) -> pa.RecordBatch:
-        """One row per value, in order. Raises ``ValueError`` (Arrow's errors are such) when one cannot be decoded; for a
-        single value its message is the reason."""
+        """One row per value, in order. Raises ``ValueError`` or an Arrow error if a value cannot be
+        decoded. For a single value, the message is the reason."""
 
     def decode(self, values: Values) -> pa.RecordBatch:
         try:
@@ -84,7 +86,8 @@ class BulkCodec(Codec):
         return joined(batches) if batches else self.decode_together([]), bad
 
     def _find(self, values: Values, begin: int, batches: list[pa.RecordBatch], *, only_first: bool) -> list[BadRecord]:
-        """The bad ones among values that cannot be decoded together; what can be goes to ``batches``, in order."""
+        """The bad values among values that cannot be decoded together. Appends the rows of the
+        others to ``batches``, in order."""
         if len(values) == 1:
             try:
                 batches.append(self.decode_together(values))
@@ -107,12 +110,12 @@ class BulkCodec(Codec):
         return bad
 
     def reason(self, error: Exception) -> str:
-        """What is said of a single value that cannot be decoded."""
+        """The reason to report for a single value that cannot be decoded."""
         return str(error)
 
 
 class PerValueCodec(Codec):
-    """A codec that finds out about each value by itself."""
+    """A codec that checks each value separately. Implement ``decode_good``."""
 
     @abstractmethod
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]: ...
@@ -161,7 +164,7 @@ class TextCodec(PerValueCodec):
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Record batches of one schema as one."""
+    """Concatenate record batches of one schema."""
     if len(batches) == 1:
         return batches[0]
     table = pa.Table.from_batches(batches).combine_chunks()

@@ -16,16 +16,17 @@ from framework.topology import Fields
 from spouts.codecs.codec import BulkCodec, Values
 from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 
-#: Arrow's JSON reader works best on blocks of this size; a longer record gets a block of its own length.
+#: Arrow's JSON reader works best on blocks of this size. Longer records get larger blocks.
 _BLOCK_BYTES = 1 << 20
 
 
 class JsonCodec(BulkCodec):
-    """JSON objects with a declared schema: each value one object, each field a column.
+    """JSON objects with a declared schema: each value is one object, each field a column.
 
-    ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored; a missing one is null, which is
-    an error where the Arrow schema says that a field is not nullable. A value of another type, an integer beyond 64 bits,
-    NaN, a number beyond a double, invalid UTF-8, and anything that is not one object are errors.
+    ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored. A
+    missing field is null. Errors: null in a field that the Arrow schema declares as not nullable, a
+    value of another type, an integer beyond 64 bits, NaN, a number beyond a double, invalid UTF-8,
+    and a value that is not exactly one object.
 
     >>> JsonCodec(Fields(word=str, amount=int)).decode([b'{"word": "a", "amount": 7, "x": 1}']).to_pylist()
     [{'word': 'a', 'amount': 7}]
@@ -47,9 +48,11 @@ class JsonCodec(BulkCodec):
 
     @classmethod
     def from_json_schema(cls, schema: Mapping[str, Any] | str | Path) -> JsonCodec:
-        """From a JSON Schema: a mapping, its text, or the path of a file. Types, nested objects, arrays and the
-        ``required`` of the root are held to; other restrictions (such as ``minimum`` or ``pattern``) are not, and what has
-        no Arrow type (``oneOf``, ``$ref`` to elsewhere) is refused with a ``TopologyError``.
+        """From a JSON Schema: a mapping, its text, or the path of a file.
+
+        Enforces types, nested objects, arrays, and ``required`` of the root. Ignores other
+        restrictions, such as ``minimum`` or ``pattern``. Raises ``TopologyError`` for what has no
+        Arrow type (``oneOf``, ``$ref`` to another document).
 
         >>> JsonCodec.from_json_schema({"type": "object", "properties": {"n": {"type": "integer"}}}).fields
         Fields(n: int64)
@@ -58,8 +61,9 @@ class JsonCodec(BulkCodec):
 
     @classmethod
     def from_sample(cls, values: Sequence[bytes | str | Mapping[str, Any]]) -> JsonCodec:
-        """From a few values as they come: the fields of all of them, with the types that Arrow infers. Text stays text,
-        also when it looks like a time. Raises ``TopologyError`` for a field that is null throughout, or of two types.
+        """From a few sample values: the fields of all of them, with the types that Arrow infers.
+        Text stays text, even if it looks like a time. Raises ``TopologyError`` for a field that is
+        null in all values, or has two types.
 
         >>> JsonCodec.from_sample([b'{"word": "a", "n": 1}', b'{"word": "b", "n": 1.5}']).fields
         Fields(word: string, n: double)
@@ -76,7 +80,7 @@ class JsonCodec(BulkCodec):
         try:
             batch = self._parse(present)
         except (pa.ArrowException, ValueError):
-            # Whitespace around an object is legal and rare; whoever sends it pays for the second look.
+            # Whitespace around an object is legal but rare: only values with it are parsed twice.
             stripped = [value.strip() if value is not None else b"{}" for value in present]
             if stripped == list(present):
                 raise
@@ -90,12 +94,13 @@ class JsonCodec(BulkCodec):
         return str(error).removeprefix("JSON parse error: ")
 
     def _parse(self, values: Sequence[bytes | None]) -> pa.RecordBatch:
-        """All values in one call of Arrow's reader. Raises ``ValueError`` when they are not one object each."""
+        """Parse all values in one call of Arrow's reader. Raises ``ValueError`` if a value is not
+        exactly one object."""
         binary = pa.array(values, pa.binary())
         if not values:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self._schema], schema=self._schema)
-        # With every value running from { to }, as many rows as values means one object each: an object cannot end in
-        # one value and go on in the next, because no comma stands between them.
+        # Every value runs from { to }. So as many rows as values means one object each: an object
+        # cannot continue in the next value, because there is no comma between them.
         if not (pc.all(pc.starts_with(binary, "{")).as_py() and pc.all(pc.ends_with(binary, "}")).as_py()):
             raise ValueError("not a JSON object")
         joined = b"\n".join(values)  # type: ignore[arg-type]
@@ -127,7 +132,7 @@ def _holds_floats(declared: pa.DataType) -> bool:
 
 
 def _is_finite(column: pa.Array) -> bool:
-    """Whether every float in it is, also those inside of other values."""
+    """Whether every float in the column is finite, also floats inside nested values."""
     if pa.types.is_floating(column.type):
         return bool(pc.all(pc.is_finite(column), min_count=0).as_py())
     if pa.types.is_struct(column.type):

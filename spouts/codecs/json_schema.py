@@ -1,4 +1,4 @@
-"""Where the schema of JSON values comes from: a JSON Schema, or a sample."""
+"""The Arrow schema of JSON values: from a JSON Schema, or from a sample."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REFUSED = ("oneOf", "anyOf", "allOf", "not", "if", "patternProperties", "prefix
 
 
 def schema_of_json_schema(schema: Mapping[str, Any] | str | Path) -> pa.Schema:
-    """The Arrow schema of the objects that a JSON Schema describes; what is required is not nullable. Raises
-    ``TopologyError`` naming the place that has no Arrow type.
+    """The Arrow schema of the objects that a JSON Schema describes. A required field is not
+    nullable. Raises ``TopologyError``, which names the place, for what has no Arrow type.
 
     Source: JSON Schema, draft 2020-12.
     """
@@ -78,7 +78,7 @@ def _type(node: Any, document: Mapping[str, Any], where: str) -> tuple[pa.DataTy
 
 
 def _resolved(node: Any, document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The node itself, or what its ``$ref`` points to in the same document."""
+    """The node itself, or the node in the same document that its ``$ref`` points to."""
     seen: list[str] = []
     while isinstance(node, Mapping) and "$ref" in node:
         reference = str(node["$ref"])
@@ -102,7 +102,8 @@ def _resolved(node: Any, document: Mapping[str, Any], where: str) -> Mapping[str
 
 
 def schema_of_sample(values: Sequence[bytes]) -> pa.Schema:
-    """The schema that Arrow infers from values, one object each. Raises ``TopologyError`` when it cannot."""
+    """The schema that Arrow infers from values, one object each. Raises ``TopologyError`` if it
+    cannot infer one."""
     if not values:
         raise TopologyError("a sample needs at least one value")
     joined = b"\n".join(value.replace(b"\n", b" ") for value in values)
@@ -115,7 +116,8 @@ def schema_of_sample(values: Sequence[bytes]) -> pa.Schema:
 
 
 def _as_sent(inferred: pa.DataType, where: str) -> pa.DataType:
-    """Arrow takes text for a time where it can; a later value may not look like one."""
+    """The inferred type, with temporal types replaced by text: Arrow reads text as a time if it
+    can, but a later value may not look like a time."""
     if pa.types.is_null(inferred):
         raise TopologyError(
             f"the sample says nothing about {where}, which is null or empty throughout: declare the fields"

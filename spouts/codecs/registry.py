@@ -1,6 +1,7 @@
-"""Avro in the Schema Registry's wire format: a zero byte, the id of the writer's schema in four bytes, the value.
+"""Avro in the Schema Registry's wire format: a zero byte, the id of the writer's schema in four
+bytes, and the value.
 
-Source: Confluent Schema Registry, wire format; the client is confluent-kafka's own.
+Source: Confluent Schema Registry, wire format. The client is that of confluent-kafka.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 
 _HEADER = struct.Struct(">bI")
-#: Clients by their settings: one per process, with the schemas it has seen.
+#: The clients of this process, by their settings. Each caches the schemas it has seen.
 _clients: dict[str, Any] = {}
 _clients_lock = threading.Lock()
 
@@ -31,11 +32,15 @@ _clients_lock = threading.Lock()
 class RegistryAvroCodec(PerValueCodec):
     """Avro values that name their schema in a Schema Registry.
 
-    ``registry``: its address, or a mapping of settings of confluent-kafka's ``SchemaRegistryClient`` (``url``,
-    ``basic.auth.user.info``, ``ssl.ca.location`` ...). Values of any writer's schema are resolved to one reader's schema,
-    whose fields are the codec's: ``schema``, or, when only ``subject`` is given, the latest of that subject when the codec
-    is made. A schema id that the registry does not know makes a bad record; a registry that does not answer is waited
-    for.
+    ``registry``: its address, or a mapping of settings for confluent-kafka's
+    ``SchemaRegistryClient`` (``url``, ``basic.auth.user.info``, ``ssl.ca.location`` ...).
+
+    Values are resolved from the writer's schema to one reader's schema, which gives the codec's
+    fields. Give either ``schema``, the reader's schema itself, or ``subject``: then the reader's
+    schema is the latest one of this subject when the codec is created.
+
+    A value with a schema id that the registry does not know is a bad record. If the registry does
+    not answer, decoding raises ``RetryableError``.
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class RegistryAvroCodec(PerValueCodec):
         bodies: dict[int | None, list[bytes | None]] = {}  # by schema id; None: tombstones
         places: dict[int | None, list[int]] = {}
         bad: list[BadRecord] = []
-        unknown: dict[int, str] = {}  # asked for once per call
+        unknown: dict[int, str] = {}  # unusable ids; each is asked for once per call
         for index, value in enumerate(values):
             try:
                 schema_id, body = _opened(value)
@@ -71,7 +76,7 @@ class RegistryAvroCodec(PerValueCodec):
             bodies.setdefault(schema_id, []).append(body)
             places.setdefault(schema_id, []).append(index)
         batches: list[pa.RecordBatch] = []
-        order: list[int] = []  # of each decoded row, the index of its value
+        order: list[int] = []  # for each decoded row, the index of its value
         for schema_id, its in bodies.items():
             batch, undecodable = self._any_decoder(schema_id).decode_good(its)
             gone = {each.index for each in undecodable}
@@ -120,7 +125,8 @@ class RegistryAvroCodec(PerValueCodec):
         return schema
 
     def _add_references(self, schema: Any, named: dict[str, Schema]) -> None:
-        """The types that a schema refers to, after those that these refer to. Each schema has its own versions of them."""
+        """Add the types that a schema refers to. A type comes after the types that it refers to.
+        Each schema has its own versions of them."""
         for reference in schema.references or ():
             if reference.name in named:
                 continue
@@ -130,7 +136,8 @@ class RegistryAvroCodec(PerValueCodec):
             named[reference.name] = json.loads(found.schema_str)
 
     def _asked(self, question: Any, what: str) -> Any:
-        """Raises ``ValueError`` for what the registry does not have, ``RetryableError`` when it does not answer."""
+        """Ask the registry. Raises ``ValueError`` for what it does not have, ``ConfigError`` if it
+        refuses the credentials, and ``RetryableError`` if it does not answer."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
@@ -174,7 +181,7 @@ class RegistryAvroCodec(PerValueCodec):
 
     @property
     def _none(self) -> AvroDecoder:
-        """For values that need no schema: tombstones, and none at all."""
+        """The decoder for values without a schema: tombstones, and an empty list of values."""
         if None not in self._decoders:
             self._decoders[None] = AvroDecoder(self._reader, None, self._target, writer_named=self._named)
         return self._decoders[None]
@@ -185,7 +192,8 @@ class RegistryAvroCodec(PerValueCodec):
 
 
 def _opened(value: bytes | None) -> tuple[int | None, bytes | None]:
-    """Schema id and body. Raises ``ValueError`` for what is not in the wire format."""
+    """The schema id and the body of a value. Raises ``ValueError`` if the value is not in the wire
+    format."""
     if value is None:
         return None, None
     if len(value) < _HEADER.size:

@@ -1,7 +1,7 @@
-"""Which offsets of a partition are done, and up to where that holds without a gap. Pure.
+"""Which offsets of a partition are done, and up to where all of them are. Pure.
 
-Invariant: the committable offset is never behind an offset that was emitted and is not acked, so that whoever begins there misses
-nothing.
+Invariant: the committable offset is never beyond an offset that was emitted and is not acked. So a
+reader that starts there misses nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections import deque
 
 
 class AckedOffsets:
-    """One partition. ``position``: the next offset to be emitted. What each call costs does not grow with what is open.
+    """The offsets of one partition. ``position``: the next offset to emit. The cost of a call does
+    not grow with the number of open offsets.
 
     >>> offsets = AckedOffsets(10)
     >>> for offset in (10, 11, 14): offsets.emitted(offset)     # 12 and 13 are not there, or were skipped
@@ -25,16 +26,16 @@ class AckedOffsets:
     def __init__(self, position: int) -> None:
         self.position = position
         self._open: set[int] = set()  # emitted and not acked
-        self._order: deque[int] = deque()  # the same in order, and behind the first of them some that are acked
+        self._order: deque[int] = deque()  # open offsets in order; acked ones may lie behind the first
 
     def emitted(self, offset: int) -> None:
-        """For the first time; offsets come in order."""
+        """An offset was emitted for the first time. Offsets must come in order."""
         self._open.add(offset)
         self._order.append(offset)
         self.position = offset + 1
 
     def passed(self, offset: int) -> None:
-        """Left out: nobody will ack it."""
+        """An offset was left out: nobody will ack it."""
         self.position = max(self.position, offset + 1)
 
     def acked(self, offset: int) -> None:
@@ -49,10 +50,10 @@ class AckedOffsets:
 
     @property
     def span(self) -> int:
-        """How many offsets lie between what is done and what is next."""
+        """The number of offsets between ``committable`` and ``position``."""
         return self.position - self.committable
 
     @property
     def open(self) -> int:
-        """Offsets that were emitted and are not acked."""
+        """The number of offsets that were emitted and are not acked."""
         return len(self._open)

@@ -1,4 +1,4 @@
-"""What a user gives a Kafka spout, checked. Each raises ``ConfigError`` in one line."""
+"""Checks of the arguments of a Kafka spout. Each function raises ``ConfigError`` with one line."""
 
 from __future__ import annotations
 

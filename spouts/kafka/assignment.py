@@ -1,10 +1,12 @@
-"""Partitions begin to be read: at once, and only in the log that is meant.
+"""Starts reading partitions: without a delay, and only in the expected log.
 
-librdkafka accepts a partition of a topic that it does not know, and looks such topics up once a second: the first record would come
-up to a second late, at each start, recovery and new topic. So they are looked up first.
+librdkafka accepts a partition of an unknown topic, and looks unknown topics up once a second. The
+first record would be up to a second late, at each start, recovery and new topic. So topics are
+looked up first.
 
-It asks the broker whether an offset is still of the log that a leader epoch knew when it learns of a leader's epoch, and at a seek,
-but not when a partition is assigned whose leader it knows. So each position that has an epoch is sought as well.
+librdkafka asks the broker whether an offset is still in the log of a leader epoch when it learns a
+leader's epoch, and at a seek. It does not ask when it assigns a partition whose leader it knows. So
+each position with an epoch is also sought.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _AGAIN_AFTER_S = 0.001
 
 
 def placed(where: Where, offset: int, leader_epoch: int | None) -> TopicPartition:
-    """A position. ``leader_epoch``: in which the offset was in the log; None when that is not known."""
+    """A position for librdkafka. ``leader_epoch``: the epoch in which the offset was in the log;
+    None if unknown."""
     if leader_epoch is None:
         return TopicPartition(*where, offset)
     return TopicPartition(*where, offset, leader_epoch=leader_epoch)
@@ -36,13 +39,16 @@ class Assignment:
         self._known: dict[str, set[int]] = {}
 
     def look_up(self, topic: str | None = None) -> None:
-        """Ask for the partitions of one topic, or of all. Raises ``KafkaException`` when nobody answers."""
+        """Ask for the partitions of one topic, or of all topics. Raises ``KafkaException`` if no
+        broker answers."""
         for name, found in self._consumer.list_topics(topic, timeout=_LOOK_UP_S).topics.items():
             self._known[name] = set(found.partitions)
 
     def begin(self, positions: Sequence[TopicPartition]) -> None:
-        """Read these partitions, which are not assigned yet, from there on. What is not there as it was comes as an event with an
-        error. Raises ``KafkaException``; then none of them is assigned."""
+        """Assign these partitions, which must not be assigned yet, and read from these positions.
+
+        A position that is no longer in the log, or in another log, arrives later as an event with
+        an error. Raises ``KafkaException``; then none of the partitions is assigned."""
         self._look_up_unknown((each.topic, each.partition) for each in positions)
         self._consumer.incremental_assign(list(positions))
         try:
@@ -54,7 +60,8 @@ class Assignment:
             raise
 
     def _seek(self, position: TopicPartition) -> None:
-        """A partition that was just assigned may not have begun yet, and cannot be sought then."""
+        """Seek, again and again for a while: a partition that was just assigned may not have
+        started yet, and cannot be sought before."""
         deadline = time.monotonic() + _BEGIN_S
         while True:
             try:
@@ -66,7 +73,8 @@ class Assignment:
             time.sleep(_AGAIN_AFTER_S)
 
     def _look_up_unknown(self, wanted: Iterable[Where]) -> None:
-        """When nobody answers, what is assigned waits as it would have."""
+        """Look up topics that are not known. If no broker answers, continue: librdkafka looks them
+        up itself, later."""
         unknown = {topic for topic, number in wanted if number not in self._known.get(topic, ())}
         if unknown:
             try:

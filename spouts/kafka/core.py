@@ -41,15 +41,16 @@ from spouts.kafka.tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
 
 COMMIT_EVERY_S = 5.0
-#: Offsets of a partition that may lie between what is done and what is next.
+#: How far a partition may read ahead of its committable offset, in offsets.
 UNCOMMITTED_MAX = 10_000
-#: Records per partition that are decoded and wait for their turn.
+#: Decoded records that a partition may buffer.
 _BUFFERED_MAX = 4_000
 _GUARANTEES = ("at_least_once", "at_most_once", "none")
 
 
 class Key(NamedTuple):
-    """A message id: a record, also where its topic was made again, or its log was truncated and has grown again."""
+    """A message id. It identifies a record even if its topic was created again, or if its log was
+    truncated and has grown again."""
 
     topic: str
     partition: int
@@ -63,7 +64,7 @@ class Key(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A record that waits or is under way. ``message``: kept while it may become a dead letter."""
+    """A record that waits or is in flight. ``message``: kept if it may become a dead letter."""
 
     values: Sequence[Any]
     stream: str
@@ -71,7 +72,7 @@ class _Row(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What was read at an offset. ``row``: None for what is left out."""
+    """What was read at an offset. ``row``: None for a record that is left out."""
 
     offset: int
     leader_epoch: int | None
@@ -79,37 +80,48 @@ class _Read(NamedTuple):
 
 
 class KafkaSpout(ReplayableSpout):
-    """Reads topics in the tasks of a core topology; what is read passes no driver.
+    """Reads topics in the tasks of a core topology. Records do not pass through the driver.
 
-    **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``, ``header_codecs`` and ``metadata`` are as
-    for ``KafkaTransactionalSpout``. Each partition is read by one task, the same one as long as the parallelism stays.
+    **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``,
+    ``header_codecs`` and ``metadata``: as for ``KafkaTransactionalSpout``. One task reads each
+    partition: the same task as long as the parallelism stays the same.
 
-    **Where it goes on.** The positions are those of the consumer group ``group``, by default the topology's id; they carry the ids
-    of the topics. ``start``: where a partition begins that the group has no position for: "earliest", "latest", milliseconds since
-    1970 or a ``datetime`` with a zone.
+    **Where it continues.** The positions are those of the consumer group ``group``, by default
+    ``ratchet-<topology id>``. They carry the ids of the topics. ``start``: where to begin a
+    partition for which the group has no position: "earliest", "latest", milliseconds since 1970, or
+    a ``datetime`` with a zone.
 
-    **Guarantee.** ``"at_least_once"``: a record's offset is committed once it and all before it in its partition are acked, every
-    ``commit_every_s`` seconds, changed or not, and at the end; what fails is emitted again, at once the first time, then
-    after 2 ms and twice as long each time, up to 10 s (``retry``). When that has been tried ``retry.retries_max`` times,
-    ``on_exhausted`` says what becomes of the record: "dead_letter" emits it on the stream ``dead_letters``, with
-    ``DEAD_LETTER_FIELDS``, "drop" reports it and lets it go. ``"at_most_once"``: offsets are committed before their records
-    are emitted; nothing is emitted twice, and what fails is lost. ``"none"``: not tracked; offsets are committed now and
-    then, records may be lost or come twice.
+    **Guarantee.**
 
-    **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them: the state is exactly-once,
-    ``guarantee``, ``retry`` and ``on_exhausted`` have no part in it. The group says where the spout begins when it is started
-    for the first time; after that its offsets only tell others how far the last committed checkpoint is, and nobody reads
-    them here. A partition that appears after the first checkpoint is read from its earliest offset.
+    * ``"at_least_once"``: an offset is committed when it and all offsets before it in its partition
+      are acked. Commits happen every ``commit_every_s`` seconds, changed or not, and at the end.
+      A record that fails is emitted again by ``retry``: by default at once the first time, then
+      after 2 ms, and then after twice the previous delay, up to 10 s. After ``retry.retries_max``
+      retries, ``on_exhausted`` decides: "dead_letter" emits the record on the stream
+      ``dead_letters``, with ``DEAD_LETTER_FIELDS``; "drop" reports and drops it.
+    * ``"at_most_once"``: offsets are committed before their records are emitted. Nothing is emitted
+      twice, and records that fail are lost.
+    * ``"none"``: no tracking. Offsets are committed every ``commit_every_s`` seconds and at the
+      end. Records may be lost or come twice.
 
-    **How far ahead.** ``topology.max.spout.pending`` bounds the tuples of a task whose fate is open. ``uncommitted_max`` bounds the
-    offsets of each partition between what is done and what is next, so that one record that fails for ever does not let the others
-    run arbitrarily far ahead; what was read beyond it is emitted again after a restart.
+    **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them. The
+    state is exactly-once; ``guarantee``, ``retry`` and ``on_exhausted`` have no effect. The group
+    only decides where the spout begins when it starts for the first time. After that, its offsets
+    tell other tools how far the last committed checkpoint is, and the spout does not read them. A
+    partition that appears after the first checkpoint is read from its earliest offset.
 
-    ``on_bad_record``: a record that cannot be decoded fails the topology ("fail"), is left out ("skip"), or is emitted on the
-    stream ``dead_letters`` ("dead_letter"). ``on_data_loss``: an offset that is gone before it was read, because of
-    retention, because the log was truncated, or because the topic was deleted and made again, fails the topology ("fail") or
-    is skipped ("skip"); a topic that was made again is then read from its beginning. ``bootstrap_servers`` and ``settings``
-    as for the transactional spouts.
+    **How far ahead.** ``topology.max.spout.pending`` bounds the pending tuples of a task.
+    ``uncommitted_max`` bounds, for each partition, the offsets between the committable offset and
+    the next one. So one record that always fails does not let the others run arbitrarily far ahead.
+    After a restart, all records from the committed offset on are emitted again.
+
+    **What goes wrong.** ``on_bad_record``: a record that cannot be decoded fails the topology
+    ("fail"), is left out ("skip"), or is emitted on the stream ``dead_letters`` ("dead_letter").
+    ``on_data_loss``: an offset that is gone before it was read (retention, a truncated log, or a
+    topic that was deleted and created again) fails the topology ("fail") or is skipped ("skip").
+    With "skip", a topic that was created again is read from its beginning.
+
+    ``bootstrap_servers`` and ``settings``: as for the transactional spouts.
     """
 
     def __init__(
@@ -203,7 +215,7 @@ class KafkaSpout(ReplayableSpout):
         self._task.begin_anew()
 
     def position(self) -> dict[str, Any]:
-        """Partition -> its next offset, as plans have it (``spouts.kafka.partitions``)."""
+        """Partition -> its next offset, in the form of plans (``spouts.kafka.partitions``)."""
         return {partition_id(*where): at.after() for where, at in self._task.position().items()}
 
     def seek(self, positions: Sequence[Any]) -> None:
@@ -223,7 +235,7 @@ class KafkaSpout(ReplayableSpout):
 
 
 def _recorded(*positions: Mapping[str, Any]) -> dict[Where, Position]:
-    """Positions of checkpoints; those of before were bare offsets."""
+    """The positions in checkpoints. Older checkpoints have bare offsets."""
     return {
         topic_and_number(name): Position(at, None) if isinstance(at, int) else position_after(at)
         for each in positions
@@ -232,27 +244,27 @@ def _recorded(*positions: Mapping[str, Any]) -> dict[Where, Position]:
 
 
 class _Partition:
-    """A partition from where it began: what is done of it, and what was read and waits. ``asked``: the position that the group was
-    last asked to have."""
+    """One partition: which of its offsets are done, and the records that were read and wait.
+    ``asked``: the position that the group was last asked to commit."""
 
     def __init__(self, begins: Position) -> None:
         self.topic_id = begins.topic_id
         self.offsets = AckedOffsets(begins.offset)
         self.buffer: deque[_Read] = deque()
         self.asked = begins
-        self._epochs = deque([(begins.offset, begins.leader_epoch)])  # from which offset on which leader epoch is known
+        self._epochs = deque([(begins.offset, begins.leader_epoch)])  # (first offset, leader epoch)
 
     def took(self, read: _Read) -> None:
-        """It has left the buffer."""
+        """A record has left the buffer."""
         if read.leader_epoch != self._epochs[-1][1]:
             self._epochs.append((read.offset + 1, read.leader_epoch))
 
     def position(self) -> Position:
-        """Behind all that was emitted."""
+        """The position after all emitted records."""
         return Position(self.offsets.position, self.topic_id, self._epochs[-1][1])
 
     def done(self) -> Position:
-        """Behind all that is done."""
+        """The position before which all records are done."""
         offset = self.offsets.committable
         while len(self._epochs) > 1 and self._epochs[1][0] <= offset:
             self._epochs.popleft()
@@ -260,7 +272,7 @@ class _Partition:
 
 
 class _Task:
-    """One spout task: a consumer, what it has read, and what became of it."""
+    """One spout task: a consumer, the records it has read, and what became of them."""
 
     def __init__(
         self,
@@ -290,13 +302,13 @@ class _Task:
         self._retries: Retries[Key] = Retries(retry)
         self._published_at = clock()
         self._checkpointed: Mapping[Where, Position] | None = (
-            None  # by the last checkpoint, where those hold the positions
+            None  # the positions of the last checkpoint, if checkpoints hold the positions
         )
-        self._unsure: list[Any] = []  # read, and not decoded: they may have to be committed before they are emitted
+        self._unsure: list[Any] = []  # read but not decoded: at most once, they wait for the commit
         self._trouble: str | None = None
 
     def next_tuple(self) -> None:
-        """Emit one record: one that is due again, else the next one of some partition."""
+        """Emit one record: one that is due for a retry, else the next one of some partition."""
         try:
             self._begin()
             if self._clock() - self._published_at >= self._commit_every_s:
@@ -309,7 +321,7 @@ class _Task:
                 self._read()
                 self._emit_next()
             self._trouble = None
-        except RetryableError as error:  # the cluster is away: what is under way stays as it is
+        except RetryableError as error:  # the cluster does not answer: records in flight stay
             if self._trouble is None:
                 self._collector.report_error(error)
             self._trouble = str(error)
@@ -323,8 +335,8 @@ class _Task:
     def failed(self, key: Key) -> None:
         row = self._under_way.get(key)
         if row is None:
-            return  # it has been acked, or is of another life of this task
-        is_letter = row.stream == DEAD_LETTER_STREAM  # there is no place left to put it: it must arrive
+            return  # it was acked, or was emitted before this task was restarted
+        is_letter = row.stream == DEAD_LETTER_STREAM  # a dead letter has no other place to go: retry it
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
         if self._keeps_messages:
@@ -346,14 +358,14 @@ class _Task:
     def follow_checkpoints(self) -> None:
         self._tail.follow_checkpoints()
         self._checkpointed = {}
-        self._tracked = self._commits_first = False  # they are followed for the checkpoints, and that is enough
+        self._tracked = self._commits_first = False  # checkpoints track the records instead
 
     def begin_anew(self) -> None:
         self._tail.begin_anew()
 
     def position(self) -> dict[Where, Position]:
-        """Raises ``RetryableError`` when the cluster has not told yet where partitions begin, or whether the topics are still the
-        ones that were read."""
+        """The position of each partition. Raises ``RetryableError`` while it is not known where
+        partitions begin, or whether the topics are still the ones that were read."""
         if not self._tail.settled:
             self._begin()
             self._tail.settle()
@@ -372,17 +384,18 @@ class _Task:
 
     def close(self) -> None:
         try:
-            # At most once, the group has all that was emitted, and perhaps what another task has committed since.
+            # At most once, the group already has all emitted offsets, and perhaps newer ones of
+            # another task.
             if not self._commits_first:
                 self._publish()
         finally:
             self._tail.close(publish=not self._commits_first)
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         for where, position in self._tail.look_up().items():
-            if where in self._partitions:  # what is under way of it is of another log: nobody waits for its acks
+            if where in self._partitions:  # its records in flight are of another log: ignore their acks
                 for key in [each for each in self._under_way if each.where == where]:
                     del self._under_way[key]
                     self._retries.done(key)
@@ -392,7 +405,8 @@ class _Task:
             self._partitions[where] = _Partition(position)
 
     def _emit_next(self) -> bool:
-        """The next record of the partition whose turn it is. False when none has one that may be emitted."""
+        """Emit the next record of the partition whose turn it is. Returns False if no partition has
+        a record that may be emitted."""
         for _ in range(len(self._turn)):
             where = self._turn[0]
             self._turn.rotate(-1)
@@ -420,7 +434,8 @@ class _Task:
         self._collector.emit(row.values, message_id=key if self._tracked else None, stream=row.stream)
 
     def _read(self) -> None:
-        """Take in what has come. What cannot be decoded yet, because somebody who is to be asked does not answer, stays."""
+        """Fetch, decode and buffer records. Keeps them undecoded if decoding raises
+        ``RetryableError``, for example because a schema registry does not answer."""
         if not self._unsure:
             self._tail.pause(where for where, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
             self._unsure = self._tail.poll()
@@ -443,7 +458,8 @@ class _Task:
             self._partitions[where].buffer.append(read)
 
     def _commit_first(self) -> None:
-        """What was read is emitted when the group has the offset behind it."""
+        """Ask the group to commit the offsets after the records that were read. They are emitted
+        when the group has them."""
         for message in self._unsure:
             its = self._partitions[(message.topic(), message.partition())]
             its.asked = Position(message.offset() + 1, its.topic_id, _epoch_of(message))
@@ -453,7 +469,7 @@ class _Task:
         return {where: each.asked for where, each in self._partitions.items()}
 
     def _publish(self) -> None:
-        """Have the group have how far each partition is done."""
+        """Commit to the group how far each partition is done."""
         self._published_at = self._clock()
         if self._checkpointed is not None:
             self._tail.publish(self._checkpointed)

@@ -1,4 +1,4 @@
-"""From Kafka's messages to rows: what could be decoded, and what could not."""
+"""Decodes Kafka's messages into rows, and turns bad records into dead letters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spouts.kafka.format import METADATA_TYPES, RecordFormat
 
 
 class Decoded(NamedTuple):
-    """Messages and their rows: of the default stream, or (``letters``) messages that could not be decoded, as dead letters when
-    those are wanted; else ``rows`` is None."""
+    """Messages and their rows on the default stream. With ``letters``: messages that could not be
+    decoded; then ``rows`` are dead letters, or None if dead letters are not wanted."""
 
     messages: list[Message]
     rows: pa.RecordBatch | None
@@ -25,7 +25,8 @@ class Decoded(NamedTuple):
 
 
 class RecordDecoder:
-    """Decodes chunks. Raises ``BadRecordError`` for a record that cannot be decoded when that is to fail."""
+    """Decodes chunks. With ``OnBadRecord.FAIL``, raises ``BadRecordError`` for a record that cannot
+    be decoded."""
 
     def __init__(self, record_format: RecordFormat, on_bad_record: OnBadRecord) -> None:
         self._format = record_format
@@ -33,12 +34,12 @@ class RecordDecoder:
         self._on_bad_record = on_bad_record
 
     def warm_up(self) -> None:
-        """Load what decoding needs."""
+        """Load the modules that decoding needs."""
         for _, codec in self._format.codecs():
             codec.decode([None])
 
     def decode(self, messages: list[Message], topic_ids: Mapping[str, str | None]) -> Iterator[Decoded]:
-        """What could not be decoded first, then the others."""
+        """Yields the messages that could not be decoded first, then the others."""
         columns: list[pa.Array] = []
         for what, codec in self._format.codecs():
             raw = _raw(what, messages)
@@ -79,7 +80,7 @@ def _reason(what: str, reason: str) -> str:
 
 
 def _raw(what: str, messages: Sequence[Message]) -> list[bytes | None]:
-    """What a codec decodes: values, keys, or the last header of a name."""
+    """The bytes that a codec decodes: values, keys, or the last header of a name."""
     if what == "value":
         return [message.value() for message in messages]
     if what == "key":
@@ -95,7 +96,7 @@ def _raw(what: str, messages: Sequence[Message]) -> list[bytes | None]:
 def dead_letters(
     what: str, rejected: Sequence[Message], reasons: Sequence[str], topic_ids: Mapping[str, str | None]
 ) -> pa.RecordBatch:
-    """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: which part of them is wrong."""
+    """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: the part of the records that is bad."""
     columns = {
         name: _metadata_column(name, rejected)
         for name in ("topic", "partition", "offset", "timestamp_ms", "key", "headers")

@@ -1,4 +1,4 @@
-"""How Kafka's records become rows: which codecs, and which of a record's own fields."""
+"""How Kafka's records become rows: the codecs, and the metadata fields of a record."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ METADATA_TYPES = {
 
 
 def metadata_fields(names: tuple[str, ...]) -> dict[str, pa.DataType]:
-    """The types of the record's own fields that a spout may add. Raises ``KeyError`` for an unknown one."""
+    """The types of these metadata fields of a record. Raises ``KeyError`` for an unknown field."""
     return {name: METADATA_TYPES[name] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """How records become rows: the value's codec, the key's (None: the key is not decoded), one per header, and which of
-    the record's own fields come last."""
+    """How records become rows: the codec of the value, the codec of the key (None: the key is not
+    decoded), one codec per header, and the metadata fields of the record, which come last."""
 
     value: Codec
     key: Codec | None = None
@@ -37,7 +37,8 @@ class RecordFormat:
     metadata: tuple[str, ...] = ()
 
     def fields(self) -> Fields:
-        """In their order: value, key, headers, metadata. Raises ``ValueError`` naming a field that two of them have."""
+        """All fields, in the order value, key, headers, metadata. Raises ``ValueError``, which
+        names the field, if two of them have the same field."""
         types: dict[str, Any] = {}
         parts: list[tuple[str, Mapping[str, Any]]] = [
             (what, {name: codec.fields.type_of(name) for name in codec.fields}) for what, codec in self.codecs()
@@ -50,7 +51,7 @@ class RecordFormat:
         return Fields.of(types)
 
     def codecs(self) -> list[tuple[str, Codec]]:
-        """What each codec decodes, as messages name it, and the codec."""
+        """(the part of a record as error messages name it, its codec), in order."""
         found: list[tuple[str, Codec]] = [("value", self.value)]
         if self.key is not None:
             found.append(("key", self.key))

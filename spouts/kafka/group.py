@@ -1,10 +1,13 @@
-"""Commits positions to a Kafka consumer group: for tools that show lag, and for spouts that keep their positions there.
+"""Commits positions to a Kafka consumer group: for tools that show lag, and for spouts that keep
+their positions there.
 
-The group's offsets are never ahead of what is done; they may be behind. What fails is said once and tried again. With each
-offset goes the id of its topic, as the offset's metadata, and a leader epoch: an offset means something only in one log.
+The group's offsets are never ahead of what is done; they may be behind. A failure is logged once
+and retried. Each offset is committed with the id of its topic (as the offset's metadata) and a
+leader epoch, because an offset has a meaning in one log only.
 
-A consumer does it, one that is assigned nothing unless it is the spout's own. librdkafka's admin client has such a request too,
-and ends the process (an assertion fails) when the group's coordinator answers after the request has timed out.
+A consumer sends the commits: the spout's own, or one without assigned partitions. librdkafka's
+admin client could send them, too. But it ends the process (an assertion fails) if the group's
+coordinator answers after the request has timed out.
 """
 
 from __future__ import annotations
@@ -22,19 +25,22 @@ from spouts.kafka.partitions import Position, partition_id, topic_and_number
 
 _log = structlog.get_logger()
 
-#: How long ``close`` waits for the last offsets to be published.
+#: How long ``close`` waits until the last offsets are published.
 CLOSE_TIMEOUT_S = 5.0
-#: And where they could not be published lately.
+#: The same if the last request has failed.
 _CLOSE_FAILING_S = 0.5
-#: A request that has not been answered for this long counts as failed; librdkafka goes on trying meanwhile.
+#: A request without an answer for this long counts as failed, although librdkafka still retries it.
 ANSWER_TIMEOUT_S = 30.0
-#: How soon what has failed is tried again.
+#: How long to wait before a failed request is retried.
 _AGAIN_AFTER_S = 0.25
 
 
 class GroupOffsets:
-    """``publish`` returns at once; while a request is under way, only the latest offsets wait for their turn. Used from one
-    thread. ``errors``: of a consumer that is given to ``use``; without one, it makes a client of its own."""
+    """Commits offsets to one group. ``publish`` returns at once. While a request is in flight, only
+    the latest offsets wait. Use it from one thread.
+
+    ``errors``: of the consumer that you then give to ``use``. Without it, the object creates its
+    own client."""
 
     def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors | None = None) -> None:
         self._settings = settings
@@ -44,43 +50,45 @@ class GroupOffsets:
         self._errors = errors if errors is not None else ConnectionErrors(settings.bootstrap_servers)
         self._published: dict[str, Position] = {}
         self._waiting: dict[str, Position] = {}
-        self._sent: dict[str, Position] = {}  # the request under way
+        self._sent: dict[str, Position] = {}  # the request in flight
         self._sent_at = 0.0
         self._failed_at: float | None = None
         self._problem: KafkaError | None = None
 
     def use(self, consumer: Consumer) -> None:
-        """Use a consumer whose ``on_commit`` is ``answered``, and that is polled by whoever lends it."""
+        """Use this consumer. Its ``on_commit`` must be ``answered``, and its owner must poll it."""
         self._client = consumer
 
     def publish(self, offsets: Mapping[str, int | Position], *, again: bool = False) -> None:
-        """Partition -> next offset to read, as committed. ``again``: also where that was published before, so that the group
-        does not forget a partition in which nothing happens."""
+        """Publish committed offsets: partition -> next offset to read. ``again``: publish also
+        unchanged offsets, so that the group does not forget an idle partition."""
         wanted = {each: at if isinstance(at, Position) else Position(at, None) for each, at in offsets.items()}
         known = {} if again else self._published
         self._waiting.update({each: at for each, at in wanted.items() if known.get(each) != at})
         self.advance()
 
     def has(self, partition: str, position: Position) -> bool:
-        """Whether the group is known to have this position of a partition."""
+        """Whether the group has confirmed this position of a partition."""
         return self._published.get(partition) == position
 
     def advance(self) -> None:
-        """Take an answer that has come, and send what waits. Called now and then, also when nothing is committed."""
+        """Process an answer and send what waits. Call it regularly, even if nothing is
+        committed."""
         if self._client is not None and self._sent and not self._lent:
-            self._client.poll(0)  # the answer comes by the callback
+            self._client.poll(0)  # runs the callback with the answer
             if self._sent and time.monotonic() - self._sent_at > ANSWER_TIMEOUT_S:
                 self._failed(self._sent, f"no answer for {ANSWER_TIMEOUT_S:g} s{self._errors.reason()}")
         if self._waiting and not self._sent and not self._rests():
             self._send()
 
     def problem(self) -> KafkaException | None:
-        """Why requests have begun to fail, once."""
+        """Why requests have begun to fail. Returned once; None otherwise."""
         problem, self._problem = self._problem, None
         return None if problem is None else KafkaException(problem)
 
     def close(self, *, publish: bool = True) -> None:
-        """Publish what waits, for as long as that may take; or forget it. Closes the client, unless it is lent."""
+        """Publish what waits, within ``CLOSE_TIMEOUT_S`` seconds, or drop it (``publish`` False).
+        Closes the client, unless it was given to ``use``."""
         if not publish:
             self._waiting = {}
         failing = self._failed_at
@@ -94,7 +102,7 @@ class GroupOffsets:
         self._client = None
 
     def answered(self, error: KafkaError | None, partitions: list[Any]) -> None:
-        """The ``on_commit`` of the consumer."""
+        """The ``on_commit`` callback of the consumer."""
         refused: dict[str, Position] = {}
         stored: dict[str, Position] = {}
         reason = error
@@ -116,7 +124,7 @@ class GroupOffsets:
             self._sent = {}
             self._failed_at = None
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _rests(self) -> bool:
         return self._failed_at is not None and time.monotonic() - self._failed_at < _AGAIN_AFTER_S
@@ -151,8 +159,8 @@ def _stored(partition: str, position: Position) -> TopicPartition:
 
 
 def position_of_group(stored: TopicPartition) -> Position:
-    """What ``Consumer.committed`` says of a partition that the group has an offset of. Others may have committed it: without an id
-    of the topic it is taken on trust."""
+    """The position of a partition in a result of ``Consumer.committed``. Other clients may have
+    committed it: an offset without a topic id is trusted."""
     try:
         note = json.loads(stored.metadata or "{}")
         topic_id = note.get("topic_id") if isinstance(note, dict) else None

@@ -1,7 +1,8 @@
-"""How much one batch takes, and how it is divided among partitions. Pure: no clock, no client.
+"""How large a batch is, and how it is divided among partitions. Pure: no clock, no client.
 
-A plan is made of offsets, before a record is read, so limits of bytes and of time can only be aimed at: ``BatchSizer``
-learns from the batches that were read what a record weighs and how long it takes. Until it has, batches are small.
+A plan contains offsets and is made before a record is read. So limits of bytes and time are only
+targets: ``BatchSizer`` learns the size and the processing time of a record from earlier batches.
+Until it has learned them, batches are small.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-#: The first batch of all, while it is not known how long a record takes.
+#: The size of a batch while the time per record is unknown.
 FIRST_BATCH_RECORDS = 100_000
-#: The same while it is not known how large a record is, and a limit of bytes was asked for.
+#: The size of a batch while the size of a record is unknown, if there is a limit of bytes.
 FIRST_SIZED_BATCH_RECORDS = 1_000
-#: A batch may be at most so many times larger than the largest one before it of which the time is known.
+#: A batch may be at most this many times larger than the largest earlier batch with a known time.
 GROWTH_MAX = 8
-#: How much of the weight of what was learned before stays, per batch.
+#: The weight that earlier measurements keep with each new batch.
 _MEMORY = 0.8
-#: A batch smaller than this share of what was allowed says nothing about the time per record: a job's own cost rules it.
+#: A batch smaller than this share of the allowed size does not tell the time per record, because
+#: the cost of the job itself dominates.
 _TELLING_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaLimits:
-    """How much one batch takes: records in all, per partition (None: no limit of its own), bytes of keys and values
-    (None: no limit), seconds of processing (None: no limit)."""
+    """How much one batch takes: records in all, records per partition (None: no separate limit),
+    bytes of values (None: no limit), seconds of processing (None: no limit)."""
 
     batch_records_max: int
     partition_records_max: int | None = None
@@ -32,7 +34,7 @@ class KafkaLimits:
     batch_time_max_s: float | None = None
 
     def with_time(self, batch_time_max_s: float) -> KafkaLimits:
-        """With a limit of time where there is none."""
+        """The same limits, with this limit of time if there is none."""
         return self if self.batch_time_max_s is not None else replace(self, batch_time_max_s=batch_time_max_s)
 
 
@@ -51,7 +53,7 @@ class BatchSizer:
         self._limits = limits
         self._records = 0.0  # decaying sums
         self._bytes = 0.0
-        self._largest = 0  # offsets in the largest batch so far of which the time is known
+        self._largest = 0  # offsets in the largest batch so far with a known time
         self._per_second: float | None = None
 
     def limits(self) -> KafkaLimits:
@@ -73,7 +75,8 @@ class BatchSizer:
         return max(min(wanted), 1)
 
     def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float) -> None:
-        """A batch of ``planned`` offsets held ``records`` records of ``size_bytes`` in all and took ``elapsed_s``."""
+        """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes``
+        bytes in total, and took ``elapsed_s`` seconds."""
         if planned <= 0:
             return
         allowed = self._records_max()
@@ -89,8 +92,9 @@ class BatchSizer:
 
 
 def fair_shares(available: Mapping[str, int], limits: KafkaLimits, turn: int = 0) -> dict[str, int]:
-    """Divide a batch among partitions: who has little gives what it has, the others divide the rest evenly. When there
-    are more partitions than records to give, ``turn`` says who comes first; let it rise by the records given.
+    """Divide a batch among partitions. A partition with few records gives all it has, and the
+    others share the rest evenly. If there are more partitions than records to give, ``turn``
+    decides which partition comes first. Increase it by the number of records given.
 
     >>> fair_shares({"a": 10, "b": 1000, "c": 1000}, KafkaLimits(batch_records_max=210))
     {'a': 10, 'b': 100, 'c': 100}

@@ -1,7 +1,8 @@
-"""What the driver asks a Kafka cluster: which topics, who leads their partitions, where they begin and end.
+"""What the driver asks a Kafka cluster: the topics, the leaders of their partitions, and where the
+partitions begin and end.
 
-A partition whose leader does not answer must not hold up the others. Leaders are asked one by one, side by side; one that
-is late is left out, and is counted in again as soon as it has answered.
+A partition whose leader does not answer must not delay the others. Each leader gets its own
+request, in parallel. A leader that is late is left out until it has answered.
 """
 
 from __future__ import annotations
@@ -36,26 +37,27 @@ from spouts.kafka.session import NOT_IN_LOG
 
 _log = structlog.get_logger()
 
-#: How long a broker may take to answer before it counts as away.
+#: A broker that does not answer within this time counts as unavailable.
 REQUEST_TIMEOUT_S = 5.0
-#: How long the others are kept waiting for a leader that is late, once.
+#: How long a leader that becomes late delays the others. It does so once.
 LATE_AFTER_S = 0.5
-#: How often topics and leaders are looked up again; new topics and partitions are seen this late.
+#: How often topics and leaders are looked up again. New topics and partitions are found this late.
 METADATA_AGE_MAX_S = 5.0
 
-#: How long all brokers together may take to say whether logs were truncated.
+#: How long all brokers together may take to answer whether logs were truncated.
 ANSWER_S = 10.0
 _POLL_S = 0.05
 #: How many topics a message names.
 _OTHERS_SHOWN = 20
-#: Whether a fetch works is of interest then, not what it brings.
+#: For this question only the success of a fetch matters, so fetch little.
 _LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopics:
-    """Topics as last looked up. ``leaders``: partition -> broker id, None without a leader. ``missing``: topics asked for
-    by name that do not exist. ``others``: the topics that there are, when some of those asked for are not."""
+    """Topics as last looked up. ``leaders``: partition -> broker id, or None without a leader.
+    ``missing``: topics given by name that do not exist. ``others``: the existing topics, if
+    topics are missing or the pattern matches none."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
@@ -74,15 +76,17 @@ class KafkaTopics:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """An offset with the leader epoch in which the broker knew it; None when it did not say."""
+    """An offset, and the leader epoch in which the broker knew it (None: the broker did not
+    say)."""
 
     offset: int
     leader_epoch: int | None = None
 
 
 class KafkaMetadata:
-    """One admin client. ``topics`` are names, or ``pattern`` what whole names must match; a pattern never matches Kafka's
-    own topics. Used from the planner's thread; ``confirm_topics`` from any."""
+    """One admin client. ``topics``: names. ``pattern``: a regular expression that whole names must
+    match; it never matches Kafka's internal topics. Call ``confirm_topics`` from any thread, and
+    everything else from the planner's thread."""
 
     def __init__(self, settings: KafkaSettings, topics: tuple[str, ...], pattern: str | None) -> None:
         self._settings = settings
@@ -98,12 +102,12 @@ class KafkaMetadata:
         self._client = None
 
     def refresh(self) -> None:
-        """Look topics and leaders up again when next asked."""
+        """Look topics and leaders up again at the next call."""
         self._looked_up = -math.inf
 
     def topics(self) -> KafkaTopics:
-        """Topics and leaders, at most ``METADATA_AGE_MAX_S`` old. Raises ``RetryableError`` when nobody answers and
-        ``ConfigError`` when security settings or permissions are at fault."""
+        """Topics and leaders, at most ``METADATA_AGE_MAX_S`` old. Raises ``RetryableError`` if no
+        broker answers, and ``ConfigError`` if security settings or permissions are wrong."""
         if self._known is None or time.monotonic() - self._looked_up > METADATA_AGE_MAX_S:
             self._known = self._asked(self._look_up)
             self._looked_up = time.monotonic()
@@ -124,7 +128,8 @@ class KafkaMetadata:
         raise ConfigError(f"{what} at {self._settings.bootstrap_servers}; there are: {there or 'none'}")
 
     def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
-        """Raises ``DataLossError`` when a topic is another one by now. A topic that is gone is not: it may come back."""
+        """Raises ``DataLossError`` if a topic has another id now. Ignores a topic that is gone: it
+        may come back."""
         if not topic_ids:
             return
         try:
@@ -139,8 +144,8 @@ class KafkaMetadata:
                 )
 
     def cleanup_policies(self, topics: Sequence[str]) -> dict[str, str]:
-        """Topic -> how its old records go: ``delete``, ``compact``, or both. Without topics that do not exist. Raises
-        ``ConfigError`` when that may not be seen."""
+        """Topic -> its cleanup policy: ``delete``, ``compact``, or both. Leaves out topics that do
+        not exist. Raises ``ConfigError`` if the user may not read it."""
         found: dict[str, str] = {}
         if not topics:
             return found
@@ -161,8 +166,9 @@ class KafkaMetadata:
         return found
 
     def ends(self, partitions: Iterable[str] | None = None, *, patient: bool) -> dict[str, Offset]:
-        """The last stable offset of these partitions, or of every one with a leader: a plan that ends there holds no open
-        kafka_txn. ``patient``: wait for every leader; otherwise those that are late are left out."""
+        """The last stable offset of these partitions, by default of every partition with a leader.
+        A plan that ends there contains no open kafka_txn. ``patient``: wait for every leader;
+        otherwise late leaders are left out."""
         wanted = self.topics().led if partitions is None else partitions
         return self._offsets(wanted, OffsetSpec.latest(), patient=patient)
 
@@ -171,10 +177,10 @@ class KafkaMetadata:
         return self._offsets(partitions, OffsetSpec.earliest(), patient=patient)
 
     def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True) -> dict[str, Offset]:
-        """The first record at or after a time; -1 where there is none."""
+        """The offset of the first record at or after a time; -1 if there is none."""
         return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=patient)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         try:
@@ -239,7 +245,7 @@ class KafkaMetadata:
         asked: dict[int, dict[TopicPartition, Future[Any]]] = {}
         for leader, its in by_leader.items():
             if not patient and any(not future.done() for future in self._late.get(leader, ())):
-                continue  # still waiting for what it was asked before
+                continue  # it has not answered an earlier request yet
             asked[leader] = self._ask(its, spec)
         self._wait(asked, patient=patient)
         offsets: dict[str, Offset] = {}
@@ -272,7 +278,9 @@ class KafkaMetadata:
         return answers
 
     def _wait(self, asked: Mapping[int, Mapping[TopicPartition, Future[Any]]], *, patient: bool) -> None:
-        """Wait for all; when impatient, for those who were on time before, and a little longer for a new latecomer."""
+        """Wait for the answers. Wait for all of them if patient, if only one leader was asked, or
+        if all leaders were late before. Otherwise wait ``LATE_AFTER_S`` for the leaders that were
+        not late; if nobody has answered then, wait for the first answer."""
         every = [future for answers in asked.values() for future in answers.values()]
         prompt = [f for leader, answers in asked.items() if not self._late.get(leader) for f in answers.values()]
         if patient or not prompt or len(asked) == 1:
@@ -283,13 +291,13 @@ class KafkaMetadata:
             wait(every, REQUEST_TIMEOUT_S, return_when="FIRST_COMPLETED")
 
     def _take(self, answers: Mapping[TopicPartition, Future[Any]], offsets: dict[str, Offset]) -> KafkaException | None:
-        """Put answers in ``offsets``; returns what one of them failed with."""
+        """Put the answers into ``offsets``. Returns the error of one that failed, or None."""
         problem: KafkaException | None = None
         for where, future in answers.items():
             try:
                 answer = future.result()
                 if answer.offset == OFFSET_INVALID:
-                    # What librdkafka makes of a connection that broke at the wrong moment.
+                    # librdkafka returns this if a connection breaks at the wrong moment.
                     raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
                 epoch = getattr(answer, "leader_epoch", None)
                 known = epoch if epoch is not None and epoch >= 0 else None
@@ -300,9 +308,11 @@ class KafkaMetadata:
 
 
 def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Position]) -> list[str]:
-    """Of partitions with positions whose leader epochs are known, those that were truncated before them since, and have perhaps
-    grown again. A broker knows where each epoch ended in its log: asked to fetch from an offset that was known in an epoch, it
-    first says whether that one reached so far. Raises ``RetryableError`` when one does not answer."""
+    """The partitions whose log was truncated below their position and may have grown again.
+
+    ``positions``: with known leader epochs. A broker knows where each epoch ended in its log. When
+    it is asked to fetch from an offset with an epoch, it first says whether that epoch reached the
+    offset. Raises ``RetryableError`` if a broker does not answer."""
     if not positions:
         return []
     errors = ConnectionErrors(settings.bootstrap_servers)
@@ -339,9 +349,10 @@ def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> se
 
 
 def _release_leaked_reference(topic: Any) -> None:
-    """confluent-kafka 2.16.1 keeps a reference too many to the id in every ``TopicDescription``, so that it is never freed:
-    130 bytes per question, one question per transaction, a hundred megabytes a day at ten transactions a second. Nobody
-    else can see the description yet, so what is counted beyond the three that belong here is what was leaked."""
+    """Works around a leak: confluent-kafka 2.16.1 holds one reference too many to the id in every
+    ``TopicDescription``, which is then never freed. That is 130 bytes per request and one request
+    per transaction: a hundred megabytes a day at ten transactions a second. Nobody else can see the
+    description yet, so every reference beyond the three counted here is leaked."""
     topic_id = topic.topic_id
     own = 3  # the description's attribute, this function's variable, and the argument of getrefcount
     for _ in range(sys.getrefcount(topic_id) - own):
@@ -349,6 +360,6 @@ def _release_leaked_reference(topic: Any) -> None:
 
 
 def _leader(partition: Any) -> int | None:
-    """The broker that leads a partition, of ``TopicPartitionInfo``; None when there is none."""
+    """The broker id of the leader in a ``TopicPartitionInfo``; None without a leader."""
     leader = partition.leader
     return int(leader.id) if leader is not None and leader.id >= 0 else None

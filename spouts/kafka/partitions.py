@@ -1,11 +1,11 @@
-"""How a partition of a topic is named in plans, ``orders/3``, and what a plan says of it::
+"""Partitions in plans: their names, ``orders/3``, and what a plan says about each::
 
 first_offset, next_offset   the range, half-open
-topic_id                    which topic that is; one of the same name created later has another id
-first_leader_epoch          the leader epoch in which first_offset was known to be in the log (absent: unknown)
-next_leader_epoch           the same for next_offset; it becomes the first one of the plan after this
-gap                         only where offsets were skipped: {"reason", "from_offset", "to_offset"}
-lost_records, gaps          running totals of such skips, carried from plan to plan (absent: none)
+topic_id                    the topic; one of the same name that is created later has another id
+first_leader_epoch          leader epoch in which first_offset was in the log (absent: unknown)
+next_leader_epoch           the same for next_offset; the next plan has it as first_leader_epoch
+gap                         if offsets were skipped: {"reason", "from_offset", "to_offset"}
+lost_records, gaps          totals of such skips, carried from plan to plan (absent: none)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def partition_id(topic: str, number: int) -> str:
 
 
 def topic_and_number(partition: str) -> tuple[str, int]:
-    """The reverse: a topic's name holds no slash.
+    """The reverse of ``partition_id``. A topic's name contains no slash.
 
     >>> topic_and_number("orders/3")
     ('orders', 3)
@@ -39,7 +39,8 @@ def topic_and_number(partition: str) -> tuple[str, int]:
 
 @dataclass(slots=True)
 class Position:
-    """Where a partition goes on in a plan that is being made. ``leader_epoch``: in which ``offset`` was in the log."""
+    """Where a partition continues in the next plan. ``leader_epoch``: the epoch in which ``offset``
+    was in the log."""
 
     offset: int
     topic_id: str | None
@@ -49,7 +50,7 @@ class Position:
     gaps: int = 0
 
     def skip(self, reason: str, to_offset: int) -> None:
-        """Go on at ``to_offset``, and say so in the plan."""
+        """Continue at ``to_offset``, and record the gap in the plan."""
         lost = max(to_offset - self.offset, 0)
         self.gap = {"reason": reason, "from_offset": self.offset, "to_offset": to_offset}
         self.lost_records += lost
@@ -57,15 +58,17 @@ class Position:
         self.offset, self.leader_epoch = to_offset, None
 
     def after(self) -> Meta:
-        """The part of a plan's entry that says where the next one goes on: ``position_after`` of it is this position."""
+        """The part of a plan's entry that says where the next plan continues. ``position_after``
+        turns it back into this position."""
         known = {"next_offset": self.offset, "topic_id": self.topic_id, "next_leader_epoch": self.leader_epoch}
         return {key: value for key, value in known.items() if value is not None}
 
     def meta(self, taken: int, end_epoch: int | None) -> Meta:
-        """The plan's entry for the next ``taken`` offsets. ``end_epoch``: of the leader that has just said where the log
-        ends; None when it was not asked."""
-        # Where nothing is read the broker has checked nothing: the older epoch stays, for the next reader to check.
-        # Where something is, the older epoch says nothing of the end: without a word of the leader it is unknown.
+        """The plan's entry for the next ``taken`` offsets. ``end_epoch``: the epoch of the leader
+        that has just reported the end of the log; None if it was not asked."""
+        # If nothing is read, no broker checks the older epoch: keep it for the next reader to
+        # check. If something is read, the older epoch does not apply to the end: use the leader's
+        # answer.
         epoch = end_epoch if taken > 0 or self.leader_epoch is None else self.leader_epoch
         optional = {
             "topic_id": self.topic_id,
@@ -80,18 +83,19 @@ class Position:
 
 
 def reaches(meta: Meta, goal: Meta) -> bool:
-    """Whether a position is at or behind another, in the same topic: offsets of another one mean nothing."""
+    """Whether the end of ``meta`` is at or after the end of ``goal``, in the same topic. Offsets of
+    different topic ids cannot be compared."""
     ids = (meta.get("topic_id"), goal.get("topic_id"))
     return (None in ids or ids[0] == ids[1]) and int(meta["next_offset"]) >= int(goal["next_offset"])
 
 
 def position_of(meta: Meta) -> Position:
-    """Where ``meta`` begins."""
+    """The position at which ``meta`` begins."""
     return _position(meta, "first")
 
 
 def position_after(meta: Meta) -> Position:
-    """Where the plan after ``meta`` goes on."""
+    """The position at which the plan after ``meta`` continues."""
     position = _position(meta, "next")
     position.lost_records = int(meta.get("lost_records", 0))
     position.gaps = int(meta.get("gaps", 0))

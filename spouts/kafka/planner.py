@@ -1,14 +1,17 @@
 """Plans batches of Kafka offsets, on the driver.
 
-What a plan says of a partition is in ``kafka_partitions``.
+``spouts.kafka.partitions`` describes the entry of a partition in a plan.
 
 Invariants:
 
-1. A range ends at or before the last stable offset, so that no open or aborted kafka_txn is in it undecided.
-2. Every partition ever planned is in every later plan (C15), with an empty range when it contributes nothing.
-3. A partition first seen while the topology runs starts at its beginning; ``start`` decides only the very first batch.
-4. Shares are fair: a partition with little gives what it has, the others divide the rest evenly.
-5. Where a range does not begin at the end of the one before it, there is a ``gap``, and the user has said "skip".
+1. A range ends at or before the last stable offset, so it contains no undecided kafka_txn.
+2. Every partition ever planned is in every later plan (C15), with an empty range if it contributes
+   nothing.
+3. A partition that appears while the topology runs starts at its beginning. ``start`` applies only
+   to the very first batch.
+4. Shares are fair: a partition with few records gives all it has, the others share the rest evenly.
+5. If a range does not begin at the end of the previous one, there is a ``gap``, and the user has
+   chosen ``on_data_loss="skip"``.
 """
 
 from __future__ import annotations
@@ -33,16 +36,18 @@ from spouts.kafka.partitions import Position, position_after, position_of, reach
 
 _log = structlog.get_logger()
 
-#: A broker that comes back may for a moment report less than it has, or miss a topic; after this long, it is so.
+#: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
+#: persists for this long is believed.
 BELIEVED_AFTER_S = 10.0
 _ANEW = "give the topology another id to read it anew, or the spout on_data_loss='skip' to go on after the gap"
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """Which topics, and where the first batch of a new topology starts: "earliest", "latest", or ms since 1970.
-    ``skips_lost_data``: the user said ``on_data_loss="skip"``. ``waits_for_leaders``: an idempotent spout's batch waits for
-    every partition; an opaque one goes on without."""
+    """The topics, and where the first batch of a new topology starts: "earliest", "latest", or ms
+    since 1970. ``skips_lost_data``: the user chose ``on_data_loss="skip"``. ``waits_for_leaders``:
+    a batch of an idempotent spout waits for every partition; an opaque one leaves out those without
+    a leader."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -53,19 +58,21 @@ class KafkaSource:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the planner has heard of the log, for ``lag`` and ``progress``, and what it remembers between plans."""
+    """What the planner knows of the logs, for ``lag`` and ``progress``, and remembers between
+    plans."""
 
     ends: dict[str, int] = field(default_factory=dict)
     beginnings: dict[str, int] = field(default_factory=dict)
     beginnings_at: float = -math.inf
-    amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that ended too early, or are gone
-    reader_lost: bool = False  # what the reader has met since the last plan
+    amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that are too short, or gone
+    reader_lost: bool = False  # whether the reader has found a loss since the last plan
     found_nothing: bool = False
 
 
 class KafkaPlanner(PartitionPlanner):
-    """``group``: where committed offsets are published, or None. ``bad_records``: the limit on their share.
-    ``reader_group``: the group that readers name to the brokers."""
+    """Plans the batches of one spout. ``bad_records``: the limit on the share of bad records.
+    ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
+    readers."""
 
     def __init__(
         self,
@@ -88,7 +95,7 @@ class KafkaPlanner(PartitionPlanner):
         self._seen = _Seen()
         self._gaps_told: dict[str, int] = {}
 
-    # --- PartitionPlanner ------------------------------------------------------------------------------------
+    # --- PartitionPlanner -------------------------------------------------------------------------
 
     @property
     def skips_lost_data(self) -> bool:
@@ -118,8 +125,8 @@ class KafkaPlanner(PartitionPlanner):
         }
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
-        """A consumer reads topics by name, and so reads on when one is deleted and created again: make sure that the
-        topics are still those of the plan."""
+        """Check that the topics are still those of the plan. A consumer reads topics by name, and
+        does not notice when one is deleted and created again."""
         wanted: dict[str, str] = {}
         for partition, meta in plan.items():
             if meta.get("topic_id") is not None and int(meta["first_offset"]) < int(meta["next_offset"]):
@@ -138,7 +145,7 @@ class KafkaPlanner(PartitionPlanner):
             gap, gaps = meta.get("gap"), int(meta.get("gaps", 0))
             told = self._gaps_told.get(partition, gaps if gap is None else gaps - 1)
             self._gaps_told[partition] = gaps
-            if gaps > told:  # without a gap in this plan, it was in one that this planner was not told of
+            if gaps > told:  # if this plan has no gap, an earlier plan that was not reported here had it
                 lost = int(meta.get("lost_records", 0))
                 _log.warning("source.gap", partition=partition, **(gap or {}), gaps=gaps, lost_records=lost)
         if self._group is not None:
@@ -209,7 +216,8 @@ class KafkaPlanner(PartitionPlanner):
         return goal
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
-        """A partition that was never planned is covered when its log is empty: nothing of it will ever be."""
+        """Whether ``plan`` reaches ``goal`` in every partition. A partition that was never planned
+        is covered if its range in ``goal`` is empty."""
         return all(
             reaches(plan[partition], meta)
             if partition in plan
@@ -222,12 +230,12 @@ class KafkaPlanner(PartitionPlanner):
         if self._group is not None:
             self._group.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
         if self._group is not None:
             self._group.advance()
-        # A start that is not the beginning is meant for every partition that there is: wait for them all.
+        # A start other than the beginning applies to every existing partition: wait for all.
         patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
@@ -244,13 +252,13 @@ class KafkaPlanner(PartitionPlanner):
             each: position.meta(shares.get(each, 0), epochs.get(each)) for each, position in sorted(positions.items())
         }
         skipped = any(position.gap is not None for position in positions.values())
-        begins = not previous and plan and self._source.start != "earliest"  # the start itself must be kept
+        begins = not previous and plan and self._source.start != "earliest"  # record the start itself
         if not (any(shares.values()) or skipped or begins):
             return None
         return plan
 
     def _available_topics(self, previous: Mapping[str, Meta | None], *, patient: bool) -> KafkaTopics:
-        """The topics, when this batch can do with them as they are; raises ``RetryableError`` to wait."""
+        """The topics, if this batch can be planned with them. Raises ``RetryableError`` to wait."""
         topics = self._metadata.topics()
         if topics.missing and not previous:
             self._metadata.refresh()
@@ -272,7 +280,7 @@ class KafkaPlanner(PartitionPlanner):
     def _positions(
         self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
     ) -> dict[str, Position]:
-        """Where each partition goes on, or begins."""
+        """The position at which each partition continues or begins."""
         positions = {each: position_after(meta) for each, meta in previous.items() if meta is not None}
         after_loss = self._seen.reader_lost
         if after_loss:
@@ -283,19 +291,20 @@ class KafkaPlanner(PartitionPlanner):
             self._check(partition, position, topics)
         if after_loss:
             self._check_epochs(positions, topics, ends)
-            self._seen.reader_lost = False  # not before: what failed on the way is asked again
+            self._seen.reader_lost = False  # only now: if a step before fails, all are repeated
         new = [partition for partition in ends if partition not in positions]
         if new:
             positions.update(self._begin(new, previous, topics, ends))
         return positions
 
     def _check(self, partition: str, position: Position, topics: KafkaTopics) -> None:
-        """Is what was read before still there, and what comes next? Skips what is lost, or raises ``DataLossError``."""
+        """Check that the topic is still the one that was read, and that the log still has the next
+        offset. Skips what is lost, or raises ``DataLossError``."""
         topic, _ = topic_and_number(partition)
         topic_id = topics.topic_ids.get(topic)
         if topic_id is None:
             self._check_gone(partition, position)
-            return  # it contributes nothing until it is back
+            return  # it contributes nothing until it comes back
         if position.topic_id is not None and position.topic_id != topic_id:
             self._lost(
                 f"topic {topic!r} was deleted and created again (its id was {position.topic_id}, is {topic_id}) after "
@@ -314,8 +323,11 @@ class KafkaPlanner(PartitionPlanner):
             position.skip("retention", beginning_at)
 
     def _check_epochs(self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]) -> None:
-        """After a loss: partitions that have a new leader, and of which nothing is missing that could be seen here, may have
-        been truncated and have grown again. Only their brokers know which; those go on where they are, in the new log."""
+        """Find truncated logs after the reader has found a loss.
+
+        A partition with a new leader, and without a loss that is visible here, may have been
+        truncated and have grown again. Only its broker knows. Such a partition continues at the
+        same offset, in the new log."""
         doubtful = {
             partition: position
             for partition, position in positions.items()
@@ -328,7 +340,8 @@ class KafkaPlanner(PartitionPlanner):
             positions[partition].skip("truncated", positions[partition].offset)
 
     def _check_gone(self, partition: str, position: Position) -> None:
-        """A topic that is not there any more, or is not shown. Once that is believed, what was not read is lost."""
+        """The topic is gone or not visible. When this has lasted long enough to be believed, the
+        unread records are lost."""
         end = self._seen.ends.get(partition, 0)
         if end <= position.offset or not self._believed(partition):
             return
@@ -336,13 +349,14 @@ class KafkaPlanner(PartitionPlanner):
         position.skip("deleted", end)
 
     def _believed(self, partition: str) -> bool:
-        """Whether something has been amiss with a partition for so long that its broker is not just coming back."""
+        """Whether a partition has been short or gone for at least ``BELIEVED_AFTER_S`` seconds, so
+        that its broker is not just coming back."""
         now = time.monotonic()
         return now - self._seen.amiss_since.setdefault(partition, now) >= BELIEVED_AFTER_S
 
     def _is_short(self, partition: str, position: Position, end: Offset) -> bool:
-        """Whether a log ends before what was read. Once that is believed, it was truncated: skip back to its end, or raise
-        ``DataLossError``."""
+        """Whether a log ends before the position. When this is believed, the log was truncated:
+        skip back to its end, or raise ``DataLossError``."""
         if end.offset >= position.offset:
             self._seen.amiss_since.pop(partition, None)
             return False
@@ -360,7 +374,8 @@ class KafkaPlanner(PartitionPlanner):
             raise DataLossError(f"{what}; {_ANEW}")
 
     def _look_for_beginnings(self, topics: KafkaTopics, *, now: bool) -> None:
-        """Where the logs begin. Retention moves that on, so what was heard before is a lower bound."""
+        """Look up where the logs begin. Retention moves this forward, so an older answer is a lower
+        bound."""
         seen = self._seen
         if now or time.monotonic() - seen.beginnings_at > METADATA_AGE_MAX_S:
             found = self._metadata.beginnings(topics.led, patient=False)
@@ -374,7 +389,7 @@ class KafkaPlanner(PartitionPlanner):
         topics: KafkaTopics,
         ends: Mapping[str, Offset],
     ) -> dict[str, Position]:
-        """Where partitions begin that were never planned before."""
+        """Where the partitions begin that were never planned before."""
         start = self._source.start if not previous and not self._seen.found_nothing else "earliest"
         if start == "latest":
             found = dict(ends)

@@ -1,7 +1,8 @@
 """Reads planned ranges of Kafka, in tasks: exactly the range, decoded, or an error.
 
-Invariant: every record that a committed reader may see in the range becomes a row, or, when it cannot be decoded, what
-``on_bad_record`` says: an error, a count, or a row on the stream of dead letters.
+Invariant: every record in the range that a ``read_committed`` reader may see becomes a row. If it
+cannot be decoded, it becomes what ``on_bad_record`` says: an error, a count, or a row on the stream
+of dead letters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from spouts.kafka.session import Range, sessions
 
 
 class KafkaReader(PartitionReader):
-    """``slot`` keeps the consumers of different tasks in one worker apart."""
+    """Reads for one spout task. ``slot``: keeps the consumers of different tasks in one worker
+    apart."""
 
     def __init__(
         self, settings: KafkaSettings, group: str, record_format: RecordFormat, on_bad_record: OnBadRecord, slot: int

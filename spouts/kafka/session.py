@@ -1,19 +1,22 @@
 """Consumers that read exact ranges, and the pool that keeps them.
 
-Consumers are kept per worker process, configuration and spout task, positioned where the last range ended, so that the
-next batch may find its records fetched already.
+Consumers are kept per worker process, configuration and spout task, positioned at the end of the
+last range. So the records of the next batch may already be fetched.
 
 Invariants:
 
-1. A range is complete at a record at or after its end, or when the consumer reports the end of the partition at or after
-   it (C16): transaction markers, aborted and compacted records at the end of a range do not hang it.
-2. Every record of the range that a committed reader may see is delivered once, in the order of its partition.
-3. A record that belongs to no range of this read is kept for the next one, never dropped; ``resume`` says from which
-   offset on nothing has been dropped.
+1. A range is complete at a record at or after its end, or when the consumer reports the end of the
+   partition at or after it (C16). So transaction markers, aborted records and compacted records at
+   the end of a range do not block it.
+2. Every record of the range that a ``read_committed`` reader may see is delivered once, in the
+   order of its partition.
+3. A record that belongs to no range of this read is kept for the next read, never dropped. Nothing
+   has been dropped from offset ``resume`` on.
 4. A session is used by one read at a time.
-5. What was fetched for one log is never handed out for another (C26): a kept consumer is positioned anew, and the broker
-   asked, when the topic's id or the leader epoch of the plan is not the one it was last read under; a record of a later
-   leader epoch than the plan's is not the one that was planned.
+5. Records that were fetched from one log are never returned for another (C26). If the plan has
+   another topic id or leader epoch than the last read, a kept consumer is positioned again, and the
+   broker checks the position. A record with a later leader epoch than the plan's is not the planned
+   record.
 """
 
 from __future__ import annotations
@@ -36,26 +39,29 @@ from spouts.kafka.partitions import Where, partition_id
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000
-#: Up to this many records in all, a task's partitions are read side by side; above, one after the other.
+#: Up to this many records in all, a task reads its partitions in parallel; above, one after the
+#: other.
 SIDE_BY_SIDE_RECORDS_MAX = 20_000
-#: Records that a consumer may have ahead of a range and drops, before seeking is cheaper.
+#: A consumer reads and drops up to this many records before a range; for more, a seek is cheaper.
 SKIP_RECORDS_MAX = 5_000
-#: A partition that delivers nothing for this long fails the attempt; the replay waits in its turn.
+#: A partition that delivers nothing for this long fails the attempt. The replay waits again.
 SILENCE_MAX_S = 10.0
 _POLL_S = 0.05
-#: Idle consumers kept per process: one per spout task that this worker has served lately.
+#: Idle consumers to keep per process: one per spout task that this worker has served lately.
 SESSIONS_MAX = 8
-#: An idle consumer goes on fetching what nobody may ever want: it is closed after this long.
+#: An idle consumer still fetches records that may never be wanted. It is closed after this time.
 IDLE_MAX_S = 300.0
-#: What a consumer says of an offset that is not in the log, or not as it was.
+#: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
 class Range(NamedTuple):
-    """Half-open. ``leader_epoch``: in which ``first`` was known to be in the log; the broker then checks that it still is
-    the same log, and says so when it was truncated and has grown again. ``end_epoch``: the same for ``end``; every record
-    of the range was written in it or before. ``topic_id``: of the topic that is meant; what a consumer has ahead of another
-    one of that name is worth nothing."""
+    """A half-open range of offsets.
+
+    ``leader_epoch``: the epoch in which ``first`` was in the log. With it, the broker reports if
+    the log was truncated and has grown again. ``end_epoch``: the same for ``end``. Every record of
+    the range was written in this epoch or before. ``topic_id``: the planned topic. Records that a
+    consumer has fetched from another topic of this name are useless."""
 
     first: int
     end: int
@@ -64,18 +70,20 @@ class Range(NamedTuple):
     end_epoch: int | None = None
 
     def of_same_log(self, other: Range) -> bool:
-        """Whether what was fetched for ``other`` serves this range too; what is unknown is trusted."""
+        """Whether records that were fetched for ``other`` can serve this range. An unknown end
+        epoch is trusted."""
         return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
 
     def rest(self, position: int) -> Range:
-        """What is left of it from ``position`` on. The end's epoch holds for every offset in between."""
+        """The rest of the range from ``position`` on. The epoch of the end is valid for every
+        offset in between."""
         return self if position == self.first else self._replace(first=position, leader_epoch=self.end_epoch)
 
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition of a consumer. ``wanted``: the range that it is read for, or was last. ``resume``: from this offset on,
-    everything is in ``ahead`` or still to come."""
+    """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
+    from this offset on is in ``ahead`` or still to come."""
 
     resume: int
     wanted: Range
@@ -95,7 +103,7 @@ class KafkaSession:
         self._assigned: dict[Where, _Assigned] = {}
 
     def read(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
-        """The records of all ranges, in chunks; a chunk may hold several partitions."""
+        """The records of all ranges, in chunks. A chunk may contain several partitions."""
         wanted = {where: each for where, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
             records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
@@ -109,7 +117,7 @@ class KafkaSession:
                 yield from self._read({where: each}, at_once=False)
 
     def connect(self) -> None:
-        """Open the connections that the first read would open."""
+        """Open the connections that the first read needs."""
         try:
             self._assignment.look_up()
         except KafkaException as error:
@@ -122,12 +130,12 @@ class KafkaSession:
         try:
             yield from self._until_complete(ranges, at_once)
         except BaseException:
-            self._unassign(list(self._assigned))  # whatever was under way, the next read starts clean
+            self._unassign(list(self._assigned))  # the next read must start clean
             raise
 
     def _consume(self, most: int, at_once: bool) -> list[Message]:
-        """Up to ``most`` records and events. ``at_once``: whatever is there, or the first to come; otherwise wait a
-        little for full chunks, which cost less per record."""
+        """Up to ``most`` records and events. ``at_once``: take what is there, or the first that
+        comes. Otherwise wait a little for full chunks, which cost less per record."""
         try:
             if at_once:
                 heard: list[Message] = self._consumer.consume(most, 0) or self._consumer.consume(1, _POLL_S)
@@ -172,8 +180,8 @@ class KafkaSession:
     def _sorted_out(
         self, heard: list[Message], open_ranges: Mapping[Where, Range], position: dict[Where, int]
     ) -> list[Message]:
-        """The records of open ranges; events are acted on, what belongs to later ranges is kept."""
-        eventful = any(map(Message.error, heard))  # an error is true; a third faster than asking each message here
+        """The records of open ranges. Handles events, and keeps records of later ranges."""
+        eventful = any(map(Message.error, heard))  # errors are truthy; a third faster than a loop over the messages
         if eventful:
             for message in heard:
                 if message.error() is not None:
@@ -183,8 +191,9 @@ class KafkaSession:
             return heard
         if (
             len(self._assigned) == 1 and not eventful
-        ):  # an event may have taken the partition away that others here are of
-            # One partition and never more records asked for than its range can hold: only the ends need a look.
+        ):  # an event may have unassigned the partition of other messages here
+            # One partition, and never more records than its range can hold: check the two ends
+            # only.
             where, only = next(iter(open_ranges.items()))
             if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:
                 position[where] = heard[-1].offset() + 1
@@ -201,7 +210,7 @@ class KafkaSession:
                 if assigned is not None and offset >= assigned.resume:
                     assigned.ahead.append(message)
                     if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
-                        self._unassign([where])  # nobody asks for these here: another worker reads the partition
+                        self._unassign([where])  # nobody wants them: another worker reads the partition
             elif offset >= position[where]:
                 records.append(message)
                 of_range[where].append(message)
@@ -223,8 +232,10 @@ class KafkaSession:
             raise kafka_error(error, f"partition {partition_id(*where)}")
 
     def _out_of_range(self, where: Where, message: Message, position: Mapping[Where, int]) -> None:
-        """An offset is not in the log. Raises ``DataLossError`` when it is one that is wanted; the consumer may also have
-        stood elsewhere, ahead of what is read or where an earlier range ended, and librdkafka tells that late."""
+        """An offset is not in the log. Raises ``DataLossError`` if it is the wanted offset.
+
+        The consumer may also have been elsewhere: ahead of what is read, or at the end of an
+        earlier range. librdkafka reports that late."""
         assigned, offset = self._assigned.get(where), message.offset()
         if where not in position or assigned is None:
             self._unassign([where])
@@ -237,7 +248,8 @@ class KafkaSession:
             )
 
     def _position(self, where: Where, wanted: Range) -> None:
-        """Make sure that everything from the range's first offset on is ahead or still to come."""
+        """Ensure that every record from the range's first offset on is in ``ahead`` or still to
+        come."""
         assigned = self._assigned.get(where)
         if (
             assigned is not None
@@ -249,7 +261,7 @@ class KafkaSession:
             self._assign(where, wanted)
 
     def _assign(self, where: Where, wanted: Range) -> None:
-        """Begin at the range's first offset, whatever is there or under way."""
+        """Start at the range's first offset. Drops everything that was fetched before."""
         self._unassign([where])
         first = wanted.first
         try:
@@ -259,7 +271,7 @@ class KafkaSession:
         self._assigned[where] = _Assigned(first, wanted)
 
     def _take_ahead(self, where: Where, wanted: Range) -> list[Message]:
-        """Records of the range that an earlier read has received already."""
+        """Records of the range that an earlier read has already received."""
         assigned = self._assigned[where]
         taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
@@ -276,8 +288,8 @@ class KafkaSession:
 
 
 def _check_epochs(where: Where, wanted: Range, records: list[Message]) -> None:
-    """Raises ``DataLossError`` when one of a range's records, given in their order, was written after the range was
-    planned: then it took the place of one that was planned."""
+    """Raises ``DataLossError`` if a record was written after the range was planned: then it has
+    replaced a planned record. ``records``: of the range, in order."""
     last = wanted.end_epoch
     if last is None or not records or (records[-1].leader_epoch() or 0) <= last:
         return
@@ -290,7 +302,8 @@ def _check_epochs(where: Where, wanted: Range, records: list[Message]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """What makes sessions interchangeable. ``slot``: the spout's task, so that each finds its own positions."""
+    """Sessions with equal keys are interchangeable. ``slot``: the spout task, so that each task
+    finds its own positions."""
 
     group: str
     fingerprint: str
@@ -298,8 +311,8 @@ class SessionKey:
 
 
 class KafkaSessions:
-    """The idle sessions of this process. In a Spark worker tasks come one after the other; in the in-process executor
-    several attempts read at once, and a cancelled one may still be reading."""
+    """The idle sessions of this process. In a Spark worker, tasks run one after the other. In the
+    in-process executor, several attempts read at once, and a cancelled one may still be reading."""
 
     def __init__(self) -> None:
         self._idle: dict[SessionKey, tuple[KafkaSession, float]] = {}
@@ -308,7 +321,8 @@ class KafkaSessions:
 
     @contextmanager
     def lend(self, settings: KafkaSettings, group: str, slot: int) -> Iterator[KafkaSession]:
-        """A session that is nobody else's until the block ends. Raises ``ConfigError`` when none can be made."""
+        """A session for exclusive use until the block ends. Raises ``ConfigError`` if it cannot be
+        created."""
         key = SessionKey(group, settings.fingerprint(), slot)
         with self._lock:
             self._forget_inherited()
@@ -329,7 +343,7 @@ class KafkaSessions:
                 each.close()
 
     def close(self, group: str | None = None) -> None:
-        """Close idle sessions: of one group, or all."""
+        """Close the idle sessions of one group, or all idle sessions."""
         with self._lock:
             self._forget_inherited()
             keys = [key for key in self._idle if group is None or key.group == group]
@@ -341,12 +355,13 @@ class KafkaSessions:
         return len(self._idle)
 
     def _forget_inherited(self) -> None:
-        """After a fork, librdkafka's threads are the parent's: its sessions must not be touched here."""
+        """Forget the parent's sessions after a fork. They must not be used here, because
+        librdkafka's threads exist only in the parent."""
         if self._process != os.getpid():
             self._idle.clear()
             self._process = os.getpid()
 
 
-#: Of this process. Closed when it ends by itself.
+#: The sessions of this process. They are closed when it exits normally.
 sessions = KafkaSessions()
 atexit.register(sessions.close)

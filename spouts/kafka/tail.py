@@ -1,14 +1,16 @@
-"""A consumer that follows partitions to their ends and commits positions to its group, for spouts that are acked tuple by tuple.
+"""A consumer that follows partitions to their ends and commits positions to its group, for spouts
+whose tuples are acked one by one.
 
-Partitions are assigned by hand: which spout task reads which is decided by their names and numbers alone, so that no task has to
-talk to another, and none loses its partitions when another is slow.
+Partitions are assigned manually: their names and numbers alone decide which spout task reads which.
+So tasks need not talk to each other, and a task does not lose its partitions when another is slow.
 
 Invariants:
 
-1. A position belongs to a topic id (C37). One of a topic that was deleted and made again is lost data: it is never read on from.
-2. A partition that nobody knew a position of gives nothing before the group has where it begins; where checkpoints hold the
-   positions, they have it first.
-3. No record that the consumer has handed out is dropped because of an error that came with it.
+1. A position belongs to a topic id (C37). A position of a topic that was deleted and created again
+   is lost data: reading never continues from it.
+2. A partition without a known position gives no records before the group has the position at which
+   it begins. If checkpoints hold the positions, the checkpoint has it first.
+3. No record that the consumer has returned is dropped because of an error that came with it.
 """
 
 from __future__ import annotations
@@ -30,26 +32,29 @@ from spouts.kafka.session import NOT_IN_LOG
 
 _log = structlog.get_logger()
 
-#: How often topics are looked up again; new topics and partitions are seen this late.
+#: How often topics are looked up again. New topics and partitions are found this late.
 LOOK_UP_EVERY_S = 5.0
-#: And how soon after that has failed, or could not be done for all of them.
+#: The same after a look-up that failed, or was incomplete.
 AGAIN_AFTER_S = 0.25
 _REQUEST_S = 5.0
 CHUNK_RECORDS = 2_000
-#: Records that may wait while an answer of the group is waited for.
+#: Records to hold at most while an answer of the group is awaited.
 EARLY_MAX = 10_000
 _DECIDE = "say on_data_loss='skip' to go on with what is there"
 
 
 def task_of(topic: str, partition: int, tasks: int) -> int:
-    """Which of the spout's tasks reads a partition; the same whatever else there is."""
+    """The spout task that reads a partition. It does not depend on other topics or partitions."""
     return (zlib.crc32(topic.encode()) + partition) % tasks
 
 
 class KafkaTail:
-    """One consumer. ``start``: where a partition begins that the group has no position for: "earliest", "latest", or milliseconds
-    since 1970. ``skip_lost``: go on at the first offset there is when the position is no longer in the log; otherwise that raises
-    ``DataLossError``. Every method may raise ``RetryableError``, after which it may be called again, and ``ConfigError``."""
+    """One consumer.
+
+    ``start``: where to begin a partition for which the group has no position: "earliest", "latest",
+    or milliseconds since 1970. ``skip_lost``: if a position is no longer in the log, continue at
+    the nearest offset that exists; otherwise raise ``DataLossError``. Every method may raise
+    ``RetryableError``, after which it may be called again, and ``ConfigError``."""
 
     def __init__(
         self,
@@ -75,52 +80,54 @@ class KafkaTail:
         self._group.use(self._consumer)
         self._assignment = Assignment(self._consumer)
         self._assigned: dict[Where, Position] = {}  # where each began
-        self._starting: dict[Where, Position] = {}  # as soon as the group has that
+        self._starting: dict[Where, Position] = {}  # they begin when the group has these positions
         self._lost: dict[
             Where, tuple[int, str]
-        ] = {}  # offsets that the log does not hold, and what the consumer says of that
+        ] = {}  # (offset that the log does not hold, the text of the consumer's error)
         self._paused: set[Where] = set()
         self._ended: set[Where] = set()
         self._early: list[Message] = []
         self._problem: Exception | None = None
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
-        self._complete = False  # whether every partition that there is has begun, or is about to
+        self._complete = False  # whether every known partition has begun, or is about to
         self._unconfirmed = False
         self._follows = False
         self._anew = False
-        #: Whether partitions that are not known yet begin at their earliest offsets.
+        #: Whether partitions that appear from now on begin at their earliest offsets.
         self.settled = False
-        #: Where partitions begin, by a checkpoint, that have not begun yet.
+        #: Positions from a checkpoint, of partitions that have not begun yet.
         self.sought: dict[Where, Position] = {}
 
-    # --- before the first look_up --------------------------------------------------------------------------------
+    # --- before the first look_up -----------------------------------------------------------------
 
     def follow_checkpoints(self) -> None:
-        """Checkpoints hold the positions: nobody reads on from the group."""
+        """Checkpoints hold the positions: nobody continues from those of the group."""
         self._follows = True
 
     def begin_anew(self) -> None:
-        """Begin where ``start`` says, whatever the group has."""
+        """Begin where ``start`` says, whatever position the group has."""
         self._anew = True
 
     def seek(self, positions: Mapping[Where, Position]) -> None:
-        """Begin at these offsets, as far as they are this task's, and at the earliest of other partitions."""
+        """Begin this task's partitions at these positions, and its other partitions at their
+        earliest offsets."""
         mine = {where: at for where, at in positions.items() if task_of(*where, self._tasks) == self._task}
         self.sought, self.settled = mine, True
 
-    # --- while it runs -------------------------------------------------------------------------------------------
+    # --- while it runs ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Partitions that appear from now on begin at their earliest offsets, wherever the group is. Raises ``RetryableError`` when
-        it is not known yet which there are, or where some begin."""
+        """From now on, begin new partitions at their earliest offsets, whatever the group has.
+        Raises ``RetryableError`` while it is unknown which partitions exist or where they begin."""
         if not self._complete or self._starting:
             raise RetryableError(f"Kafka at {self._where} has not told yet where all partitions begin")
         self.settled = True
 
     def confirm(self) -> None:
-        """What was read so far was read from the topics that were meant. Raises ``DataLossError`` or, where lost data is skipped,
-        ``FailedException``: what was read since the last checkpoint may be of another topic."""
+        """Check that everything was read from the expected topics. If not, records since the last
+        checkpoint may be of another topic: raises ``FailedException`` with ``skip_lost``, otherwise
+        ``DataLossError``."""
         if not self._unconfirmed:
             return
         try:
@@ -132,12 +139,12 @@ class KafkaTail:
         self._unconfirmed = False
 
     def look_up(self) -> dict[Where, Position]:
-        """Assign partitions that are new, or that have to begin again because what came next in them is lost. Returns where each
-        of those begins. Cheap when it was called lately."""
+        """Assign partitions that are new, or that must begin again because their next records are
+        lost. Returns where each of them begins. Cheap if it was called recently."""
         now = time.monotonic()
         begins = {}
         if self._looked_up is None or now - self._looked_up >= LOOK_UP_EVERY_S:
-            # When it fails: soon, but not in every round; and it must not hold up what there is to do already.
+            # If it fails, retry soon, but not in every round, and do not delay assigned partitions.
             self._looked_up = now if self._assigned else _soon(now)
             try:
                 begins = self._found()
@@ -153,11 +160,11 @@ class KafkaTail:
 
     @property
     def at_ends(self) -> bool:
-        """Whether every partition that there is has been read to its end."""
+        """Whether every known partition has been read to its end."""
         return self._complete and not self._starting and not self._lost and self._assigned.keys() <= self._ended
 
     def poll(self) -> list[Message]:
-        """Records that have come, in the order of their partitions."""
+        """The records that have arrived, in the order of their partitions."""
         if not self._early and self._problem is None:
             self.hear()
         if not self._early and self._problem is not None:
@@ -167,9 +174,10 @@ class KafkaTail:
         return records
 
     def hear(self) -> None:
-        """Take what has come, answers of the group among it; records are for the next ``poll``."""
+        """Process what has arrived, including answers of the group. Keeps records for the next
+        ``poll``."""
         if len(self._early) >= EARLY_MAX:
-            self.pause(self._assigned)  # the next call of ``pause`` lets them go on
+            self.pause(self._assigned)  # the next call of ``pause`` resumes them
         try:
             heard = self._consumer.consume(CHUNK_RECORDS, 0)
         except KafkaException as error:
@@ -186,7 +194,7 @@ class KafkaTail:
                 self._problem = self._problem or error
 
     def pause(self, wanted: Iterable[Where]) -> None:
-        """Fetch nothing from these partitions; go on with the others."""
+        """Pause these partitions, and resume all others."""
         now = self._assigned.keys() & set(wanted)
         try:
             if now - self._paused:
@@ -198,36 +206,38 @@ class KafkaTail:
         self._paused = now
 
     def topic_id(self, where: Where) -> str | None:
-        """Of the topic that an assigned partition is read from."""
+        """The id of the topic that an assigned partition is read from."""
         return self._assigned[where].topic_id
 
     def publish(self, positions: Mapping[Where, Position]) -> None:
-        """Have the group have these positions; returns at once. All of them, changed or not: Kafka forgets offsets that nobody has
-        committed for long, also while somebody reads there."""
+        """Commit these positions to the group; returns at once. Commits all of them, changed or
+        not, because Kafka forgets offsets that have not been committed for long."""
         offsets = {partition_id(*where): at for where, at in positions.items() if where in self._assigned}
         self._group.publish(offsets, again=True)
 
     def published(self, positions: Mapping[Where, Position]) -> bool:
-        """Whether the group is known to have them."""
+        """Whether the group has confirmed these positions."""
         return all(self._group.has(partition_id(*where), at) for where, at in positions.items())
 
     def advance(self) -> None:
-        """Go on with what is to be published. Raises, once, what that has begun to fail with."""
+        """Continue to publish. When publishing begins to fail, raises the error once, unless
+        checkpoints hold the positions."""
         self._group.advance()
         problem = self._group.problem()
         if problem is not None and not self._follows:
             raise self._errors.explain(problem) from problem
 
     def close(self, *, publish: bool = True) -> None:
-        """What is to be published is, for a few seconds at most, unless the cluster is away."""
+        """Publish what waits, within a few seconds, if the cluster answers. Close the clients."""
         self._group.close(publish=publish)
         self._consumer.close()
         self._metadata.close()
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _found(self) -> dict[Where, Position]:
-        """Look topics up. Returns where partitions begin, except those that the group has to have first."""
+        """Look topics up. Returns where partitions begin, except those whose position must first be
+        committed to the group."""
         self._metadata.refresh()
         topics = self._metadata.topics()
         self._errors.connected = True
@@ -251,7 +261,8 @@ class KafkaTail:
         self._missing = missing
 
     def _begins(self, new: list[Where], topics: KafkaTopics) -> dict[Where, Position]:
-        """Where partitions begin: where a checkpoint says; else at what the group has committed, or else where ``start`` says."""
+        """Where partitions begin: at the position of a checkpoint; else at the committed position
+        of the group; else where ``start`` says."""
         known = {where: self.sought[where] for where in new if where in self.sought}
         if not self.settled and not self._anew:
             known.update(self._of_group([where for where in new if where not in known]))
@@ -268,7 +279,8 @@ class KafkaTail:
         begins.update(self._starts([where for where in new if where not in known], start, topics))
         if self._follows:
             return begins
-        # What the group does not have yet it gets first: whoever goes on after a loss of this process begins there too.
+        # First commit the positions that the group lacks: if this process dies, the next one starts
+        # at the same positions.
         said = {where for where in known if where not in self.sought and where not in replaced}
         unsaid = {where: at for where, at in begins.items() if where not in said}
         self._group.publish({partition_id(*where): at for where, at in unsaid.items()}, again=True)
@@ -287,7 +299,8 @@ class KafkaTail:
         return found
 
     def _starts(self, wanted: list[Where], start: str | int, topics: KafkaTopics) -> dict[Where, Position]:
-        """Where the logs begin or end now, or what came at a time; without partitions whose leader does not answer."""
+        """Where the logs begin, where they end, or the first offset at a time. Leaves out
+        partitions whose leader does not answer."""
         names = [partition_id(*where) for where in wanted]
         if not names:
             return {}
@@ -297,7 +310,7 @@ class KafkaTail:
             found = self._metadata.ends(names, patient=False)
         else:
             found = self._metadata.at_timestamp(names, int(start), patient=False)
-            late = [name for name, each in found.items() if each.offset < 0]  # nothing has come since: at the end
+            late = [name for name, each in found.items() if each.offset < 0]  # no later record: the end
             ends = self._metadata.ends(late, patient=False) if late else {}
             found = {**{name: each for name, each in found.items() if each.offset >= 0}, **ends}
         return {
@@ -306,8 +319,9 @@ class KafkaTail:
         }
 
     def _placed_again(self, topics: KafkaTopics) -> dict[Where, Position]:
-        """Where partitions begin again whose topic is another one by now, or whose log has lost its end. Those that only go on
-        further on, because retention took what came next, are placed there."""
+        """Where partitions begin again because their topic was replaced or their log was cut at the
+        end. Partitions that only continue at a later offset, because retention removed the next
+        records, are moved there directly."""
         replaced = []
         for where, position in self._assigned.items():
             current = topics.topic_ids.get(where[0])
@@ -329,13 +343,13 @@ class KafkaTail:
         for where, asked in cut.items():
             if where in lows and where in ends:
                 at = min(max(asked, lows[where].offset), ends[where].offset)
-                placed = Position(at, lows[where].topic_id)  # which epoch that is of is not known
+                placed = Position(at, lows[where].topic_id)  # its leader epoch is unknown
                 (begins if at < asked else further)[where] = placed
         self._assign(further)
         return begins
 
     def _assign(self, begins: Mapping[Where, Position]) -> None:
-        """Read partitions from there on."""
+        """Read partitions from these positions on."""
         if not begins:
             return
         try:
@@ -344,7 +358,7 @@ class KafkaTail:
                 self._consumer.incremental_unassign(held)
             self._assignment.begin([placed(where, at.offset, at.leader_epoch) for where, at in begins.items()])
         except KafkaException as error:
-            self._complete, self._looked_up = False, _soon(time.monotonic())  # they begin when they are looked up again
+            self._complete, self._looked_up = False, _soon(time.monotonic())  # retry at the next look-up
             raise kafka_error(error, f"Kafka at {self._where}") from error
         for where, position in begins.items():
             self._assigned[where] = position
@@ -360,12 +374,12 @@ class KafkaTail:
             self._ended.add(where)
         elif error.code() in NOT_IN_LOG:
             self._lost[where] = self._next_offset(where, message), error.str()
-            self._looked_up = None  # what has become of it is asked at once
+            self._looked_up = None  # look up at once what has happened to it
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"Kafka at {self._where}")
 
     def _next_offset(self, where: Where, event: Message) -> int:
-        """What was asked for of a partition; an event that the log is another one does not say it."""
+        """The offset that was requested. An event about another log does not contain it."""
         if event.offset() is not None:
             return int(event.offset())
         after: int = self._consumer.position([TopicPartition(*where)])[0].offset  # below 0 when nothing has come
@@ -378,7 +392,7 @@ class KafkaTail:
 
 
 def _soon(now: float) -> float:
-    """When topics would have been looked up last, for that to be due again in ``AGAIN_AFTER_S``."""
+    """The time of the last look-up to pretend, so that the next is due in ``AGAIN_AFTER_S``."""
     return now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
 
 

@@ -1,4 +1,5 @@
-"""The Kafka spouts: what a user gives them, and the two kinds of guarantee."""
+"""The Kafka spouts of transactional topologies: their parameters, and the two kinds, idempotent and
+opaque."""
 
 from __future__ import annotations
 
@@ -37,38 +38,45 @@ from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.session import sessions
 
-#: Records per batch while there is a backlog: a job's own cost hardly matters any more, and a replay repeats seconds.
+#: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
+#: replay repeats only seconds.
 BATCH_RECORDS_MAX = 500_000
-#: Of the records read lately, so many may be bad before the topology stops.
+#: The topology stops if more than this share of the latest records is bad.
 BAD_RECORD_SHARE_MAX = 0.1
-#: Batches are made so large that processing one takes this share of ``topology.message.timeout.secs``.
+#: Processing one batch should take at most this share of ``topology.message.timeout.secs``.
 _TIMEOUT_SHARE = 1 / 3
 
 
 class _KafkaSpout:
     """The parameters of both kinds.
 
-    **Which records.** ``topics``: names; or ``pattern``: a regular expression that whole names must match. Topics and
-    partitions that appear later are read from their beginning. ``start``: where a new topology begins, "earliest",
-    "latest", milliseconds since 1970, or a ``datetime`` with a zone; a resumed one ignores it.
+    **Which records.** ``topics``: names. ``pattern``: a regular expression that whole names must
+    match. Give one of the two. Topics and partitions that appear later are read from their
+    beginning. ``start``: where a new topology begins: "earliest", "latest", milliseconds since
+    1970, or a ``datetime`` with a zone. A resumed topology ignores it.
 
-    **Rows.** ``codec`` decodes values; its fields come first. Then come those of ``key_codec``, those of ``header_codecs``
-    (header name -> codec; the last header of that name counts, an absent one is null), and ``metadata``, fields of the
-    record itself: any of ``topic``, ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``.
+    **Rows.** ``codec`` decodes values (by default: the bytes as they are); its fields come first.
+    Then come the fields of ``key_codec`` and of ``header_codecs`` (header name -> codec; the last
+    header of a name counts, a missing header is null). ``metadata`` comes last: any of ``topic``,
+    ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``.
 
-    **How much at a time.** ``batch_records_max`` and ``partition_records_max`` bound a batch exactly (in offsets).
-    ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of processing; by default a third of
-    ``topology.message.timeout.secs``) are aimed at, by what records weighed and took lately.
+    **How much at a time.** ``batch_records_max`` and ``partition_records_max`` limit a batch
+    exactly, in offsets. ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of
+    processing; by default a third of ``topology.message.timeout.secs``) are targets: the spout
+    estimates them from the size and time of earlier records.
 
-    **What goes wrong.** ``on_data_loss``: offsets that are gone before they were read (retention, a truncated log, a topic
-    created again, another cluster) stop the topology ("fail") or are skipped and counted ("skip"). ``on_bad_record``: a
-    record that cannot be decoded stops the topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters``
-    under the same txid ("dead_letter"): a committer such as ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. More bad
-    records than ``bad_record_share_max`` stop the topology in any case (None: never).
+    **What goes wrong.** ``on_data_loss``: offsets that are gone before they were read (retention, a
+    truncated log, a topic that was created again, another cluster) stop the topology ("fail"), or
+    are skipped and counted ("skip"). ``on_bad_record``: a record that cannot be decoded stops the
+    topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters`` under the same
+    txid ("dead_letter"). ``dead_letters``: a committer such as ``sinks.DeadLetterTable`` or
+    ``sinks.DeadLetterTopic``. A share of bad records above ``bad_record_share_max`` stops the
+    topology in any case (None: never).
 
-    **Clients.** ``bootstrap_servers`` and ``settings``, librdkafka's own, such as security; both may also come from the
-    configuration's ``kafka.*`` keys, and win over them. Settings that would break a guarantee are refused.
-    ``consumer_group``: publish the committed offsets to this group, for tools that show lag; nothing reads them back.
+    **Clients.** ``bootstrap_servers``, and ``settings`` of librdkafka, such as security. Both may
+    also come from the configuration's ``kafka.*`` keys; the values given here win. Settings that
+    would break a guarantee are refused. ``consumer_group``: publish the committed offsets to this
+    group, for tools that show lag. Ratchet does not read them back.
     """
 
     _waits_for_leaders: bool
@@ -117,7 +125,7 @@ class _KafkaSpout:
                 "on_bad_record='dead_letter' and dead_letters= belong together: name the committer that takes the records, "
                 "such as sinks.DeadLetterTable or sinks.DeadLetterTopic"
             )
-        BadRecordShare(bad_record_share_max)  # checked here, made anew for each leader
+        BadRecordShare(bad_record_share_max)  # checks the value; each leader creates its own
         self._bad_record_share_max = bad_record_share_max
         self._consumer_group = checked_group("consumer_group", consumer_group) if consumer_group is not None else None
 
@@ -156,14 +164,16 @@ class _KafkaSpout:
 
 
 def _reader_group(context: TopologyContext) -> str:
-    """What consumers name to the brokers; nothing is committed to it."""
+    """The group id of the readers. Nothing is committed to this group."""
     return f"ratchet-{context.topology_id}"
 
 
 class KafkaTransactionalSpout(_KafkaSpout, PartitionedTransactionalSpout):
-    """Idempotent: a replayed batch is the same records in the same order per partition. While a partition has no
-    leader the topology waits for it. A planned range that is lost before it is committed ends the topology, whatever
-    ``on_data_loss`` says: an idempotent batch can only be replayed as it was.
+    """Idempotent: a replayed batch has the same records, in the same order per partition.
+
+    While a partition has no leader, the topology waits for it. If a planned range is lost before it
+    is committed, the topology ends, whatever ``on_data_loss`` says, because an idempotent batch can
+    only be replayed unchanged.
 
     Source: ``org.apache.storm.kafka.spout.trident.KafkaTridentSpoutTransactional``.
     """
@@ -172,8 +182,8 @@ class KafkaTransactionalSpout(_KafkaSpout, PartitionedTransactionalSpout):
 
 
 class OpaqueKafkaTransactionalSpout(_KafkaSpout, OpaquePartitionedTransactionalSpout):
-    """Opaque: a batch that failed before its commit opened is planned afresh, without partitions that are away.
-    Needs opaque states.
+    """Opaque: a batch that failed before its commit was opened is planned again, without partitions
+    that are unavailable. Needs opaque states.
 
     Source: ``org.apache.storm.kafka.spout.trident.KafkaTridentSpoutOpaque``.
     """
