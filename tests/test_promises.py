@@ -1,4 +1,4 @@
-"""Every promise is held by a test that says so, and ``docs/promises.md`` says where."""
+"""Every promise has a test that is marked with it, and ``docs/promises.md`` is up to date."""
 
 from __future__ import annotations
 

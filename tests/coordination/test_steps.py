@@ -1,4 +1,4 @@
-"""Steps: what is performed, and where what it raises is raised."""
+"""Steps: ``perform`` runs them, and raises their errors inside the generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.errors import RetryableError
 
 
 def halves(numbers: list[int]) -> Steps[list[int]]:
-    """Half of each; -1 for the odd ones."""
+    """Half of each number; -1 for odd ones."""
     found = []
     for number in numbers:
         try:

@@ -1,4 +1,4 @@
-"""Core topologies in this process, round by round: who is told what, and when."""
+"""Core topologies in this process, round by round: acks, fails, timeouts, groupings, errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def built(key: str, items: list[Any], *bolts: Any, spout: Any = None, **options:
     return builder.build()
 
 
-# --- spouts, and what they are told ----------------------------------------------------------------------------
+# --- spouts, and their acks and fails -------------------------------------------------------------
 
 
 @pytest.mark.behaviour("4.1")
@@ -127,7 +127,7 @@ def test_a_bolt_that_never_acks_costs_no_memory_beyond_what_is_pending(key: str)
     assert stepped.driver.status().trees <= 200
 
 
-# --- trees ------------------------------------------------------------------------------------------------------
+# --- trees ----------------------------------------------------------------------------------------
 
 
 def split(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -185,7 +185,7 @@ def test_a_failed_tuple_fails_every_tree_that_it_is_part_of_and_only_those(key: 
 
 @pytest.mark.behaviour("4.2")
 def test_a_tuple_anchored_to_several_completes_with_all_paths(key: str) -> None:
-    """Both branches of one tuple meet again, and what they make together is anchored to both."""
+    """Both branches of one tuple meet again in a bolt, whose output is anchored to both."""
     builder = TopologyBuilder("diamond")
     builder.set_spout("spout", ListSpout(key, [1, 2, 3]))
     builder.set_bolt("left", Basic(f"{key}l"), 2).shuffle_grouping("spout")
@@ -243,7 +243,7 @@ def test_a_bolt_may_hold_tuples_over_many_rounds(key: str) -> None:
     assert sorted(seen(key).acked) == list(range(30))
 
 
-# --- time -------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("4.5")
@@ -296,7 +296,7 @@ def test_a_tuple_that_is_acked_twice_counts_once(key: str) -> None:
     assert stepped.driver.status().components["bolt0"].acked == 2
 
 
-# --- trouble ----------------------------------------------------------------------------------------------------
+# --- trouble --------------------------------------------------------------------------------------
 
 
 @pytest.mark.dies("core 1")
@@ -311,7 +311,7 @@ def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -
 
     stepped = Stepped(built(key, [1, 2, 3, 4, 5], Rich(key, dies_at_three))).step(1)
     stepped.step(1)
-    assert seen(key).failed == [3]  # at once: nobody has to wait for its timeout
+    assert seen(key).failed == [3]  # at once, not after the timeout
     stepped.step(6, seconds=16)
     assert sorted(seen(key).acked) == [1, 2, 3, 4, 5]
     assert sorted(seen(key).failed) == [1, 2, 3, 4, 5]
@@ -358,7 +358,7 @@ def test_a_spout_that_dies_opens_again_and_hears_nothing_of_before(key: str) -> 
     for collector, tup in held:
         collector.ack(tup)
     stepped.step(2)
-    assert seen(key).acked == [1, 2, 3]  # the first 1 was of the object that died
+    assert seen(key).acked == [1, 2, 3]  # the first 1 came from the object that died
 
 
 def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
@@ -423,7 +423,7 @@ def test_acks_that_a_lost_round_carried_reach_the_spout_in_the_next_one(key: str
     assert (status.rounds, status.rounds_lost, status.last_error) == (4, 2, "the executor is gone")
 
 
-# --- groupings and streams --------------------------------------------------------------------------------------
+# --- groupings and streams ------------------------------------------------------------------------
 
 
 def test_streams_and_groupings_work_as_in_transactional_topologies(key: str) -> None:
@@ -474,7 +474,7 @@ def test_a_core_tuple_has_its_values_from_index_0_and_no_attempt(key: str) -> No
     assert seen(key).acked == [5]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 class Batch(BaseBatchBolt):
@@ -554,7 +554,7 @@ def test_the_figures_of_a_run_are_metrics(key: str) -> None:
 
 @pytest.mark.parametrize("kind", [DataLossError, BadRecordError])
 def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, kind: type[Exception]) -> None:
-    """As a transactional one does, for whoever catches by recovery."""
+    """A transactional topology does the same, so that callers can catch by recovery."""
 
     def lost(bolt: Any, tup: Tuple, collector: Any) -> None:
         raise kind("it is gone")

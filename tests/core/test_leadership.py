@@ -1,4 +1,7 @@
-"""Topologies without state have one leader, too. In this process, with a store in memory."""
+"""Core topologies have one leader, also those without state.
+
+In this process, with a store in memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.kit.stores import wait_for
 
 
 def topology(key: str, instance: str) -> CoreTopology:
-    """``instance``: whose tasks these are."""
+    """``instance``: the key under which this run's components record what they did."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", ListSpout(instance, [1, 2, 3]))
     builder.set_bolt("bolt", Rich(instance, ack)).fields_grouping("words", Fields("n"))
@@ -40,11 +43,11 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
         with submit(topology(key, second), {}, executor="local", store=store) as waiting:
             wait_for(lambda: phase(waiting) == "standby", 30)
             assert (seen(first).acked, seen(second).opened) == ([1, 2, 3], 0)
-            store.depose(key)  # as when its session has ended
+            store.depose(key)  # as if its session had ended
             wait_for(lambda: phase(leading) == "standby", 30)
             waiting.wait_until_idle(30)
             assert seen(second).acked == [1, 2, 3]
-            assert seen(first).closed == seen(first).opened == 1  # nothing of what it knew is used again
+            assert seen(first).closed == seen(first).opened == 1  # its objects are not used again
             waiting.stop()
         wait_for(lambda: phase(leading) == "running", 30)
         leading.wait_until_idle(30)

@@ -1,4 +1,4 @@
-"""Ticks: a bolt is told that time has gone on, among its other tuples, and also when no other comes."""
+"""Ticks: a bolt gets them among its other tuples, and also when no other tuple comes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_task_of_a_bolt_is_given_a_tick_when_its_time_has_gone_by_though_no
     stepped.step(1, seconds=1)
     assert seen(key).executed == ["tick", "tick"]
     stepped.step(1, seconds=100)
-    stepped.step(5, seconds=1)  # what was missed is not made up for
+    stepped.step(5, seconds=1)  # missed ticks are not made up for
     assert seen(key).executed == ["tick"] * 4
     status = stepped.driver.status()
     assert (status.trees, status.pending, status.held) == (0, 0, {})
@@ -136,7 +136,9 @@ def test_a_bolt_that_dies_of_a_tick_is_made_anew(key: str) -> None:
 
 
 class UntilTicks:
-    """Holds tuples until a tick comes, and does ``at_tick`` with each of them then: as those do that write many at once."""
+    """Holds tuples until a tick comes, then calls ``at_tick`` with each, as bolts do that write
+    many at once.
+    """
 
     held: list[Tuple]
 
@@ -185,7 +187,7 @@ def test_a_bolt_that_lets_tuples_go_at_ticks_does_so_while_a_checkpoint_waits_fo
 
 
 class Summary(Count):
-    """Tells of its sum at each tick: a tree of the tick's."""
+    """Emits its sum at each tick, anchored to the tick."""
 
     tick_s = 1.0
 
@@ -199,7 +201,9 @@ class Summary(Count):
 def test_bolts_whose_ticks_come_at_different_times_do_not_keep_a_checkpoint_waiting_for_ever(
     key: str, tmp_path: Path
 ) -> None:
-    """While one lets go what it holds, a tick of the count would make a new tree for the other to hold."""
+    """While one bolt lets its tuples go, a tick of the count would start a new tree for the other
+    bolt to hold.
+    """
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a"] * 1_000], per_call=1))
     builder.set_bolt("count", Summary(key)).fields_grouping("words", Fields("word"))
@@ -260,7 +264,7 @@ def test_a_run_gives_ticks_as_configured(key: str) -> None:
 
 
 class Windows(BaseWindowedBolt):
-    """Short ones, by the real clock."""
+    """Short windows, by the real clock."""
 
     def __init__(self) -> None:
         super().__init__(TimeWindow(0.2), key=["word"])
@@ -273,7 +277,7 @@ class Windows(BaseWindowedBolt):
 
 
 class Notes(BaseBasicBolt):
-    """Writes what comes into a file."""
+    """Writes its tuples into a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

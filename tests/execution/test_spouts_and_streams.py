@@ -116,7 +116,7 @@ def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: A
     assert counts(states[1], list(evens)) == evens
 
 
-# --- direct streams --------------------------------------------------------------------------------------------------
+# --- direct streams -------------------------------------------------------------------------------
 
 
 class Route(BaseBasicBolt):
@@ -213,7 +213,7 @@ def test_groupings_and_direct_declarations_must_agree(tmp_path: Path) -> None:
         builder.build()
 
 
-# --- sources that change ---------------------------------------------------------------------------------------------
+# --- sources that change --------------------------------------------------------------------------
 
 
 def word_count(spout: Any, path: Path) -> tuple[Any, MapState]:

@@ -1,4 +1,4 @@
-"""Kafka sinks and dead letters while drivers, workers, executors and servers are killed, and links cut: rows 2, 5, 6, 9, 15, 29."""
+"""Kafka sinks and dead letters under kills and cut links: rows 2, 5, 6, 9, 15, 29."""
 
 from __future__ import annotations
 

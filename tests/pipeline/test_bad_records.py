@@ -269,7 +269,7 @@ def test_dead_letters_and_their_committer_belong_together(topics: Topics, name: 
             KafkaRuns(topics, Path("."), name).spout(**options)
 
 
-# --- the writer: one marker per txid, whoever writes ----------------------------------------------------------------
+# --- the writer: one marker per txid, whoever writes ----------------------------------------------
 
 
 @pytest.fixture
@@ -469,7 +469,7 @@ class TestMarkedWriter:
             written().write("not-there", record("x"), marker(1))
 
 
-# --- the record that does it ---------------------------------------------------------------------------------------
+# --- the record that does it ----------------------------------------------------------------------
 
 
 def poisoned(runs: KafkaRuns, bad: Callable[[set[str]], bool]) -> Any:

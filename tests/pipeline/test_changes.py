@@ -25,7 +25,7 @@ from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.command import Answer, call
 from tests.kit.words_runs import EXACT, WORD, Setup
 
-# --- a changed topology ----------------------------------------------------------------------------------------------
+# --- a changed topology ---------------------------------------------------------------------------
 
 
 def changed(setup: Setup, spout_id: str = "spout") -> Topology:
@@ -84,7 +84,7 @@ def test_a_renamed_spout_takes_over_the_positions(setup: Setup) -> None:
     assert setup.store.children("words/user/spout") == []
 
 
-# --- reset -----------------------------------------------------------------------------------------------------------
+# --- reset ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("C17")
@@ -181,7 +181,7 @@ def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
     assert "transactional.zookeeper.servers is not set" in reset("--positions").stderr
 
 
-# --- what can no longer be read (C7, C8) -----------------------------------------------------------------------------
+# --- what can no longer be read (C7, C8) ----------------------------------------------------------
 
 
 def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> tuple[Topology, Any]:
@@ -257,7 +257,7 @@ class Blind(StateCommitter):
         return []
 
 
-# --- what is recorded ------------------------------------------------------------------------------------------------
+# --- what is recorded -----------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -314,7 +314,7 @@ def test_every_attempt_has_one_line_in_the_log(setup: Setup) -> None:
     )
 
 
-# --- an idle source (1.15) -------------------------------------------------------------------------------------------
+# --- an idle source (1.15) ------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("1.15")

@@ -306,7 +306,7 @@ def test_markers_of_a_broker_that_does_not_answer_are_asked_for_again(monkeypatc
         read_markers(KafkaSettings(f"127.0.0.1:{silent.getsockname()[1]}", None), "markers", "wordcount")
 
 
-# --- whose markers, and of when (C25) ----------------------------------------------------------------------------------
+# --- whose markers, and of when (C25) -------------------------------------------------------------
 
 
 class SinkRuns:

@@ -53,7 +53,7 @@ def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
     wait_for(created, "the topic to be created again")
 
 
-# --- which records -------------------------------------------------------------------------------------------------
+# --- which records --------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("2.1", "2.2")
@@ -153,7 +153,7 @@ def test_a_limit_of_bytes_is_learned_after_a_small_first_batch(runs: KafkaRuns) 
     assert sum(sizes) == 6_000_000
 
 
-# --- what is lost --------------------------------------------------------------------------------------------------
+# --- what is lost ---------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("2.6")
@@ -353,7 +353,7 @@ def test_another_cluster_is_refused_or_read_from_its_beginning(
         other.stop()
 
 
-# --- gaps that are no loss -----------------------------------------------------------------------------------------
+# --- gaps that are no loss ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -485,7 +485,7 @@ def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(r
     assert runs.counts() == dict(values_in(topics.bootstrap_servers, name))
 
 
-# --- what others see -----------------------------------------------------------------------------------------------
+# --- what others see ------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("2.12")

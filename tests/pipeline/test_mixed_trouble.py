@@ -88,7 +88,7 @@ class Script:
         while self.open:
             self.end_open()
 
-    # --- what may happen -------------------------------------------------------------------------------------
+    # --- what may happen --------------------------------------------------------------------------
 
     def _value(self) -> bytes:
         self._number += 1

@@ -121,7 +121,7 @@ def test_an_opaque_batch_is_planned_afresh_unless_its_commit_had_opened(setup: S
     assert done == (4 if opened else 3)  # afresh: 10, then 15 and 15; as pinned: 10, 10, then 15 and 5
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def refused(setup: Setup, kind: type[Exception], message: str, topology: Topology | None = None) -> None:
@@ -222,7 +222,7 @@ def test_submit_takes_a_topology_and_known_executors_only(setup: Setup) -> None:
         submit(setup.topology(), executor="flink")
 
 
-# --- leadership ----------------------------------------------------------------------------------------------------
+# --- leadership -----------------------------------------------------------------------------------
 
 
 def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
@@ -270,7 +270,7 @@ def test_a_standby_driver_leaves_the_lead_to_another_one_first(setup: Setup) -> 
     assert setup.counts() == {**EXACT, "w2": 11}
 
 
-# --- what a failed attempt leaves behind ---------------------------------------------------------------------------
+# --- what a failed attempt leaves behind ----------------------------------------------------------
 
 
 class Moody(BaseBasicBolt):

@@ -241,7 +241,7 @@ def test_a_bolt_that_fails_during_verify_is_an_error_not_a_result(
         verify(audited.topology, audited.store)
 
 
-# --- arithmetic of its own ------------------------------------------------------------------------------------------
+# --- arithmetic of its own ------------------------------------------------------------------------
 
 NUMBERS = Fields(k=float, n=int, d=pa.decimal128(38, 2), f=float)
 LONG = Decimal("123456789012345678901234567890.12")
@@ -297,7 +297,7 @@ def test_it_contradicts_sinks_that_compute_wrong_by_the_same_code(monkeypatch: p
     assert report.states[0].compared == 2
 
 
-# --- from Kafka, by the command line ------------------------------------------------------------------------------
+# --- from Kafka, by the command line --------------------------------------------------------------
 
 
 def kafka_topology(app: Any) -> Topology:

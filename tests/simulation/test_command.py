@@ -1,4 +1,4 @@
-"""The command of the long run: every simulator has its share, a violation can be run again, Ctrl-C tells how to go on."""
+"""The command of the long run: shares of the simulators, replay of a violation, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from tests.kit.processes import ROOT
 
 COMMAND = [sys.executable, "-m", "tests.simulation"]
-#: Only acks reach the ackers.
+#: A program whose ledgers name no edges: every tree seems complete at once.
 BROKEN = """
 import sys
 from framework.acking.ledger import Ledger

@@ -259,7 +259,7 @@ def replace_file(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-# --- named at the start -------------------------------------------------------------------------------------------
+# --- named at the start ---------------------------------------------------------------------------
 
 
 def reasons(backend: MapBackend) -> list[str]:

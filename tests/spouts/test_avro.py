@@ -241,7 +241,7 @@ def test_a_schema_may_come_from_a_file(tmp_path: Path) -> None:
     assert AvroCodec(str(file)).fields == AvroCodec(WORD).fields
 
 
-# --- the Schema Registry -------------------------------------------------------------------------------------------
+# --- the Schema Registry --------------------------------------------------------------------------
 
 
 @pytest.fixture

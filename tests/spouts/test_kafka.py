@@ -51,7 +51,7 @@ def values(source: Any, ranges: Plan) -> list[str]:
     return [row[0] for row in read(source, ranges)]
 
 
-# --- settings: bad input gets one clear line -----------------------------------------------------------------------
+# --- settings: bad input gets one clear line ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_broker_that_is_away_is_waited_for_and_named() -> None:
         source.planner({}, CONTEXT).plan({})
 
 
-# --- planning ------------------------------------------------------------------------------------------------------
+# --- planning -------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -235,7 +235,7 @@ class TestPlanning:
         assert list(identity["topics"]) == [name]
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration

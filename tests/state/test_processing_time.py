@@ -239,7 +239,7 @@ def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_p
     assert world.kept() == {("a", 0.0, 10.0): [[0]]}
 
 
-# --- restarts, and clocks that go back -----------------------------------------------------------------------------
+# --- restarts, and clocks that go back ------------------------------------------------------------
 
 
 @pytest.mark.behaviour("5.5")
@@ -334,7 +334,7 @@ def _gathering(stepped: SteppedState) -> list[Any]:
     return [each._component_tasks["gather"] for each in tasks if "gather" in each._component_tasks]
 
 
-# --- what fails after a window has fired ------------------------------------------------------------------------------
+# --- what fails after a window has fired ----------------------------------------------------------
 
 
 def once(error: Exception) -> Any:
@@ -486,7 +486,7 @@ def test_at_least_once_a_result_waits_for_nobody_and_nobody_hears_of_its_failure
     assert world.open() == {}
 
 
-# --- by the real clock --------------------------------------------------------------------------------------------------
+# --- by the real clock ----------------------------------------------------------------------------
 
 
 class Real(Gather):

@@ -58,7 +58,7 @@ def counted(folder: Path, stepped: SteppedState, key: str) -> Counter[str]:
     return Counter(committed(str(folder), stepped.record, key, "count"))
 
 
-# --- lines 1 and 2: around the moment at which the record says that a checkpoint is prepared ------------------------
+# --- lines 1 and 2: around the moment at which the record says that a checkpoint is prepared ------
 
 
 class Gone(BaseException):
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_
     assert len(journal(key).emitted) == len(MORE)
 
 
-# --- lines 3 and 4: troubles of tuples, bolts, processes and rounds ---------------------------------------------------
+# --- lines 3 and 4: troubles of tuples, bolts, processes and rounds -------------------------------
 
 
 class Splitting(BaseRichBolt):
@@ -351,7 +351,7 @@ def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in
     assert journal(key).seeks == [positions]
 
 
-# --- what is away for a while -------------------------------------------------------------------------------------------
+# --- what is away for a while ---------------------------------------------------------------------
 
 
 class Away(Log):

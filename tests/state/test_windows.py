@@ -431,7 +431,7 @@ def test_times_are_microseconds_and_anything_else_is_a_bad_record() -> None:
             time_of(wrong, "at")
 
 
-# --- state that expires --------------------------------------------------------------------------------------------
+# --- state that expires ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("provider", ["memory", "lmdb"])

@@ -42,7 +42,7 @@ def test_any_other_attempt_is_refused_and_told_the_epoch(attempt: TransactionAtt
     assert refused.value.epoch == 4
 
 
-# --- the incarnation of a state (C25) -------------------------------------------------------------------------------
+# --- the incarnation of a state (C25) -------------------------------------------------------------
 
 
 @pytest.fixture

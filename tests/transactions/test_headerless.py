@@ -207,7 +207,7 @@ def test_the_header_costs_one_multi_per_transaction_and_none_where_nobody_needs_
     assert (multis("state"), multis("outside"), multis("both")) == (1 + 6 * 2, 1 + 6 * 3, 1 + 6 * 3)
 
 
-# --- the document ----------------------------------------------------------------------------------------------------
+# --- the document ---------------------------------------------------------------------------------
 
 PLAN, OTHER = {"0": {"first": 0, "next": 10}}, {"0": {"first": 0, "next": 20}}
 
