@@ -1,5 +1,5 @@
-"""Fixtures: one pair of real servers and one Spark context for the whole test run, fresh names for
-each test.
+"""Fixtures: one pair of real servers and one Spark context for the whole test run,
+fresh names for each test.
 """
 
 from __future__ import annotations

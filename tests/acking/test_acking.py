@@ -1,5 +1,5 @@
-"""The acker: seed 002's example step by step, the rotating map, and random trees under random
-trouble.
+"""The acker: seed 002's example step by step, the rotating map,
+and random trees under random trouble.
 """
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ def test_the_order_of_messages_makes_no_difference(data: st.DataObject) -> None:
 
 
 def _zero_by_then(messages: list[tuple[str, int]]) -> bool:
-    """Whether a prefix of the messages looks like a whole tree: it has the init, and every edge in
-    it was acked.
+    """Whether a prefix of the messages looks like a whole tree: it has the init,
+    and every edge in it was acked.
     """
     total = 0
     for _, value in messages:

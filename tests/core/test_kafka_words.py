@@ -1,5 +1,5 @@
-"""The word count over Kafka, with one kill of each kind; ``python -m tests.kit.kafka_words`` does
-more.
+"""The word count over Kafka, with one kill of each kind;
+``python -m tests.kit.kafka_words`` does more.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Core topologies on Spark: components live in homes, whatever worker Spark uses; dead ones are
-replaced.
+"""Core topologies on Spark: components live in homes, whatever worker Spark uses;
+dead ones are replaced.
 """
 
 from __future__ import annotations

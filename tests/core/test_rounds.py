@@ -23,8 +23,8 @@ def key(request: pytest.FixtureRequest) -> str:
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3")
 def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: str) -> None:
-    """A value does not fit one stream: tuples on the other stream leave in the same round, or their
-    root fails.
+    """A value does not fit one stream: tuples on the other stream leave in the same round,
+    or their root fails.
     """
 
     def both(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -50,8 +50,8 @@ def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: st
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3")
 def test_what_a_bolt_emits_while_it_is_cleaned_up_leaves_with_its_acks(key: str) -> None:
-    """A bolt emits in ``cleanup`` what it holds: the spout gets no ack before those tuples have
-    arrived.
+    """A bolt emits in ``cleanup`` what it holds: the spout gets no ack
+    before those tuples have arrived.
     """
 
     def gather(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -102,8 +102,8 @@ def given_up_after(stepped: Stepped, seconds: float) -> None:
 @pytest.mark.behaviour("4.7")
 @pytest.mark.parametrize(("takes_s", "items"), [(0.015, 3_000), (2.0, 60), (9.0, 12)])
 def test_a_slow_bolt_completes_every_tuple_at_its_own_pace(key: str, takes_s: float, items: int) -> None:
-    """However much the spout has, no round is given up, no waiting tuple times out, and none is
-    executed twice.
+    """However much the spout has, no round is given up, no waiting tuple times out,
+    and none is executed twice.
     """
 
     def slow(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -131,8 +131,8 @@ def test_a_slow_bolt_completes_every_tuple_at_its_own_pace(key: str, takes_s: fl
 @pytest.mark.rule("C38")
 @pytest.mark.behaviour("4.7")
 def test_spouts_give_no_more_than_bolts_come_to(key: str) -> None:
-    """Once the first round has shown how slow the bolts are, each round's tuples are done in it or
-    in the next one.
+    """Once the first round has shown how slow the bolts are,
+    each round's tuples are done in it or in the next one.
     """
     waited: list[int] = []
 
@@ -211,8 +211,8 @@ def test_user_code_that_calls_exit_ends_its_instance_and_nothing_else(key: str, 
 
 
 def lose_from(stepped: Stepped, level: int) -> None:
-    """Run a round that is lost from ``level`` on: the driver gets no report, and those levels get
-    no records.
+    """Run a round that is lost from ``level`` on: the driver gets no report,
+    and those levels get no records.
     """
     run_task = stepped.rounds._home.run_task
 

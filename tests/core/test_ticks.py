@@ -136,8 +136,8 @@ def test_a_bolt_that_dies_of_a_tick_is_made_anew(key: str) -> None:
 
 
 class UntilTicks:
-    """Holds tuples until a tick comes, then calls ``at_tick`` with each, as bolts do that write
-    many at once.
+    """Holds tuples until a tick comes, then calls ``at_tick`` with each,
+    as bolts do that write many at once.
     """
 
     held: list[Tuple]
@@ -201,8 +201,8 @@ class Summary(Count):
 def test_bolts_whose_ticks_come_at_different_times_do_not_keep_a_checkpoint_waiting_for_ever(
     key: str, tmp_path: Path
 ) -> None:
-    """While one bolt lets its tuples go, a tick of the count would start a new tree for the other
-    bolt to hold.
+    """While one bolt lets its tuples go, a tick of the count would start a
+    new tree for the other bolt to hold.
     """
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a"] * 1_000], per_call=1))

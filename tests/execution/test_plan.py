@@ -65,7 +65,7 @@ def test_plan_shuffled_rows_of_a_committer_are_never_taken_for_spread() -> None:
         ({"0": 10, "1": 4, "2": 0}, True),  # task 1 has more than half of an even share
         ({"0": 10, "1": 3, "2": 0}, False),
         ({"0": 0, "1": 5, "2": 5}, True),
-        ({"0": 10, "1": None}, False),  # not known
+        ({"0": 10, "1": None}, False),  # the number is not known
         ({}, False),
     ],
 )

@@ -1,5 +1,5 @@
-"""Fixtures of the fault tests: a topology with drivers as processes, on servers that tests may
-kill.
+"""Fixtures of the fault tests: a topology with drivers as processes,
+on servers that tests may kill.
 """
 
 from __future__ import annotations

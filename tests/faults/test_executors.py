@@ -1,5 +1,5 @@
-"""Faults of Spark's processes, on a standalone cluster: rows 5 to 8; and the flights on three
-servers of each kind.
+"""Faults of Spark's processes, on a standalone cluster: rows 5 to 8;
+and the flights on three servers of each kind.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def test_a_worker_that_runs_out_of_memory_stops_the_topology_after_max_attempts(
     tmp_path: Path,
     faults: Faults,
 ) -> None:
-    """``spark.executor.pyspark.memory`` sets RLIMIT_AS; the bolt asks for more than that at every
-    try.
+    """``spark.executor.pyspark.memory`` sets RLIMIT_AS;
+    the bolt asks for more than that at every try.
     """
     topics.send(topics.create(name), [b"x"] * 10)
     settings = {
@@ -216,8 +216,8 @@ def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
 
 
 def finish(job: Job, spark_cluster: SparkCluster) -> None:
-    """Catch up without the cluster: the figures do not depend on the executor
-    that computed them.
+    """Catch up without the cluster: the figures do not depend on
+    the executor that computed them.
     """
     wait_for(lambda: not spark_cluster.executors(), 60)
     job.finish(job.process())
@@ -228,8 +228,8 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
 def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_killed(
     tmp_path: Path, own_postgres: PostgresServer, faults: Faults, seed: int
 ) -> None:
-    """The topology and the figures of the demo; an executor, a broker and a ZooKeeper server are
-    killed in the run.
+    """The topology and the figures of the demo; an executor,
+    a broker and a ZooKeeper server are killed in the run.
     """
     chance = random.Random(seed)
     with (

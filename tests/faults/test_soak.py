@@ -15,8 +15,8 @@ from tests.kit.fault_plugin import Faults
 @pytest.mark.fault(31)
 @pytest.mark.slow
 def test_a_long_run_stays_as_large_as_it_was(tmp_path: Path, faults: Faults) -> None:
-    """The run is long enough that the ring of a thousand records in ZooKeeper is full after its
-    first quarter.
+    """The run is long enough that the ring of a thousand records in
+    ZooKeeper is full after its first quarter.
     """
     soak = run(4.0, tmp_path)
     print(f"{soak.transactions} transactions, {soak.records} records")

@@ -70,8 +70,8 @@ def test_nothing_is_committed_while_zookeeper_says_nothing(
 def test_a_session_that_expires_ends_a_term_and_another_begins(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults
 ) -> None:
-    """The test opens the same session on another connection, and closes it there: ZooKeeper ends it
-    for both.
+    """The test opens the same session on another connection, and closes it there:
+    ZooKeeper ends it for both.
     """
     job = make_job(zookeeper=zookeeper.address)
     store = ZooKeeperStore(zookeeper.address, "/ratchet", session_timeout_s=4)

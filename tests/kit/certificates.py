@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: what brokers present (good for 127.0.0.1, expired, for another host), what clients
-    trust.
+    """PEM files: what brokers present (good for 127.0.0.1, expired, for another host),
+    what clients trust.
     """
 
     authority: Path

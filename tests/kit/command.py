@@ -49,8 +49,8 @@ def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
 
 @contextlib.contextmanager
 def _as_a_new_process(module: str, words: tuple[str, ...], cwd: Path) -> Iterator[None]:
-    """Restore the arguments, the folder, the import path, the logs and the user's modules
-    afterwards.
+    """Restore the arguments, the folder, the import path,
+    the logs and the user's modules afterwards.
     """
     argv, folder, path, modules = sys.argv, os.getcwd(), list(sys.path), set(sys.modules)
     logs, level = structlog.get_config(), logging.getLogger().level

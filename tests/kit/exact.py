@@ -24,8 +24,8 @@ NAN = "not a number"
 
 
 def exact(value: Any) -> Exact:
-    """What ``value`` stands for: two values of any form are equal here exactly if they mean the
-    same.
+    """What ``value`` stands for: two values of any form are equal
+    here exactly if they mean the same.
     """
     if value is None or isinstance(value, (str, bytes, bool)):
         return value
@@ -156,8 +156,8 @@ class Values:
         return Decimal((self.chance.randrange(2), tuple(map(int, str(unscaled))), -4))
 
     def whole_row(self, columns: Columns) -> tuple[Any, ...]:
-        """The values of every column, as a user's own committer might put them: zeros, nulls, other
-        forms.
+        """The values of every column, as a user's own committer might put them: zeros, nulls,
+        other forms.
         """
         fields = self.row()
         made = []

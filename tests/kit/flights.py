@@ -11,8 +11,8 @@ from tests.kit.processes import RunProcess
 
 
 class FlightsRun(RunProcess):
-    """Runs the flights against given servers until all are committed; on Spark, unless ``spark`` is
-    false.
+    """Runs the flights against given servers until all are committed; on Spark,
+    unless ``spark`` is false.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class FlightsRun(RunProcess):
         return row[0] or 0
 
     def check_exact(self) -> None:
-        """Compare the figures with the file, and check the invariants that are visible from
-        outside.
+        """Compare the figures with the file, and check the invariants
+        that are visible from outside.
         """
         carriers, routes = flights_data.committed(self.database)
         wanted_carriers, wanted_routes = flights_data.expected()

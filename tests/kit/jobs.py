@@ -77,8 +77,8 @@ class Job:
         return committed_txid(self.coordination, self.name)
 
     def check(self) -> None:
-        """Compare all sinks with the oracle, which shares no code with the framework, and
-        ``verify``.
+        """Compare all sinks with the oracle, which shares no code with the framework,
+        and ``verify``.
         """
         words, numbers, rows = expected(self.topics.bootstrap_servers, self.name)
         assert found(self.topology) == (words, numbers, rows)

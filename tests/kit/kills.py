@@ -1,5 +1,5 @@
-"""A topology over Kafka on Spark whose processes are killed again and again, while records keep
-coming.
+"""A topology over Kafka on Spark whose processes are killed again and again,
+while records keep coming.
 """
 
 from __future__ import annotations

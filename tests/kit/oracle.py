@@ -1,5 +1,5 @@
-"""The oracle: what the topics themselves hold, read by a consumer that shares no code with the
-spouts.
+"""The oracle: what the topics themselves hold, read by a consumer
+that shares no code with the spouts.
 """
 
 from __future__ import annotations

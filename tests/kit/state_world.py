@@ -127,8 +127,8 @@ class StateWorld(Chances):
         self.lives[(spout, partition, log.life)] = log.words
 
     def note_positions(self, record: CheckpointRecord) -> None:
-        """Note the positions of a prepared checkpoint: it will be committed, so the states hold the
-        input up to there.
+        """Note the positions of a prepared checkpoint: it will be committed,
+        so the states hold the input up to there.
         """
         for spout, told in (record.pending_positions or {}).items():
             for partition, (life, offset) in ((int(p), at) for each in told for p, at in each.items()):
@@ -349,8 +349,8 @@ class Keeps(BaseStatefulBolt):
 def chained(
     name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: int, windows: bool = False
 ) -> CoreTopology:
-    """Words of ``spouts`` (id -> spout, parallelism), split, counted, counted again and, if asked,
-    gathered in windows.
+    """Words of ``spouts`` (id -> spout, parallelism), split, counted, counted again and,
+    if asked, gathered in windows.
     """
     builder = TopologyBuilder(name)
     split = builder.set_bolt("split", Splits(), 2)

@@ -1,5 +1,5 @@
-"""One topology on each kind of sink, as a process of its own; and what its sinks and its topic
-hold.
+"""One topology on each kind of sink, as a process of its own;
+and what its sinks and its topic hold.
 """
 
 from __future__ import annotations

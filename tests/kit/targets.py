@@ -78,7 +78,7 @@ Often = Callable[[int, int], int]
 
 @pytest.fixture
 def often(in_all: bool) -> Often:
-    """How often to repeat something: the first number in ``make test``, the second in ``make
-    test-all``.
+    """How often to repeat something: the first number in ``make test``,
+    the second in ``make test-all``.
     """
     return lambda usually, whole: whole if in_all else usually

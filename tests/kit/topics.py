@@ -84,8 +84,8 @@ class Topics:
                 return
 
     def producer(self, **settings: Any) -> SureProducer:
-        """Idempotent, so that a request sent again neither doubles records nor
-        changes their order.
+        """Idempotent, so that a request sent again neither doubles
+        records nor changes their order.
         """
         return SureProducer(
             {

@@ -55,8 +55,8 @@ class World(Chances):
         return self.nodes
 
     def life_of(self, tup: Tuple) -> str:
-        """The life of a tuple of a spout: one per emission, also where a round emitted it again
-        without the spout.
+        """The life of a tuple of a spout: one per emission,
+        also where a round emitted it again without the spout.
         """
         life = f"{tup['emitted']}/{received(tup).roots[0]}"
         self.lives[tup["emitted"]].add(life)
@@ -74,8 +74,8 @@ _worlds: dict[int, World] = {}
 
 
 class Source(BaseRichSpout):
-    """A queue: a message that was handed out and is not done is handed out again to who opens it
-    next.
+    """A queue: a message that was handed out and is not done is handed
+    out again to who opens it next.
     """
 
     def __init__(self, seed: int) -> None:

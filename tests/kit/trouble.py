@@ -93,8 +93,8 @@ class TroubledRounds:
         self._settling = False
 
     def go_on(self) -> None:
-        """Run tasks until a round has ended; a second round may be under way where the order allows
-        it.
+        """Run tasks until a round has ended; a second round may be under
+        way where the order allows it.
         """
         driver, chance = self._stepped.driver, self.world.chance
         while not self._walks or self._walks[0].at is not None:

@@ -1,4 +1,4 @@
-"""The embedded servers: what a person sees when something is missing, and that nothing is left behind."""
+"""The embedded servers: clear messages when something is missing, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def small_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def fake_ivy(folder: Path, content: str) -> str:
-    """A java that retrieves one jar with that content."""
+    """A stand-in for java that retrieves one jar with the given content."""
     return script(
         folder,
         textwrap.dedent(f"""
@@ -139,7 +139,7 @@ def test_the_lock_file_names_kafka_and_nothing_twice() -> None:
 
 
 def test_a_free_port_is_none_that_an_outgoing_connection_may_be_given() -> None:
-    """Or it may be taken between its choice and its use."""
+    """Otherwise such a connection could take the port between its choice and its use."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1_024 <= free_port() < lowest for _ in range(200))
 
@@ -216,7 +216,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path: Path, how: signal.Signal
     parent.send_signal(how)
     parent.wait(10)
     _wait_for(lambda: not _runs(pid))
-    _wait_for(lambda: not port_taken(port))  # the kernel closes a dead JVM's sockets after its first thread is gone
+    _wait_for(lambda: not port_taken(port))  # the kernel closes a dead JVM's sockets after its first thread has gone
 
 
 @pytest.mark.integration
@@ -270,7 +270,7 @@ def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether it runs: a process that has ended and that nobody has asked about yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -285,7 +285,9 @@ def _wait_for(condition: object, timeout_s: float = 30) -> None:
 
 
 def test_a_server_that_is_ending_is_there_until_its_ports_are_free(tmp_path: Path) -> None:
-    """Its memory goes first: the more it has, the longer its ports outlive its command line."""
+    """A process frees its memory first: the more it has,
+    the longer its ports outlive its command line.
+    """
     code = """
 import socket, sys
 held, server = b"x" * (1 << 30), socket.create_server(("127.0.0.1", 0))

@@ -358,8 +358,8 @@ class SimProcess:
         return self.world.fault(self.label, self.FAULTS if self.owner is not None else self.TASK_FAULTS)
 
     def _at_once(self) -> bool:
-        """Whether the next step follows without a pause: always after a wait, mostly after a
-        command.
+        """Whether the next step follows without a pause: always after a wait,
+        mostly after a command.
         """
         return self.waits or (self.command and self.world.chance.random() < 0.9)
 
@@ -745,8 +745,8 @@ class SimDriver:
     # --- trouble ----------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Everything of this driver ends at once; its session ends a while later; it starts again
-        some time.
+        """Everything of this driver ends at once; its session ends a while later;
+        it starts again some time.
         """
         world = self.world
         world.note(f"{self.name} dies")
@@ -828,8 +828,8 @@ class SimDriver:
 
 
 class ResetTool:
-    """``reset`` of the positions, as an operator calls it: it takes the leadership when that is
-    free.
+    """``reset`` of the positions, as an operator calls it:
+    it takes the leadership when that is free.
     """
 
     def __init__(self, driver: SimDriver) -> None:

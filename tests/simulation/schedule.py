@@ -128,8 +128,8 @@ def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
 
 
 def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
-    """Plan that a store goes back to an earlier state, perhaps twice: in the middle of a commit, or
-    at any time.
+    """Plan that a store goes back to an earlier state, perhaps twice:
+    in the middle of a commit, or at any time.
     """
     chance, shape = world.chance, world.shape
     if shape.back == "another life":

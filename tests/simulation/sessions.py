@@ -30,8 +30,8 @@ SILENCE_S = 0.5
 
 @dataclass(frozen=True)
 class SimMessage:
-    """As much of a ``confluent_kafka.Message`` as a session uses; ``failure``: an event instead of
-    a record.
+    """As much of a ``confluent_kafka.Message`` as a session uses; ``failure``:
+    an event instead of a record.
     """
 
     number: int
@@ -101,8 +101,8 @@ class SimConsumer:
             self._fetching[each.partition] = _Fetching(log, each.offset, epoch, leader=log.epoch)
 
     def seek(self, position: TopicPartition) -> None:
-        """Have the next fetch ask the broker whether the log is still the same, as after a change
-        of leader.
+        """Have the next fetch ask the broker whether the log is still the same,
+        as after a change of leader.
         """
         self._fetching[position.partition].leader = -1
 
@@ -141,8 +141,8 @@ class SimConsumer:
 
 
 class SessionsWorld:
-    """Batches are planned and read, by one worker or another, while logs grow, lose their ends, and
-    grow again.
+    """Batches are planned and read, by one worker or another, while logs grow,
+    lose their ends, and grow again.
     """
 
     def __init__(self, seed: int) -> None:

@@ -56,8 +56,8 @@ def run_protocol(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 
 def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
-    """Trees of tuples and their ackers (``tests/kit/tree_world.py``): few messages or many, under
-    some troubles or all.
+    """Trees of tuples and their ackers (``tests/kit/tree_world.py``): few messages or many,
+    under some troubles or all.
     """
     chance = random.Random(f"trees {seed}")
     messages, pending = chance.choice([(60, 8), (400, 100)])
@@ -105,8 +105,8 @@ def _cover(coverage: Coverage, found: Any, where: str) -> None:
 
 
 def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) -> Verdict:
-    """Turn what ``run`` raises into a violation, be it from the oracle or from
-    the code under test.
+    """Turn what ``run`` raises into a violation, be it from the
+    oracle or from the code under test.
     """
     try:
         return Verdict(seed, shape, run())

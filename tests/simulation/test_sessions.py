@@ -53,8 +53,8 @@ def test_what_is_taken_out_of_the_sessions_is_noticed(
 
 @pytest.mark.rule("C26")
 def test_records_of_a_partition_that_is_taken_away_in_the_same_answer_are_not_those_of_the_other() -> None:
-    """A partition that is no longer read was fetched ahead, and lost its end: its record and the
-    error come in one answer.
+    """A partition that is no longer read was fetched ahead, and lost its end:
+    its record and the error come in one answer.
     """
     world = SessionsWorld(0)
     answers = [

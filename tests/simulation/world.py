@@ -292,8 +292,8 @@ class World:
         return opened
 
     def opened_range_is_lost(self) -> bool:
-        """Whether the commit of the next transaction was opened, and records of its plan are gone
-        from the source.
+        """Whether the commit of the next transaction was opened,
+        and records of its plan are gone from the source.
         """
         currtx = self.store.currtx()
         source, plan = self.spout._source, self.store.plan(currtx)
@@ -305,8 +305,8 @@ class World:
         )
 
     def rows(self, plan: dict[str, Any], committer: str) -> list[int]:
-        """The records of a plan that go to a committer to Kafka; also those that are gone from the
-        source.
+        """The records of a plan that go to a committer to Kafka;
+        also those that are gone from the source.
         """
         source = self.spout._source
         assert source is not None
@@ -520,8 +520,8 @@ class SimStore(CoordinationStore):
             self.expire(self.holder)
 
     def become_another(self) -> None:
-        """Become the ZooKeeper of another topology of the same name, with as many transactions, of
-        other records.
+        """Become the ZooKeeper of another topology of the same name,
+        with as many transactions, of other records.
         """
         currtx = self.currtx()
         held = [each for each in SPOUTS if f"{TOPOLOGY}/user/{each}/{currtx - 1}" in self.written]
@@ -796,8 +796,8 @@ class Oracle:
         self.digests[(sink, after.open.txid)] = after.open.plan_digest
 
     def is_behind(self, sink: int) -> bool:
-        """Whether a sink has lost a closed transaction: the next raise of its header must stop the
-        topology.
+        """Whether a sink has lost a closed transaction: the next raise of
+        its header must stop the topology.
         """
         header = self.world.backends[sink].header()
         return sink in self.world.restored and header is not None and header.done < self.committed
@@ -856,8 +856,8 @@ class Oracle:
         held += records
 
     def probe_values(self) -> None:
-        """Check the second line of defence behind the header: a row refuses a writer of an older
-        txid.
+        """Check the second line of defence behind the header:
+        a row refuses a writer of an older txid.
         """
         for backend in self.world.backends:
             for key, row in backend.rows().items():

@@ -1,4 +1,4 @@
-"""StateCommitter's folding: exact, in any split of the rows."""
+"""``StateCommitter`` folds exactly, however the rows are split."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_decimals_too_long_for_any_sum_are_refused() -> None:
 
 
 def folded_floats(values: list[float], key: str = "word") -> list[dict[str, object]]:
-    """One row per key, of which ``values`` are either the keys or what is aggregated."""
+    """Fold floats. ``values`` are either the keys or the aggregated field."""
     source = Input("spout", "default", Fields(word=float, n=float), GlobalGrouping())
     aggregates = {"rows": Count(), "least": Min("n"), "most": Max("n")}
     committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates=aggregates)
@@ -268,7 +268,7 @@ def test_an_estimate_of_many_is_close() -> None:
 
 
 def test_a_function_that_returns_what_its_column_cannot_hold_is_refused() -> None:
-    """Arrow would cut the fraction off."""
+    """Arrow would truncate the fraction."""
     state = OpaqueMapState(MemoryBackend())
     halves = StateCommitter(state, key=["word"], aggregates={"half": Reduce("n", lambda one, other: (one + other) / 2)})
     halves.bind("count", [INPUT], 1)
@@ -307,7 +307,7 @@ SECOND = datetime.timedelta(seconds=1)
     ids=str,
 )
 def test_every_type_that_an_aggregate_takes_is_folded(kind: pa.DataType, values: list[Any]) -> None:
-    """Arrow groups by some types, and has no least or first of them."""
+    """Arrow can group by some types of which it computes no minimum or first value."""
     first, least, most = values
     aggregates: dict[str, Aggregate] = {
         "first": First("v"),

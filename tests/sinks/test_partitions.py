@@ -1,4 +1,6 @@
-"""Tables of files that are partitioned: what is in the table is enough to read it, and every value comes back as it was."""
+"""Partitioned tables of files can be read from what they contain,
+and every value comes back unchanged.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +209,7 @@ def test_a_batch_may_have_thousands_of_partition_values(kind: type[FileTable], t
 def test_a_new_folder_is_durable_in_its_parent(
     kind: type[FileTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power cuts: a folder is there afterwards when its parent was synced since it was made."""
+    """A new folder survives a power cut when its parent was synced after it was made."""
     durable: set[Path] = set()
     real = os.fsync
 
@@ -237,7 +239,9 @@ def test_a_table_of_the_version_before_is_read_and_compacted_rightly(tmp_path: P
 
 
 def test_a_table_whose_partitions_were_lost_by_the_version_before_is_refused(tmp_path: Path) -> None:
-    """That version's compaction wrote its files beside the partitions' folders, with nulls for what the folders said."""
+    """Its compaction wrote files outside the partitions' folders,
+    with nulls for the values in the folders' names.
+    """
     old_partitioned_table(tmp_path / "table", ["p"], compacted_by_old_command=True)
     with pytest.raises(CorruptStateError, match=r"compacted-1-0.parquet has no values of \['p'\]"):
         ParquetTable(tmp_path / "table").to_table()

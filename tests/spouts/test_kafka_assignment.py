@@ -1,4 +1,4 @@
-"""Partitions are looked up before they are assigned, and sought where an epoch says which log is meant."""
+"""A partition is looked up before it is assigned, and sought if its position has a leader epoch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spouts.kafka.assignment import Assignment, placed
 
 
 class NotedConsumer:
-    """A consumer of a cluster, which notes what is asked of it; a look-up of None is one of everything."""
+    """A stand-in for a consumer that notes its calls; a look-up of None asks for all topics."""
 
     def __init__(self) -> None:
         self.partitions = {"a": 1, "b": 2}
         self.noted: list[tuple[str, Any]] = []
         self.away = False
-        self.refusals: list[int] = []  # of seeks
+        self.refusals: list[int] = []  # how many seeks are refused
 
     def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         self.noted.append(("look up", topic))

@@ -241,13 +241,13 @@ def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None
     assert at_emission[0] >= len(seen(name).executed)
     until(run, lambda: len(seen(name).executed) == 20)
     run.step(5, seconds=60)
-    assert len(seen(name).executed) == 20  # what failed is not emitted again
+    assert len(seen(name).executed) == 20  # failed records are not emitted again
     run.rounds.close()
     assert committed(topics, name, name) == [20]
 
 
 class Asking(TextCodec):
-    """Has to ask somebody what the values are, who does not answer at first; as a Schema Registry does."""
+    """A codec that depends on a service which does not answer at first, like a Schema Registry."""
 
     def __init__(self, key: str) -> None:
         super().__init__("word")
@@ -320,7 +320,7 @@ def test_a_partition_that_could_not_begin_begins_later(
     try:
         tail.seek({(name, 0): Position(0, None)})
         assert come() == [b"a", b"b"]
-        refusals = 1  # where it is read already, and is to begin again
+        refusals = 1  # also when a partition that is read already must begin again
         with pytest.raises(RetryableError):
             tail._assign({(name, 0): Position(1, None)})
         tail._assign({(name, 0): Position(1, None)})
@@ -331,7 +331,7 @@ def test_a_partition_that_could_not_begin_begins_later(
 
 @pytest.mark.behaviour("4.9")
 def test_at_most_once_a_task_that_ends_late_does_not_take_the_group_back(topics: Topics, name: str) -> None:
-    """A home that outlived its driver, beside the one that took its place."""
+    """Such a task is in a home that outlived its driver, beside the home that took its place."""
     topics.create(name)
     topics.send(name, [b"early"] * 20)
     spout = KafkaSpout(
@@ -493,7 +493,9 @@ def test_impossible_kafka_spout_settings_are_refused_by_name() -> None:
 def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
     topics: Topics, name: str, tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bolts die now and then; the parallelism of the spout changes; a partition appears: each record counts once."""
+    """Each record counts once though bolts die, the spout's parallelism
+    changes and a partition appears.
+    """
     topics.create(name, 3)
     before = [b"before"] * 10
     for number in range(3):

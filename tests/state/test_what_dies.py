@@ -1,4 +1,4 @@
-"""The table of docs/state.md, line by line: what happens to states and spouts when something dies, fails or goes away."""
+"""The table of docs/state.md, line by line: states and spouts when something dies or fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def once(error: Exception) -> Callable[[Any], None]:
 
 
 def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float = 2.0) -> None:
-    """Rounds, so many seconds apart by their own clock."""
+    """Run rounds, ``seconds`` apart by their own clock, until the condition holds."""
     for _ in range(100):
         if condition():
             return
@@ -49,7 +49,7 @@ def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float =
 
 
 def begun_at(key: str, tasks: int = 2) -> list[str]:
-    """What each task of the counting bolt was given when it began the last time."""
+    """The last ``init_state`` of each task of the counting bolt."""
     return [[each for each in steps_of(key, task=n) if each.startswith("init_state")][-1] for n in range(tasks)]
 
 
@@ -58,15 +58,15 @@ def counted(folder: Path, stepped: SteppedState, key: str) -> Counter[str]:
     return Counter(committed(str(folder), stepped.record, key, "count"))
 
 
-# --- lines 1 and 2: around the moment at which the record says that a checkpoint is prepared ------
+# --- lines 1 and 2: before and after the record says that a checkpoint is prepared ----------------
 
 
 class Gone(BaseException):
-    """The driver's process, and all tasks with it."""
+    """The driver's process dies, and all tasks with it."""
 
 
 class Mortal(SteppedState):
-    """``dies``: "before" it records that a checkpoint is prepared, or "after" it has."""
+    """``dies``: "before" or "after" it records that a checkpoint is prepared."""
 
     dies: str | None = None
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_
 
 
 class Splitting(BaseRichBolt):
-    """Passes words on; what else it is to do with one is in the journal, once."""
+    """Passes words on; with one of them, it does what the journal says instead."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -186,7 +186,7 @@ def fail(found: Any) -> None:
 
 
 def hold(found: Any) -> None:
-    """For ever."""
+    """Hold the tuple for ever."""
 
 
 def die(found: Any) -> None:
@@ -194,7 +194,7 @@ def die(found: Any) -> None:
 
 
 def lose_a_round(stepped: SteppedState) -> None:
-    """The next one has been run, and nobody hears of it."""
+    """Run a round whose reports do not reach the driver."""
     run = stepped.rounds.run
 
     def lost(round_: Round) -> Any:
@@ -207,14 +207,14 @@ def lose_a_round(stepped: SteppedState) -> None:
 
 
 def lose_a_process(stepped: SteppedState) -> None:
-    """One of several: that in which a task of the counting bolt was, after a round."""
+    """Run a round; then lose a process that has a task of the counting bolt."""
     stepped.step()
     tasks = stepped.rounds._home._tasks
     del tasks[max(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
 
 
 class Fed(Log):
-    """Words that the test adds to."""
+    """A log that the test adds words to."""
 
     def open(self, conf: Any, context: Any, collector: Any) -> None:
         super().open(conf, context, collector)
@@ -275,7 +275,7 @@ def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_top
         act(found)
 
     stepped = SteppedState(two_of_each(key, Fed(key, [[]])), tmp_path).settle()
-    for often, recoveries in ((4, 4), (4, 8), (5, 13)):  # in a row; then a checkpoint, if it comes to that
+    for often, recoveries in ((4, 4), (4, 8), (5, 13)):  # failures in a row; then a checkpoint, unless it ended
         assert stepped.driver.failure is None
         words.append("cow")
         left = often
@@ -328,7 +328,7 @@ def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without
     assert counted(tmp_path, stepped, key) == Counter(WORDS)
     stepped.settle()
     assert counted(tmp_path, stepped, key) == Counter(MORE)
-    failed = 0 if trouble in LOSSES else 1  # what failed itself
+    failed = 0 if trouble in LOSSES else 1  # the tuple that failed itself
     new = len(MORE) - len(WORDS)
     assert (len(journal(key).failed), len(journal(key).emitted)) == (failed, new + failed)
     assert len(executed) > new
@@ -339,7 +339,7 @@ def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without
 def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in_the_next(
     key: str, tmp_path: Path
 ) -> None:
-    """Where one is recorded, of a time when state was exactly-once."""
+    """The record has a position, because the state was exactly-once before."""
     stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
     positions = (stepped.record.positions or {})["words"]
     stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record, exact=False).step()
@@ -355,7 +355,7 @@ def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in
 
 
 class Away(Log):
-    """Its source does not answer when it is asked to go back."""
+    """May raise in ``seek``, as if its source did not answer."""
 
     def seek(self, positions: Sequence[Any]) -> None:
         journal(self.key).happens("seek", positions)
@@ -363,7 +363,7 @@ class Away(Log):
 
 
 class Ticking(Count):
-    """Wants ticks, and tells when it is asked and given one."""
+    """Gets ticks, and journals them and the calls of ``tick_in_s``."""
 
     tick_s = 5.0
 
@@ -389,7 +389,7 @@ def ticking(key: str) -> CoreTopology:
 def test_a_store_that_a_bolt_cannot_reach_while_it_works_takes_everything_back_like_any_error(
     key: str, tmp_path: Path, where: str
 ) -> None:
-    stepped = SteppedState(ticking(key), tmp_path).step()  # begins
+    stepped = SteppedState(ticking(key), tmp_path).step()  # all tasks have begun
     journal(key).on[where] = once(RetryableError("its own database is away"))
     stepped.step(10, seconds=2)
     stepped.settle()
@@ -428,7 +428,9 @@ def test_a_store_that_is_away_during_a_recovery_is_waited_for(
 
 
 class Handing(Count):
-    """Keeps words until a checkpoint is prepared or committed, and hands them on then: there is nothing to anchor them to."""
+    """Keeps words until a checkpoint is prepared or committed, and emits them then,
+    without anchors.
+    """
 
     def __init__(self, key: str, when: str) -> None:
         super().__init__(key)
@@ -453,7 +455,7 @@ class Handing(Count):
 
 
 def handing(key: str, folder: Path, when: str) -> SteppedState:
-    """Words that are handed on in a hook, held, and counted."""
+    """Words that a hook emits, that are held, and that are counted."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS], per_call=10))
     builder.set_bolt("handing", Handing(f"{key} handing", when)).global_grouping("words")
@@ -471,7 +473,9 @@ def held(key: str) -> list[Any]:
 def test_what_is_emitted_in_pre_prepare_and_held_is_in_no_checkpoint_that_could_lose_it(
     key: str, tmp_path: Path
 ) -> None:
-    """The state before it says that it was handed on; no state after it has it."""
+    """Otherwise the state of the first bolt would say that the word was emitted,
+    and no other state would have it.
+    """
     stepped = handing(key, tmp_path, "pre_prepare")
     for _ in range(20):
         stepped.step(seconds=1)
@@ -502,5 +506,5 @@ def test_a_checkpoint_waits_for_what_was_emitted_in_pre_commit_of_the_one_before
     stepped.settle()
     kept = committed(str(tmp_path), stepped.record, key, "handing")["kept"]
     assert Counter(kept) + Counter(committed(str(tmp_path), stepped.record, key, "count")) == Counter(WORDS)
-    assert kept == (WORDS if fails else [])  # they go with the next checkpoint
+    assert kept == (WORDS if fails else [])  # then they are emitted with the next checkpoint
     assert stepped.recoveries == fails

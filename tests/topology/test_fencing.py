@@ -1,4 +1,4 @@
-"""Who may write: the header is compared whole, and names the topology's incarnation."""
+"""Who may write: the whole header is compared, and it names the topology's incarnation."""
 
 from __future__ import annotations
 

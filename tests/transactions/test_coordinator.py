@@ -43,7 +43,7 @@ def plan(first: int, end: int) -> Plan:
 
 
 class Script:
-    """Drives a coordinator by hand and remembers what it asked for."""
+    """Drives a coordinator by hand, and remembers its commands."""
 
     def __init__(self, kind: SpoutKind = SpoutKind.TRANSACTIONAL, recovered: Recovered | None = None, **options: Any):
         self.now = 0
@@ -142,7 +142,7 @@ def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
 @pytest.mark.behaviour("1.4")
 @pytest.mark.rule("C9")
 def test_a_failed_opaque_batch_that_comes_back_shorter_skips_no_tuple() -> None:
-    """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
+    """A emits 1-50, B 51-100. A fails and comes back shorter; then B starts where A now ends."""
     script = Script(SpoutKind.OPAQUE, max_pending=2)
     script.planned(50)
     script.planned(100)
@@ -185,7 +185,10 @@ def test_invariant_7_late_answers_change_nothing() -> None:
 
 
 def test_invariant_5_a_planning_under_way_when_a_batch_fails_is_not_used() -> None:
-    """It follows a plan that is gone; the answer comes when the same txid is being planned after another one."""
+    """It follows a plan that is gone.
+
+    Its answer comes while the same txid is being planned after another plan.
+    """
     script = Script(SpoutKind.OPAQUE, max_pending=3)
     script.planned(10)
     script.planned(20)
@@ -202,7 +205,7 @@ def test_invariant_5_a_planning_under_way_when_a_batch_fails_is_not_used() -> No
 
 
 def test_what_an_idempotent_spout_was_planning_when_a_batch_failed_is_used() -> None:
-    """The plans before it stay as they are."""
+    """The plans before it do not change."""
     script = Script(SpoutKind.TRANSACTIONAL, max_pending=2)
     script.planned(10)
     script.do(Processed(1, 1, FAILED))
@@ -315,7 +318,9 @@ def test_invariant_1_is_checked_not_assumed() -> None:
 @pytest.mark.parametrize("kind", list(SpoutKind))
 @pytest.mark.parametrize("seed", range(40))
 def test_random_failures_commit_every_row_once_and_in_order(kind: SpoutKind, seed: int) -> None:
-    """Random answers, failures, timeouts and restarts, against a store that keeps what was persisted."""
+    """Random answers, failures, timeouts and restarts,
+    with a store that keeps what was persisted.
+    """
     chance = random.Random(seed)
     rows, durable = 200, {"currtx": 1, "attempts": {}, "plans": {}}
     committed: list[tuple[int, int]] = []
