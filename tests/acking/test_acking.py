@@ -159,7 +159,7 @@ def test_a_fail_tells_the_spout_at_once_and_only_once() -> None:
     assert (told.acker.pending, told.acker.unknown) == (0, 1)
 
 
-def test_a_fail_before_its_init_fails_the_tree_when_that_comes() -> None:
+def test_a_fail_before_its_init_fails_the_tree_when_the_init_comes() -> None:
     told = Told()
     told.acker.fail("root")
     assert told.failed == []
@@ -167,7 +167,7 @@ def test_a_fail_before_its_init_fails_the_tree_when_that_comes() -> None:
     assert told.failed == [("root", 1)]
 
 
-def test_acks_before_their_init_complete_the_tree_when_that_comes() -> None:
+def test_acks_before_their_init_complete_the_tree_when_the_init_comes() -> None:
     told = Told()
     told.acker.ack("root", 5 ^ 9)
     told.acker.ack("root", 9)
@@ -176,7 +176,7 @@ def test_acks_before_their_init_complete_the_tree_when_that_comes() -> None:
     assert told.completed == [("root", 1)]
 
 
-def test_a_double_ack_is_noticed_as_a_tree_that_times_out() -> None:
+def test_a_double_ack_makes_the_tree_time_out() -> None:
     told = Told()
     told.acker.init("root", 1, 5 ^ 6)
     told.acker.ack("root", 5)

@@ -89,7 +89,7 @@ def test_a_certificate_alone_leaves_no_znode_open_to_others(
     store.close()
 
 
-def test_a_certificate_that_the_server_does_not_look_at_is_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_a_certificate_that_the_server_ignores_is_named(certificates: Certificates, tmp_path: Path) -> None:
     secure = SecurePort(certificates.broker, certificates.authority, clients=False)
     alone = {"sasl_username": None, "sasl_password": None}
     with (

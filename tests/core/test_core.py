@@ -342,7 +342,7 @@ def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
 
 @pytest.mark.dies("core 3")
 @pytest.mark.behaviour("4.6")
-def test_a_spout_that_dies_opens_again_and_hears_nothing_of_before(key: str) -> None:
+def test_a_spout_that_dies_is_opened_again_and_gets_no_acks_of_its_predecessor(key: str) -> None:
     class Dies(ListSpout):
         def next_tuple(self) -> None:
             if len(self.waiting) == 2 and seen(self.key).opened == 1:
@@ -376,7 +376,7 @@ def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
     assert run.status().phase == "failed"
 
 
-def test_thousands_of_errors_in_a_round_are_reported_by_a_few(key: str) -> None:
+def test_a_round_with_thousands_of_errors_reports_only_a_few(key: str) -> None:
     def always(bolt: Any, tup: Tuple, collector: Any) -> None:
         raise ValueError(f"bad {tup[0]}")
 
@@ -524,7 +524,7 @@ def test_submit_refuses_what_a_core_topology_does_not_have(key: str) -> None:
         )
 
 
-def test_a_run_can_be_waited_for_and_stopped_with_what_is_under_way_done(key: str) -> None:
+def test_a_run_can_be_waited_for_until_idle_and_stopped(key: str) -> None:
     with submit(built(key, list(range(500)), Basic(key), Rich(f"{key}2", ack)), {}, executor="local") as run:
         run.wait_until_idle(60)
         assert run.status().pending == 0

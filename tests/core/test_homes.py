@@ -73,7 +73,7 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
 
 
 @pytest.mark.parametrize("from_outside", [True, False])
-def test_spouts_wait_no_longer_than_it_takes_one_to_give(
+def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
     settings: HomeSettings, tmp_path: Path, from_outside: bool
 ) -> None:
     """Two homes with a spout task each; one of the two spout tasks never has a tuple."""
@@ -121,7 +121,7 @@ def listening(settings: HomeSettings) -> Iterator[tuple[HomeSettings, Address]]:
 
 
 @pytest.mark.rule("C40")
-def test_those_who_connect_and_say_nothing_keep_nobody_out(
+def test_silent_connections_do_not_block_a_home(
     listening: tuple[HomeSettings, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, home = listening
@@ -143,7 +143,7 @@ def test_what_goes_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeS
 
 
 @pytest.mark.rule("C40")
-def test_a_server_with_another_certificate_is_told_nothing(listening: tuple[HomeSettings, Address]) -> None:
+def test_a_client_refuses_a_home_with_another_certificate(listening: tuple[HomeSettings, Address]) -> None:
     settings, home = listening
     other = replace(settings.credentials, certificate=new_pem())
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -55,7 +55,7 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
 
 
 @pytest.mark.dies("core 7")
-def test_a_topology_without_state_and_without_zookeeper_runs_and_says_that_nothing_guards_it() -> None:
+def test_a_topology_without_state_and_zookeeper_runs_and_warns_that_it_is_unguarded() -> None:
     key = f"l{uuid.uuid4().hex[:8]}"
     with structlog.testing.capture_logs() as logs, submit(topology(key, key), {}, executor="local") as run:
         run.wait_until_idle(30)
@@ -80,7 +80,7 @@ def test_a_topology_whose_state_is_in_memory_is_elected_where_zookeeper_is_named
 
 @pytest.mark.rule("C40")
 @pytest.mark.parametrize("exact", [True, False])
-def test_of_two_drivers_with_state_in_memory_one_runs_and_whoever_leads_next_begins_anew(exact: bool) -> None:
+def test_of_two_drivers_with_state_in_memory_one_runs_and_the_next_leader_begins_anew(exact: bool) -> None:
     key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     conf = {"topology.state.checkpoint.interval.ms": 20, "topology.state.exactly.once": exact}
     words = ["the", "cow", "the", "moon"]
@@ -100,7 +100,7 @@ def test_of_two_drivers_with_state_in_memory_one_runs_and_whoever_leads_next_beg
         assert journal(key).results == counts
 
 
-def test_states_in_memory_leave_the_record_of_others_alone(tmp_path: Path) -> None:
+def test_a_run_with_state_in_memory_does_not_change_the_record_of_another_provider(tmp_path: Path) -> None:
     key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     with submit(counting(key, Log(key, [["the"]])), lmdb(tmp_path), executor="local", store=store) as run:
         run.wait_until_idle(30)

@@ -22,7 +22,7 @@ def key(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3")
-def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: str) -> None:
+def test_a_tuple_is_acked_only_when_its_output_left_on_every_stream(key: str) -> None:
     """A value does not fit one stream: tuples on the other stream leave in the same round,
     or their root fails.
     """
@@ -49,7 +49,7 @@ def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: st
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3")
-def test_what_a_bolt_emits_while_it_is_cleaned_up_leaves_with_its_acks(key: str) -> None:
+def test_tuples_and_acks_of_cleanup_leave_in_the_same_round(key: str) -> None:
     """A bolt emits in ``cleanup`` what it holds: the spout gets no ack
     before those tuples have arrived.
     """
@@ -130,7 +130,7 @@ def test_a_slow_bolt_completes_every_tuple_at_its_own_pace(key: str, takes_s: fl
 
 @pytest.mark.rule("C38")
 @pytest.mark.behaviour("4.7")
-def test_spouts_give_no_more_than_bolts_come_to(key: str) -> None:
+def test_spouts_emit_no_more_per_round_than_bolts_can_execute(key: str) -> None:
     """Once the first round has shown how slow the bolts are,
     each round's tuples are done in it or in the next one.
     """
@@ -250,7 +250,7 @@ def until_held(stepped: Stepped, key: str, count: int) -> list[int]:
 @pytest.mark.dies("core 1", "core 5")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.parametrize("before", [0, 1], ids=["the bolt has not had them", "the bolt holds them"])
-def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_not_failed(key: str, before: int) -> None:
+def test_tuples_of_a_lost_round_come_again_without_a_fail(key: str, before: int) -> None:
     """A fail would count as a retry, and their spout may give them up."""
     stepped = holding(key).step(
         before, seconds=16
@@ -270,7 +270,7 @@ def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_no
 
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("4.6")
-def test_a_tuple_that_a_bolt_fails_or_nobody_acks_after_the_loss_of_a_round_has_failed(key: str) -> None:
+def test_after_a_lost_round_a_failed_or_unacked_tuple_still_fails(key: str) -> None:
     stepped = holding(key, again=False).step()
     lose_from(stepped, 0)
     collector, tup = seen(key).held[0]
@@ -283,7 +283,7 @@ def test_a_tuple_that_a_bolt_fails_or_nobody_acks_after_the_loss_of_a_round_has_
 
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("4.6")
-def test_tuples_that_take_a_round_with_them_each_time_have_failed_in_the_end(key: str) -> None:
+def test_tuples_whose_round_is_lost_every_time_fail_in_the_end(key: str) -> None:
     stepped = holding(key)
     losses = 0
     while not seen(key).failed and losses < 20 * LOSSES_MAX:

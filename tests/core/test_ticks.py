@@ -75,9 +75,7 @@ def built(key: str, items: list[Any], bolt: Any, tasks: int = 1) -> CoreTopology
 
 
 @pytest.mark.parametrize("kind", ["rich", "basic"])
-def test_each_task_of_a_bolt_is_given_a_tick_when_its_time_has_gone_by_though_nothing_comes(
-    key: str, kind: str
-) -> None:
+def test_each_task_of_a_bolt_gets_a_tick_when_its_interval_has_passed_without_tuples(key: str, kind: str) -> None:
     bolt = Ticking(key, ack) if kind == "rich" else TickingBasic(key)
     stepped = Stepped(built(key, [], bolt, tasks=2)).step(1)
     stepped.step(3, seconds=3)
@@ -100,7 +98,7 @@ def test_a_tick_comes_after_the_tuples_that_have_come_before_it(key: str) -> Non
     assert seen(key).executed == [(1,), (2,), (3,), "tick"]
 
 
-def test_rounds_without_a_tick_in_reach_wait_as_long_as_ever_and_others_until_it_is_due(key: str) -> None:
+def test_a_round_waits_for_spouts_no_longer_than_until_the_next_tick(key: str) -> None:
     stepped = Stepped(built(key, [], Ticking(key, ack))).step(1)
     stepped.clock.now += 7
     stepped.driver._spout_wait_s = 5.0
@@ -243,7 +241,7 @@ def test_a_stateful_bolt_that_holds_tuples_is_given_its_ticks_while_a_checkpoint
     assert stepped.recoveries == 0
 
 
-def test_the_topology_says_how_often_bolts_are_given_ticks_that_do_not_say_it_themselves(key: str) -> None:
+def test_a_bolt_without_a_tick_interval_of_its_own_gets_that_of_the_topology(key: str) -> None:
     builder = TopologyBuilder("ticks")
     builder.set_spout("spout", ListSpout(key, []))
     builder.set_bolt("own", Ticking(key, ack)).shuffle_grouping("spout")

@@ -104,7 +104,7 @@ def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path
 
 
 @pytest.mark.rule("C11")
-def test_rows_come_in_the_order_of_their_senders_whatever_the_exchange_made_of_it(
+def test_rows_arrive_in_the_order_of_their_senders_whatever_the_exchange_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(folder: Path) -> dict[str, str]:

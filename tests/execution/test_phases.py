@@ -144,7 +144,7 @@ class Gathers(BaseTransactionalBolt, Committer):
 
 @pytest.mark.behaviour("1.7")
 @pytest.mark.rule("C13")
-def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_phase(runner: Any, tmp_path: Path) -> None:
+def test_attributes_and_rows_of_a_committers_execute_reach_the_commit_phase(runner: Any, tmp_path: Path) -> None:
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
     builder = TransactionalTopologyBuilder(
         "gathers", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)
@@ -160,7 +160,7 @@ def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_pha
 
 
 @pytest.mark.behaviour("1.4")
-def test_batches_behind_one_that_comes_back_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
+def test_batches_after_one_that_was_replanned_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
     """A is 1 to 50, B is 51 to 100.
 
     A fails and comes back as 1 to 40; then B is 41 to 90, and C 91 to 140.
@@ -237,7 +237,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
 @pytest.mark.behaviour("1.7", "1.11")
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.rule("C31")
-def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
+def test_rows_that_a_committer_emits_in_execute_reach_bolts_in_the_same_task(
     runner: Any, tmp_path: Path, tasks: int
 ) -> None:
     """C31: rows of both phases arrive, whichever task the committer was in,
@@ -294,7 +294,7 @@ class Repeating(NotedCommitter):
 
 @pytest.mark.behaviour("1.11")
 @pytest.mark.parametrize("wrong", ["another task", "twice, another lost"])
-def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_before_they_are_used(
+def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     """As many rows are received in all as were sent,

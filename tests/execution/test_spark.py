@@ -132,7 +132,7 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.rule("C10")
-def test_spark_is_told_to_repeat_nothing(executor: SparkExecutor) -> None:
+def test_spark_is_configured_to_repeat_no_task(executor: SparkExecutor) -> None:
     assert executor._spark.active is not None
     told = executor._spark.context.getConf()
     names = ("spark.task.maxFailures", "spark.stage.maxConsecutiveAttempts", "spark.speculation")

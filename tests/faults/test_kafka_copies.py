@@ -55,7 +55,7 @@ def copied(*good: int, bad: int = 1, total: int = 3) -> Copied:
     return Copied(Counter(("k", n) for n in good), Counter({("t", 0, 7, b""): bad}), {"k": (2, total)})
 
 
-def test_what_is_missing_doubled_or_foreign_is_named_and_what_agrees_is_not() -> None:
+def test_missing_doubled_and_foreign_records_are_named_as_problems() -> None:
     def problems(found: Copied) -> list[str]:
         return Outcome(Kills(), copied(1, 2), found).problems()
 

@@ -69,9 +69,7 @@ def test_a_lost_acknowledgement_of_postgres_is_reconciled(
 
 @pytest.mark.fault(22)
 @pytest.mark.slow
-def test_a_rival_that_locks_the_sqlite_file_is_waited_for(
-    make_job: Callable[..., Job], faults: Faults, often: Often
-) -> None:
+def test_a_lock_on_the_sqlite_file_is_waited_for(make_job: Callable[..., Job], faults: Faults, often: Often) -> None:
     job = make_job()
 
     def lock() -> None:

@@ -14,7 +14,7 @@ from tests.kit.fault_plugin import Faults
 @pytest.mark.kills
 @pytest.mark.fault(31)
 @pytest.mark.slow
-def test_a_long_run_stays_as_large_as_it_was(tmp_path: Path, faults: Faults) -> None:
+def test_a_long_run_keeps_its_memory_and_other_resources_flat(tmp_path: Path, faults: Faults) -> None:
     """The run is long enough that the ring of a thousand records in
     ZooKeeper is full after its first quarter.
     """

@@ -41,7 +41,7 @@ def test_zookeeper_killed_around_commits_loses_no_transaction(
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("silent_s", [1.0, pytest.param(8.0, marks=pytest.mark.slow)])
-def test_nothing_is_committed_while_zookeeper_says_nothing(
+def test_nothing_is_committed_while_zookeeper_is_silent(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, silent_s: float
 ) -> None:
     """The silence is shorter, or longer, than the session, which lasts 2 s."""

@@ -303,7 +303,7 @@ class TestMarkedWriter:
         assert not written().write(name, record("one again"), marker(1, attempt=3, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
-    def test_a_zombie_is_fenced_and_the_next_attempt_finds_out_what_is_there(
+    def test_a_zombie_writer_is_refused_and_the_next_attempt_goes_on(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         zombie, successor = written(), written()
@@ -351,7 +351,7 @@ class TestMarkedWriter:
         assert writer.write(name, record("three"), marker(3))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
-    def test_a_client_that_fails_in_itself_is_made_anew(
+    def test_a_client_that_raises_a_system_error_is_replaced(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A fenced producer was seen to raise SystemError, with and without a cause.
@@ -385,7 +385,7 @@ class TestMarkedWriter:
         assert made.write(name, record("four"), marker(4, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three", b"four"]
 
-    def test_a_topic_of_markers_that_is_missing_from_one_answer_is_read_all_the_same(
+    def test_a_topic_of_markers_that_the_metadata_omits_is_still_read(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written().write(name, record("one"), marker(1))
@@ -394,14 +394,14 @@ class TestMarkedWriter:
         assert not written().write(name, record("one again"), marker(1, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
-    def test_another_plan_of_a_txid_that_is_written_is_refused(
+    def test_a_txid_that_is_written_is_refused_with_another_plan(
         self, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         written().write(name, record("one"), marker(1))
         with pytest.raises(InvariantViolation, match="txid 1 was written by bolt/0 under plan d.*is e now"):
             written().write(name, record("one"), marker(1, epoch=2, digest="e"))
 
-    def test_a_higher_epoch_with_a_lower_txid_is_no_reset(
+    def test_a_higher_epoch_with_a_lower_txid_is_not_taken_for_a_reset(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         """C25: it means that ZooKeeper went back."""
@@ -410,7 +410,7 @@ class TestMarkedWriter:
             written().write(name, record("one"), marker(1, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"seven"]
 
-    def test_after_a_reset_txids_begin_again_and_nobody_of_before_writes(
+    def test_after_a_reset_txids_begin_again_and_old_writers_are_refused(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         before = written()
@@ -421,7 +421,7 @@ class TestMarkedWriter:
             before.write(name, record("eight"), marker(8))
         assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
 
-    def test_a_kept_producer_that_another_process_has_taken_begins_anew_in_place(
+    def test_a_kept_producer_whose_id_was_taken_over_is_replaced_in_place(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], capfd: pytest.CaptureFixture[str]
     ) -> None:
         """C26: no attempt fails, in whatever process the task runs,
@@ -435,7 +435,7 @@ class TestMarkedWriter:
         found = Counter(each.value() for each in committed(topics, name))
         assert found == {str(txid).encode(): 50_000 if txid % 4 == 0 else 1 for txid in range(1, 9)}
 
-    def test_a_kept_producer_that_was_taken_for_the_same_txid_writes_nothing(
+    def test_a_kept_producer_whose_id_was_taken_over_for_the_same_txid_writes_nothing(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         kept = written()
@@ -444,7 +444,7 @@ class TestMarkedWriter:
         assert not kept.write(name, record("two again"), marker(2, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
-    def test_a_kept_client_that_is_over_and_has_not_said_why_begins_anew_in_place(
+    def test_a_kept_client_with_an_unreported_fatal_error_is_replaced_in_place(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         """A fenced producer was seen to refuse a record for a fatal

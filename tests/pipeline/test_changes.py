@@ -43,7 +43,7 @@ def more(setup: Setup) -> dict[str, int]:
         return dict(connection.execute("SELECT word, n FROM more WHERE _deleted = 0"))
 
 
-def test_a_changed_topology_goes_on_when_the_user_says_so(setup: Setup) -> None:
+def test_a_changed_topology_goes_on_when_the_user_accepts_the_change(setup: Setup) -> None:
     setup.run_all()
     with pytest.raises(ConfigError, match="'count': parallelism was 2, is 3.*--accept-changed-topology"):
         setup.start(changed(setup)).wait_until_caught_up(20)
@@ -212,7 +212,7 @@ def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> t
 
 
 @pytest.mark.rule("C7")
-def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: Setup) -> None:
+def test_an_opened_batch_whose_records_are_gone_is_rolled_back_and_planned_afresh(setup: Setup) -> None:
     """The dead attempt wrote rows 10 to 19.
 
     They are gone from the source, and then from the table.
@@ -232,7 +232,7 @@ def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: S
 
 @pytest.mark.parametrize("why", ["fail", "cannot undo"])
 @pytest.mark.rule("C8")
-def test_an_opened_batch_that_is_gone_stops_where_it_cannot_be_undone(setup: Setup, why: str) -> None:
+def test_an_opened_batch_whose_records_are_gone_stops_where_it_cannot_be_undone(setup: Setup, why: str) -> None:
     topology, _ = opened_and_lost(setup, "skip" if why == "cannot undo" else "fail", Blind() if why != "fail" else None)
     run = setup.start(topology)
     with pytest.raises(TopologyFailed, match="forgotten offsets 10 to 20.*on_data_loss='skip' and every sink can undo"):

@@ -97,7 +97,7 @@ def test_plane_sessions_match_those_computed_directly(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_records_that_did_not_arrive_are_told_of(topics: Topics, name: str) -> None:
+def test_records_that_did_not_arrive_are_reported(topics: Topics, name: str) -> None:
     """A producer that has nothing in flight any more may have dropped records."""
     topics.create(name, 2)
     with pytest.raises(RetryableError, match=f"2 of 3 records did not arrive in topic '{name}'.*Unknown partition"):

@@ -143,7 +143,7 @@ def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topi
 
 
 @pytest.mark.rule("C11")
-def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_bring_a_row_to_another(name: str) -> None:
+def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_send_a_row_to_another_task(name: str) -> None:
     spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
     with pytest.raises(TopologyError, match=r"component 'pass' is not declared deterministic.*'sink'.*parallelism 1"):
         build(name, spout, KafkaSink("t"), 2, deterministic=False)
@@ -155,7 +155,7 @@ def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_bring_a_row_to_
 
 
 @pytest.mark.rule("C11")
-def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: Topics, name: str) -> None:
+def test_a_batch_half_written_by_three_tasks_is_not_finished_by_two(topics: Topics, name: str) -> None:
     """C11: the number of tasks is part of the marker."""
     marker = Marker("t", "sink/0", 1, 5, 1, "digest", 3)
     assert marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 3))
@@ -231,7 +231,7 @@ def test_a_topic_that_is_not_there_is_found_before_anything_starts(topics: Topic
         submit(unnamed, store=MemoryStore(), executor="local")
 
 
-def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics: Topics, name: str) -> None:
+def test_a_zombie_producer_is_fenced_and_its_open_kafka_txn_is_never_seen(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     settings = {"bootstrap.servers": topics.bootstrap_servers, "transaction.timeout.ms": 60_000}
     zombie = Producer({**settings, "transactional.id": f"ratchet-{name}/sink/0"})
@@ -265,7 +265,7 @@ def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Produce
 
 @pytest.mark.rule("C11", "C26")
 @pytest.mark.parametrize("writer", ["sink/0", pytest.param("sink/2", marks=pytest.mark.slow), "sink/7"])
-def test_a_kafka_txn_that_a_dead_task_left_open_holds_up_no_other_one(
+def test_a_kafka_txn_that_a_dead_task_left_open_blocks_no_other_task(
     topics: Topics, name: str, writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next writer of the id ends it; also when others must read the markers first,
@@ -306,7 +306,7 @@ def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
 
 
 @pytest.mark.rule("C25")
-def test_markers_of_a_broker_that_does_not_answer_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_markers_from_a_silent_broker_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError, match="127.0.0.1"):
         read_markers(KafkaSettings(f"127.0.0.1:{silent.getsockname()[1]}", None), "markers", "wordcount")
@@ -420,7 +420,7 @@ def test_a_reset_that_crashed_halfway_lets_no_driver_start_until_it_is_repeated(
     assert runs.found() == Counter(dict.fromkeys(range(30), 2))
 
 
-def test_state_and_markers_of_the_version_before_are_understood(runs: SinkRuns) -> None:
+def test_state_and_markers_of_the_previous_version_are_understood(runs: SinkRuns) -> None:
     """That version had no incarnation, and its markers did not have the topology in their keys."""
     runs.catch_up()
     runs.store.apply([Delete(f"{runs.name}/incarnation"), Delete(f"{runs.name}/coordinator/open")])

@@ -270,7 +270,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
 
 
 @pytest.mark.behaviour("2.6")
-def test_a_topic_that_is_deleted_unread_is_lost_data_and_one_that_was_read_is_none(
+def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
@@ -293,11 +293,11 @@ def test_a_topic_that_is_deleted_unread_is_lost_data_and_one_that_was_read_is_no
     wait_for(lambda: planner.plan(plan) is not None, "a plan that is never read")
     topics.admin.delete_topics([f"{name}-b"], operation_timeout=30)[f"{name}-b"].result(30)
     with pytest.raises(DataLossError, match=f"{name}-b/0 was deleted, and offsets 7 to 10 were not read"):
-        wait_for(lambda: plans_nothing(planner, plan), "the loss")
+        wait_for(lambda: ask_for_a_plan(planner, plan), "the loss")
     planner.close()
 
 
-def plans_nothing(planner: Any, after: Any) -> bool:
+def ask_for_a_plan(planner: Any, after: Any) -> bool:
     """Ask for a plan, as a condition that never holds: the caller waits for the error of ``plan``.
 
     A source that does not answer is no such error: the caller asks again.
@@ -436,7 +436,7 @@ def send_keyed(topics: Topics, topic: str, records: int) -> None:
     producer.arrived()
 
 
-def test_a_topic_whose_records_are_all_gone_is_caught_up_with(runs: KafkaRuns) -> None:
+def test_a_run_catches_up_with_a_topic_whose_records_are_all_gone(runs: KafkaRuns) -> None:
     runs.topics.create(runs.name)
     runs.topics.send(runs.name, [b"gone"] * 5)
     where = TopicPartition(runs.name, 0, 5)
@@ -575,7 +575,7 @@ def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: Kafka
 
 
 @pytest.mark.behaviour("2.13")
-def test_the_last_of_many_offsets_is_published_before_the_end(topics: Topics, name: str) -> None:
+def test_the_last_of_many_offsets_is_published_before_the_run_ends(topics: Topics, name: str) -> None:
     topics.create(name, 1)
     group = GroupOffsets(KafkaSettings(topics.bootstrap_servers, None), name)
     for offset in range(1, 50):
@@ -585,7 +585,7 @@ def test_the_last_of_many_offsets_is_published_before_the_end(topics: Topics, na
 
 
 @pytest.mark.behaviour("2.13")
-def test_a_group_that_cannot_be_written_is_said_once_and_stops_nothing(runs: KafkaRuns) -> None:
+def test_a_group_that_cannot_be_written_is_logged_once_and_stops_nothing(runs: KafkaRuns) -> None:
     """A consumer is in the group, so the broker refuses offsets from outside."""
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"x"] * 10)

@@ -260,7 +260,7 @@ def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None
     assert setup.counts() == {**EXACT, "w1": 11, "w2": 11}
 
 
-def test_a_standby_driver_leaves_the_lead_to_another_one_first(setup: Setup) -> None:
+def test_a_driver_started_as_standby_lets_another_driver_lead_first(setup: Setup) -> None:
     second = setup.start(standby=True)
     with pytest.raises(TimeoutError, match="standby"):
         second.wait_for_commit(1, 1)

@@ -268,7 +268,9 @@ FAULTS: dict[str, list[tuple[Any, str, Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_contradicts_sinks_that_compute_wrong_by_the_same_code(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_verify_finds_wrong_sums_though_it_runs_with_the_same_wrong_code(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     """The same wrong code runs when the sinks are written and when they are verified."""
     for where, name, wrong in FAULTS[fault]:
         monkeypatch.setattr(where, name, wrong)

@@ -138,7 +138,7 @@ def test_the_lock_file_names_kafka_and_nothing_twice() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_free_port_is_none_that_an_outgoing_connection_may_be_given() -> None:
+def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
     """Otherwise such a connection could take the port between its choice and its use."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1_024 <= free_port() < lowest for _ in range(200))
@@ -284,7 +284,7 @@ def _wait_for(condition: object, timeout_s: float = 30) -> None:
         time.sleep(0.05)
 
 
-def test_a_server_that_is_ending_is_there_until_its_ports_are_free(tmp_path: Path) -> None:
+def test_a_server_that_is_ending_counts_as_running_until_its_ports_are_free(tmp_path: Path) -> None:
     """A process frees its memory first: the more it has,
     the longer its ports outlive its command line.
     """

@@ -43,7 +43,7 @@ def test_every_batch_is_what_was_planned_while_logs_lose_their_ends_and_grow_aga
         "the broker is not asked about the log",
     ],
 )
-def test_what_is_taken_out_of_the_sessions_is_noticed(
+def test_the_simulator_notices_each_check_that_is_taken_out_of_the_sessions(
     target: Any, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(target, name, replacement)
@@ -52,7 +52,7 @@ def test_what_is_taken_out_of_the_sessions_is_noticed(
 
 
 @pytest.mark.rule("C26")
-def test_records_of_a_partition_that_is_taken_away_in_the_same_answer_are_not_those_of_the_other() -> None:
+def test_an_answer_with_records_of_an_unassigned_partition_adds_none_to_the_others() -> None:
     """A partition that is no longer read was fetched ahead, and lost its end:
     its record and the error come in one answer.
     """

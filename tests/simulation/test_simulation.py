@@ -94,7 +94,7 @@ def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Mutation, s
 
 
 @pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name) for each in MUTATIONS])
-def test_what_a_mutation_puts_in_place_takes_what_was_there_took(mutation: Mutation) -> None:
+def test_each_replacement_in_a_mutation_has_the_signature_of_the_original(mutation: Mutation) -> None:
     """Otherwise the mutation would be noticed for its signature, not for the rule."""
     for target, name, replacement in mutation.patches:
         original = target.__dict__[name]

@@ -245,7 +245,7 @@ class Run:
     [*((kind, COLUMNS) for kind in KEYS), ("text", PLAIN_COLUMNS), ("real", PLAIN_COLUMNS)],
     ids=lambda each: each if isinstance(each, str) else f"{len(each)} columns",
 )
-def test_whatever_is_written_is_there_exactly(
+def test_random_values_are_stored_exactly(
     make: Callable[[], MapBackend], kind: str, columns: Columns, state_class: type[MapState], seed: int, often: Often
 ) -> None:
     run = Run(state_class(make()), kind, columns, random.Random(seed))
@@ -291,7 +291,7 @@ def test_a_value_of_another_type_or_size_is_refused_and_never_made_to_fit(make: 
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_what_verify_computes_by_itself_agrees(kind: str, seed: int, tmp_path: Path) -> None:
+def test_the_recount_of_verify_agrees_with_the_committer(kind: str, seed: int, tmp_path: Path) -> None:
     run = Run(OpaqueMapState(MemoryBackend()), kind, COLUMNS, random.Random(seed))
     recount = run.committer.recounting(tmp_path)
     assert isinstance(recount, Recount)

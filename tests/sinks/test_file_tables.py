@@ -148,7 +148,7 @@ def test_a_batch_without_rows_leaves_nothing_unless_it_replaces_something(table:
 
 
 @pytest.mark.rule("C1")
-def test_headers_are_compared_and_set(table: FileTable) -> None:
+def test_a_header_is_written_by_compare_and_set(table: FileTable) -> None:
     first = table.read_header()
     opened(table, 1, 1, epoch=4)
     with pytest.raises(StaleWriterError) as refused:
@@ -225,7 +225,7 @@ def test_types_that_readers_of_delta_do_not_have_are_refused_in_one_line(tmp_pat
     assert "\n" not in str(refused.value)
 
 
-def test_a_table_inside_of_another_one_is_refused_and_spared(kind: type[FileTable], table: FileTable) -> None:
+def test_a_table_inside_of_another_one_is_refused_and_not_vacuumed(kind: type[FileTable], table: FileTable) -> None:
     """The outer table's vacuum does not remove an inner table that
     an earlier version has put there.
     """

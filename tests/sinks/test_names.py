@@ -142,7 +142,7 @@ class TwoStates(BaseBatchBolt):
     def finish_batch(self) -> None: ...
 
 
-def test_two_states_of_a_bolt_may_not_be_one_place(tmp_path: Path) -> None:
+def test_two_states_of_a_bolt_at_one_place_are_refused(tmp_path: Path) -> None:
     source = OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str, n=int), 1)
     builder = TransactionalTopologyBuilder("t", "spout", source)
     builder.set_committer_bolt("both", TwoStates(tmp_path / "x.db")).global_grouping("spout")
@@ -150,7 +150,7 @@ def test_two_states_of_a_bolt_may_not_be_one_place(tmp_path: Path) -> None:
         builder.build()
 
 
-def test_one_place_by_two_addresses_is_named_as_such(tmp_path: Path) -> None:
+def test_two_states_at_one_place_by_different_addresses_are_refused(tmp_path: Path) -> None:
     """Two addresses may lead to one place, by a link or by a host's name and number;
     only the header shows it.
     """

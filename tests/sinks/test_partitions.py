@@ -98,7 +98,7 @@ def test_a_reader_of_delta_finds_every_partition_value(tmp_path: Path, name: str
     assert list(map(repr, values_in(found))) == list(map(repr, batch_of(table, values).column("p").to_pylist()))
 
 
-def test_texts_that_others_take_for_null_or_cannot_name_a_folder_by_come_back(tmp_path: Path) -> None:
+def test_texts_that_look_like_null_or_cannot_name_a_folder_come_back(tmp_path: Path) -> None:
     values = ["", "__HIVE_DEFAULT_PARTITION__", "x" * 300, None]
     table = partitioned(ParquetTable, tmp_path / "parquet")
     for txid in (1, 2, 3):
@@ -123,7 +123,7 @@ def test_what_delta_cannot_compact_is_one_line(tmp_path: Path) -> None:
         table.compact()
 
 
-def test_the_command_compacts_a_partitioned_table_that_it_is_told_nothing_about(
+def test_the_command_compacts_a_partitioned_table_of_which_it_gets_only_the_path(
     kind: type[FileTable], tmp_path: Path
 ) -> None:
     table = partitioned(kind, tmp_path / "table")
@@ -228,7 +228,9 @@ def test_a_new_folder_is_durable_in_its_parent(
 
 
 @pytest.mark.parametrize("partition_by", [[], ["p"], ["p", "day"]])
-def test_a_table_of_the_version_before_is_read_and_compacted_rightly(tmp_path: Path, partition_by: list[str]) -> None:
+def test_a_table_of_the_previous_version_is_read_and_compacted_correctly(
+    tmp_path: Path, partition_by: list[str]
+) -> None:
     expected = old_partitioned_table(tmp_path / "table", partition_by)
     table = ParquetTable(tmp_path / "table")
     assert table.to_table().schema == expected.schema
@@ -238,7 +240,7 @@ def test_a_table_of_the_version_before_is_read_and_compacted_rightly(tmp_path: P
     assert sorted(map(repr, table.to_table().to_pylist())) == sorted(map(repr, expected.to_pylist()))
 
 
-def test_a_table_whose_partitions_were_lost_by_the_version_before_is_refused(tmp_path: Path) -> None:
+def test_a_table_whose_partitions_the_previous_version_lost_is_refused(tmp_path: Path) -> None:
     """Its compaction wrote files outside the partitions' folders,
     with nulls for the values in the folders' names.
     """

@@ -183,7 +183,7 @@ def test_an_address_takes_secrets_from_the_environment(
 
 
 @pytest.mark.rule("C1")
-def test_a_sql_txn_that_hangs_gives_the_header_free(
+def test_a_hanging_sql_txn_releases_the_header(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C1: a writer that is paused inside its sql_txn does not block its successor for ever,
@@ -213,7 +213,7 @@ def test_a_sql_txn_that_hangs_gives_the_header_free(
 
 
 @pytest.mark.parametrize("stuck_in", ["COPY", "a pipeline"])
-def test_a_writer_that_stops_in_the_middle_of_what_it_sends_is_ended(
+def test_a_writer_that_stops_in_the_middle_of_a_request_is_ended(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch, stuck_in: str
 ) -> None:
     """To the database such a writer is not idle, so no timeout of the database ends it."""
@@ -284,7 +284,7 @@ def test_a_key_that_is_too_long_for_the_index_is_a_bad_record(postgres: Postgres
             state.apply(TransactionAttempt(1, 1), deltas, {"n": Max("n")}, want_values=False)
 
 
-def test_keys_that_are_one_for_the_database_are_a_bad_record(
+def test_keys_that_the_database_takes_for_equal_are_a_bad_record(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PostgresBackend, "_staged_from_rows", 0)

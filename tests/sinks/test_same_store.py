@@ -85,7 +85,7 @@ def refused_then_done_again(backend: MapBackend, header: Header) -> None:
 
 
 @pytest.mark.integration
-def test_redis_that_lost_rows_of_an_open_transaction_does_not_take_its_end(
+def test_redis_that_lost_rows_of_an_open_transaction_refuses_done(
     redis_of: Callable[..., RedisServer], tmp_path: Path, name: str
 ) -> None:
     server = redis_of()
@@ -98,7 +98,7 @@ def test_redis_that_lost_rows_of_an_open_transaction_does_not_take_its_end(
 
 
 @pytest.mark.integration
-def test_redis_that_lost_what_was_rolled_back_is_not_marked(
+def test_redis_that_lost_a_roll_back_is_not_marked_as_rolled_back(
     redis_of: Callable[..., RedisServer], tmp_path: Path, name: str
 ) -> None:
     """C7: a plan whose rows came back must not be dropped."""
@@ -114,7 +114,7 @@ def test_redis_that_lost_what_was_rolled_back_is_not_marked(
 
 
 @pytest.mark.integration
-def test_a_replica_of_redis_that_lagged_and_was_promoted_does_not_take_the_end(
+def test_a_lagging_replica_of_redis_that_was_promoted_refuses_done(
     redis_of: Callable[..., RedisServer], name: str
 ) -> None:
     first = redis_of()
@@ -133,7 +133,7 @@ def test_a_replica_of_redis_that_lagged_and_was_promoted_does_not_take_the_end(
 
 
 @pytest.mark.integration
-def test_a_redis_that_took_another_ones_data_and_leads_again_does_not_take_the_end(
+def test_a_redis_that_copied_another_servers_data_and_leads_again_refuses_done(
     redis_of: Callable[..., RedisServer], name: str
 ) -> None:
     """The server's process is the same, but its data are not."""
@@ -192,7 +192,7 @@ def test_no_batch_is_lost_when_redis_goes_back_within_a_commit(
 
 
 @pytest.mark.integration
-def test_postgres_that_was_restored_within_a_transaction_does_not_take_its_end(name: str) -> None:
+def test_postgres_that_was_restored_within_a_transaction_refuses_done(name: str) -> None:
     with open_folder() as folder:
         server = PostgresServer(folder)
         server.start()
@@ -230,7 +230,7 @@ def _own(source: Path, target: Path) -> None:
         os.chown(other, found.st_uid, found.st_gid)
 
 
-def test_a_file_that_was_put_in_the_place_of_sqlites_does_not_take_the_end(tmp_path: Path) -> None:
+def test_a_file_that_replaced_the_sqlite_file_refuses_done(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     header = opened(backend)
@@ -242,7 +242,7 @@ def test_a_file_that_was_put_in_the_place_of_sqlites_does_not_take_the_end(tmp_p
     backend.close()
 
 
-def test_a_connection_to_a_file_that_was_replaced_writes_into_the_file_that_is_there(tmp_path: Path) -> None:
+def test_a_connection_to_a_replaced_sqlite_file_uses_the_new_file(tmp_path: Path) -> None:
     """It does not write into the replaced file, which has no name any more."""
     path = tmp_path / "rows.db"
     backend = SqliteBackend(path, "rows", KEY, VALUE)

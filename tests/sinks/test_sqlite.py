@@ -81,7 +81,7 @@ def test_unsupported_columns_are_refused_at_once(path: Path, fields: Fields, mes
         SqliteBackend(path, "rows", KEY, fields)
 
 
-def test_what_cannot_pass_by_itself_is_not_tried_again(path: Path) -> None:
+def test_errors_that_do_not_pass_by_themselves_are_not_retried(path: Path) -> None:
     """C30: only errors that are known to pass are retried."""
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     header = backend.prepare("topology")

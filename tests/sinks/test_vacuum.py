@@ -53,7 +53,7 @@ def test_a_reader_that_began_before_a_compaction_reads_to_its_end(table: FileTab
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_what_an_attempt_is_writing_stays(table: FileTable, finished: bool) -> None:
+def test_vacuum_keeps_the_files_that_an_attempt_is_writing(table: FileTable, finished: bool) -> None:
     """Also files of an attempt that repeats a finished transaction,
     since the driver died before ZooKeeper knew of it.
     """
@@ -70,7 +70,9 @@ def test_what_an_attempt_is_writing_stays(table: FileTable, finished: bool) -> N
     assert numbers_in(table.to_table()) == [1, 2]
 
 
-def test_files_go_when_nobody_has_needed_them_for_so_long(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_removes_files_that_were_not_needed_for_the_given_time(
+    table: FileTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = opened(table, 1, 1)
     table.write(granted(dead), [batch(0)])
     for txid in range(1, 6):

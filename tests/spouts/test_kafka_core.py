@@ -291,7 +291,7 @@ def test_records_that_cannot_be_decoded_yet_wait_until_they_can(
     assert sorted(found, key=int) == [str(n) for n in range(20)]
 
 
-def test_a_partition_that_could_not_begin_begins_later(
+def test_a_partition_that_could_not_be_assigned_is_assigned_later(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topics.create(name), [b"a", b"b"])
@@ -330,7 +330,7 @@ def test_a_partition_that_could_not_begin_begins_later(
 
 
 @pytest.mark.behaviour("4.9")
-def test_at_most_once_a_task_that_ends_late_does_not_take_the_group_back(topics: Topics, name: str) -> None:
+def test_at_most_once_a_task_that_ends_late_does_not_move_the_group_back(topics: Topics, name: str) -> None:
     """Such a task is in a home that outlived its driver, beside the home that took its place."""
     topics.create(name)
     topics.send(name, [b"early"] * 20)
@@ -421,7 +421,9 @@ def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, s
 
 
 @pytest.mark.parametrize("start", ["latest", "earliest"])
-def test_a_new_group_begins_where_start_says_and_that_holds(topics: Topics, name: str, start: Any) -> None:
+def test_a_new_group_begins_at_start_and_keeps_that_position_over_a_restart(
+    topics: Topics, name: str, start: Any
+) -> None:
     topics.create(name)
     topics.send(name, [b"before"])
     made = {"bootstrap_servers": topics.bootstrap_servers, "codec": TextCodec(), "group": name, "start": start}
@@ -436,7 +438,7 @@ def test_a_new_group_begins_where_start_says_and_that_holds(topics: Topics, name
 
 
 @pytest.mark.kills
-def test_a_broker_that_is_away_holds_up_what_is_new_and_loses_nothing(tmp_path: Path, name: str) -> None:
+def test_a_broker_that_is_away_delays_new_records_and_loses_none(tmp_path: Path, name: str) -> None:
     with KafkaBroker(tmp_path / "kafka") as broker:
         topics = Topics(broker.address)
         topics.create(name)

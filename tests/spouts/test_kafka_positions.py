@@ -183,7 +183,7 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
 
 
 @pytest.mark.rule("C35")
-def test_the_position_of_an_idle_partition_is_committed_again_and_again(topics: Topics, name: str) -> None:
+def test_the_position_of_an_idle_partition_is_committed_periodically(topics: Topics, name: str) -> None:
     """Kafka forgets an offset that was not committed for long,
     even while a consumer reads there.
     """

@@ -79,7 +79,7 @@ def read(runs: KafkaRuns, plan: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize("consumer", ["kept", pytest.param("new", marks=pytest.mark.slow), "warmed up"])
-def test_what_came_in_place_of_a_truncated_end_is_not_handed_out(
+def test_a_range_behind_a_truncated_end_is_data_loss_also_when_the_log_has_grown_again(
     runs: KafkaRuns, broker: KafkaBroker, consumer: str
 ) -> None:
     """A kept consumer stands exactly where the next range begins, and has already fetched records
@@ -110,9 +110,7 @@ def test_what_came_in_place_of_a_truncated_end_is_not_handed_out(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_records_that_took_the_place_of_planned_ones_are_not_handed_out(
-    runs: KafkaRuns, broker: KafkaBroker, kept: bool
-) -> None:
+def test_records_that_replaced_planned_ones_are_never_read(runs: KafkaRuns, broker: KafkaBroker, kept: bool) -> None:
     """The range begins in the part of the log that is left, and ends in the new part."""
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 15)

@@ -147,7 +147,7 @@ def test_pending_entries_of_another_task_are_taken_over(
     assert pending(client, stream) == 0
 
 
-def test_entries_that_fail_for_ever_keep_a_task_from_asking_for_more(
+def test_entries_that_always_fail_stop_a_task_from_reading_more(
     redis_server: RedisServer, client: Any, stream: str
 ) -> None:
     fill(client, stream, 300)

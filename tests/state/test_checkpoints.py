@@ -294,7 +294,7 @@ class ByLength(Count):
 
 @pytest.mark.dies("state 5")
 @pytest.mark.rule("C39")
-def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_it_is(key: str, tmp_path: Path) -> None:
+def test_keys_that_do_not_follow_from_the_grouping_refuse_another_number_of_tasks(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path)
 
     def lengths(words: list[str], tasks: int) -> CoreTopology:
@@ -331,7 +331,7 @@ class Letters(BaseBasicBolt):
 @pytest.mark.rule("C39")
 @pytest.mark.dies("state 6")
 @pytest.mark.parametrize("tasks", [2, 3])
-def test_a_state_whose_input_is_grouped_otherwise_than_before_is_refused_unless_it_is_restored(
+def test_a_state_whose_input_is_grouped_differently_is_refused_unless_it_is_restored(
     key: str, tmp_path: Path, tasks: int
 ) -> None:
     """Grouped by letter, a word goes to another task than the one with its count;
@@ -593,7 +593,7 @@ def test_an_impossible_state_setting_is_refused_before_anything_starts(
 
 
 @pytest.mark.rule("C35")
-def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_path: Path) -> None:
+def test_a_spout_without_a_position_in_the_restored_snapshot_begins_anew(key: str, tmp_path: Path) -> None:
     """Positions that it keeps elsewhere are ahead of the restored states."""
     store, conf = MemoryStore(), lmdb(tmp_path)
 
@@ -626,7 +626,7 @@ def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["forget", "restore"])
-def test_a_command_that_names_no_provider_leaves_what_another_one_keeps_as_it_is(
+def test_a_command_without_a_provider_does_not_change_the_state_of_another_provider(
     key: str, tmp_path: Path, command: str
 ) -> None:
     """As without the ``--config`` of the run: states in memory are readable in their process only,

@@ -194,7 +194,7 @@ def saved_by_hand(file: Path, entries: list[tuple[Any, Any]]) -> Path:
     return file
 
 
-def test_a_difference_is_one_of_what_is_kept_whatever_python_takes_for_equal(tmp_path: Path) -> None:
+def test_diff_compares_stored_values_and_not_python_equality(tmp_path: Path) -> None:
     nan = float("nan")
     before = saved_by_hand(
         tmp_path / "a", [(1, "one"), (True, "true"), ([1, 2], "list"), ("nan", nan), ("map", {1: 2, 3: 4})]

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 @pytest.mark.dies("state 3")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
-def test_a_home_that_is_killed_takes_no_state_with_it(
+def test_a_home_that_is_killed_loses_no_state(
     tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int, often: Often
 ) -> None:
     """The states of all homes go back to the last checkpoint, and the log with them."""

@@ -190,7 +190,7 @@ class World:
 
 
 @pytest.mark.behaviour("5.5")
-def test_a_window_fires_when_its_end_has_passed_though_nothing_comes(tmp_path: Path) -> None:
+def test_a_window_fires_when_its_end_has_passed_without_new_tuples(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     world.start()
     world.comes("ab", 3)
@@ -232,7 +232,7 @@ def test_a_topology_whose_windows_hold_nothing_takes_no_checkpoint(tmp_path: Pat
     assert stepped.driver.status().components["gather"].executed == 2  # the tuple, and one tick
 
 
-def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_path: Path) -> None:
+def test_a_round_waits_for_spouts_no_longer_than_until_the_next_window_ends(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     stepped = world.start()
     world.comes("a", 6)
@@ -250,7 +250,7 @@ def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_p
 
 
 @pytest.mark.behaviour("5.5")
-def test_windows_whose_end_has_passed_while_nothing_ran_fire_at_the_first_tick_as_they_were(tmp_path: Path) -> None:
+def test_windows_that_ended_during_a_downtime_fire_unchanged_at_the_first_tick(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     world.start()
     world.comes("ab", 3)
@@ -284,7 +284,7 @@ def test_a_clock_that_goes_back_fires_no_window_again(tmp_path: Path, restarted:
     assert world.kept() == {("a", 0.0, 10.0): [[0]], ("a", 10.0, 20.0): [[1]]}
 
 
-def test_a_tuple_is_in_no_window_before_that_of_a_tuple_which_is_kept_when_the_clock_goes_back(tmp_path: Path) -> None:
+def test_after_the_clock_goes_back_a_tuple_joins_the_window_of_the_latest_tuple(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     world.start()
     world.comes("a", 35)
@@ -295,7 +295,9 @@ def test_a_tuple_is_in_no_window_before_that_of_a_tuple_which_is_kept_when_the_c
 
 @pytest.mark.rule("C39")
 @pytest.mark.parametrize("tasks", [(2, 1, 3), (1, 3, 2)])
-def test_time_goes_back_in_no_task_when_their_number_changes(tmp_path: Path, tasks: Sequence[int]) -> None:
+def test_time_does_not_go_back_in_any_task_when_the_number_of_tasks_changes(
+    tmp_path: Path, tasks: Sequence[int]
+) -> None:
     """All windows of a key have fired, so nothing of it is in the state.
 
     They do not fire again in another task whose host's clock is behind.
@@ -493,7 +495,7 @@ def test_a_crash_between_firing_and_the_checkpoint_fires_the_window_again(tmp_pa
 
 
 @pytest.mark.behaviour("5.4")
-def test_at_least_once_a_result_waits_for_nobody_and_nobody_hears_of_its_failure(tmp_path: Path) -> None:
+def test_at_least_once_a_failed_result_is_lost_and_nothing_goes_back(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     stepped = world.start(exact=False)
     journal(world.key).on["pass"] = once(FailedException("failed"))
@@ -557,9 +559,7 @@ def test_windows_by_processing_time_that_make_no_sense_are_refused() -> None:
 
 @pytest.mark.rule("C39")
 @pytest.mark.parametrize("times", [(7, 5), (5, 7)])
-def test_every_task_has_the_greatest_of_what_each_had_when_their_number_changes(
-    tmp_path: Path, times: tuple[int, int]
-) -> None:
+def test_after_rescaling_every_task_has_the_latest_time_of_all_tasks(tmp_path: Path, times: tuple[int, int]) -> None:
     world = World(tmp_path, TimeWindow(10))
     key, provider = ((), "c"), LmdbKeyValueStateProvider()
     conf = {"topology.state.provider.config": {"path": str(tmp_path)}}

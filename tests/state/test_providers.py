@@ -156,7 +156,7 @@ def test_bytes_that_are_not_messagepack_are_corrupt() -> None:
         MsgpackSerializer().loads(b"\xc1")
 
 
-def test_files_of_lmdb_are_their_users_alone(tmp_path: Path) -> None:
+def test_files_of_lmdb_are_accessible_to_their_user_only(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path / "state")}}
     (tmp_path / "state/t/b/1/0").mkdir(parents=True)  # as an earlier release left it: open to all

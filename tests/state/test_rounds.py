@@ -72,7 +72,7 @@ def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_a_store_that_is_silent_in_a_commit_round_counts_nothing_twice_further_on(
+def test_a_store_that_is_silent_in_a_commit_round_doubles_no_count_of_the_next_bolt(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first bolt has executed words in the round; then its store does
@@ -122,7 +122,7 @@ class Ignore(BaseBasicBolt):
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_a_value_that_does_not_fit_one_stream_leaves_nothing_of_another_for_after_the_recovery(key: str) -> None:
+def test_after_a_value_that_does_not_fit_one_stream_no_row_of_another_outlives_the_recovery(key: str) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("doubled", Doubled(key)).shuffle_grouping("words")
@@ -155,7 +155,7 @@ def fails_once(key: str, what: str, word_number: int, error: Exception) -> None:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_what_a_bolt_emits_while_it_is_cleaned_up_for_a_recovery_goes_nowhere(key: str) -> None:
+def test_tuples_that_cleanup_emits_during_a_recovery_are_dropped(key: str) -> None:
     fails_once(key, "execute", 40, RuntimeError("died"))
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
@@ -191,7 +191,7 @@ class Late(Split):
 
 @pytest.mark.rule("C38")
 @pytest.mark.behaviour("5.5")
-def test_a_bolt_that_cannot_start_at_first_drops_nothing_of_what_state_counts(key: str) -> None:
+def test_a_bolt_that_cannot_start_at_first_drops_no_untracked_tuple(key: str) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("plain", Unanchored()).shuffle_grouping("words")
@@ -224,7 +224,7 @@ def poison(word: str) -> None:
 @pytest.mark.dies("state 4")
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.5")
-def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: Path) -> None:
+def test_a_record_that_always_fails_fails_no_other_record(key: str, tmp_path: Path) -> None:
     """At-least-once: each time, all states go back, but only the record itself counts a failure."""
     journal(key).on["execute"] = poison
     words = [f"word{number}" for number in range(500)]
@@ -279,7 +279,7 @@ class Handing(Count):
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("how", [FailedException, RuntimeError])
-def test_what_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost_by_it(key: str, how: type[Exception]) -> None:
+def test_a_tuple_that_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost(key: str, how: type[Exception]) -> None:
     fails_once(key, "split", 60, how("not this time"))
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
@@ -306,7 +306,7 @@ class Careless(Split):
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_rows_without_roots_that_do_not_fit_take_everything_back_whatever_the_bolt_makes_of_the_error(
+def test_untracked_rows_that_do_not_fit_take_everything_back_also_when_the_bolt_catches_the_error(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(living, "BUFFERED_ROWS_MAX", 5)
@@ -336,7 +336,7 @@ class Untimely(Count):
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("what", ["caught_up", "tick_in_s"])
-def test_what_dies_in_the_round_of_a_recovery_is_recovered_again(key: str, tmp_path: Path, what: str) -> None:
+def test_a_component_that_dies_in_a_recovery_round_is_recovered_again(key: str, tmp_path: Path, what: str) -> None:
     """Otherwise the spout would begin without its position, and emit everything again."""
 
     def once(_: Any) -> None:
@@ -357,7 +357,7 @@ def test_what_dies_in_the_round_of_a_recovery_is_recovered_again(key: str, tmp_p
 
 
 @pytest.mark.behaviour("5.5")
-def test_what_dies_in_the_round_of_every_recovery_ends_the_topology(key: str, tmp_path: Path) -> None:
+def test_a_component_that_dies_in_every_recovery_round_ends_the_topology(key: str, tmp_path: Path) -> None:
     def always(_: Any) -> None:
         raise RuntimeError("never")
 

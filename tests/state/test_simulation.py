@@ -179,7 +179,7 @@ def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pyt
     assert _wrong(seed, True, ("driver dies", "task dies"))
 
 
-def test_a_spout_that_gives_before_its_position_is_recorded_is_caught(
+def test_a_spout_that_emits_before_its_position_is_recorded_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Here the record has no position soon after, either:
@@ -199,14 +199,14 @@ def test_a_spout_that_gives_before_its_position_is_recorded_is_caught(
     assert _wrong(seed, True, ("driver dies", "task dies"), ("spout added",))
 
 
-def test_a_forgotten_topology_that_begins_where_its_group_is_is_caught(
+def test_a_forgotten_topology_that_begins_at_the_position_of_its_group_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(NamedSpout, "begin_anew", lambda self: None)
     assert _wrong(seed, True, ("driver dies",), ("state forgotten",))
 
 
-def test_a_position_that_is_recorded_without_asking_whose_it_is_is_caught(
+def test_a_position_that_is_recorded_without_checking_its_log_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(NamedSpout, "confirm", lambda self: None)
@@ -236,9 +236,7 @@ def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: py
 
 
 @pytest.mark.rule("C34")
-def test_a_recovery_that_leaves_the_end_of_the_chain_as_it_is_is_caught(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_a_recovery_that_keeps_the_state_of_the_last_bolt_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     recover = StatefulBoltTask.recover
 
     def forgetful(self: StatefulBoltTask, marker: CheckpointMarker, before: ComponentTask | None) -> None:
@@ -271,7 +269,7 @@ def test_tuples_that_are_dropped_when_there_is_no_time_are_caught(monkeypatch: p
 
 
 @pytest.mark.rule("C36")
-def test_a_spout_that_does_not_emit_again_what_was_under_way_is_caught(
+def test_a_spout_task_that_does_not_emit_tuples_under_way_again_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """At-least-once: a spout does not learn of a recovery,

@@ -59,7 +59,7 @@ def test_a_reader_of_redis_sees_each_checkpoint_that_follows(key: str, redis_ser
 
 @pytest.mark.integration
 @pytest.mark.behaviour("5.2", "5.4")
-def test_a_checkpoint_that_redis_has_a_part_of_is_not_taken_for_the_one_before(
+def test_a_half_committed_checkpoint_in_redis_is_not_taken_for_the_previous_one(
     key: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The processes die in the middle of a commit.
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_redis_has_a_part_of_is_not_taken_for_the_one_before(
 
 
 @pytest.mark.behaviour("5.2")
-def test_a_store_that_was_replaced_is_named_to_who_reads_it(key: str, tmp_path: Path) -> None:
+def test_reading_a_store_that_was_replaced_names_it(key: str, tmp_path: Path) -> None:
     store = MemoryStore()
     run(key, WORDS, lmdb(tmp_path / "a"), store)
     elsewhere = Config.of(lmdb(tmp_path / "b"))

@@ -80,9 +80,7 @@ class Mortal(SteppedState):
 
 @pytest.mark.dies("state 1")
 @pytest.mark.behaviour("5.4")
-def test_what_was_prepared_is_forgotten_when_the_driver_dies_before_the_record_says_so(
-    key: str, tmp_path: Path
-) -> None:
+def test_prepared_state_is_discarded_when_the_driver_dies_before_it_is_recorded(key: str, tmp_path: Path) -> None:
     stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
     before = stepped.record.txid
     stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
@@ -100,7 +98,7 @@ def test_what_was_prepared_is_forgotten_when_the_driver_dies_before_the_record_s
 
 @pytest.mark.dies("state 1")
 @pytest.mark.behaviour("5.4")
-def test_what_one_task_has_prepared_is_forgotten_when_another_dies_of_it(key: str, tmp_path: Path) -> None:
+def test_prepared_state_of_one_task_is_discarded_when_another_task_dies_preparing(key: str, tmp_path: Path) -> None:
     stepped = SteppedState(counting(key, Log(key, [WORDS])), tmp_path).settle()
     before = stepped.record.txid
     stepped = SteppedState(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
@@ -124,7 +122,7 @@ def test_what_one_task_has_prepared_is_forgotten_when_another_dies_of_it(key: st
 @pytest.mark.dies("state 2")
 @pytest.mark.behaviour("5.4")
 @pytest.mark.parametrize("what", ["the driver", "a task"])
-def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_of_it_is_read_again(
+def test_a_checkpoint_recorded_as_prepared_is_committed_and_its_input_is_not_read_again(
     key: str, tmp_path: Path, what: str
 ) -> None:
     stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
@@ -261,7 +259,7 @@ def test_exactly_once_all_states_and_spouts_go_back_together_whatever_happens(
     ],
     ids=["a tuple fails", "a bolt raises", "a tuple times out"],
 )
-def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_topology_and_is_named(
+def test_repeated_failures_without_a_checkpoint_in_between_end_the_topology_and_are_named(
     key: str, tmp_path: Path, act: Callable[[Any], None], named: str
 ) -> None:
     words = journal(key).results["words"] = list(WORDS)
@@ -289,7 +287,7 @@ def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_top
 @pytest.mark.dies("state 4")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("how", ["a tuple fails", "a tuple times out"])
-def test_at_least_once_a_tuple_that_fails_is_its_spouts_to_emit_again_and_nothing_goes_back(
+def test_at_least_once_a_failed_tuple_is_emitted_again_by_its_spout_and_nothing_goes_back(
     key: str, tmp_path: Path, how: str
 ) -> None:
     stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).step()
@@ -305,7 +303,7 @@ def test_at_least_once_a_tuple_that_fails_is_its_spouts_to_emit_again_and_nothin
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("trouble", [*LOSSES, "a stateful bolt raises"])
-def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without_the_spout(
+def test_at_least_once_states_go_back_and_tuples_under_way_come_again_without_the_spout(
     key: str, tmp_path: Path, trouble: str
 ) -> None:
     stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).settle()
@@ -336,9 +334,7 @@ def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without
 
 @pytest.mark.dies("state 4")
 @pytest.mark.behaviour("5.5")
-def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in_the_next(
-    key: str, tmp_path: Path
-) -> None:
+def test_at_least_once_a_spout_whose_process_is_lost_goes_on_from_the_checkpoint(key: str, tmp_path: Path) -> None:
     """The record has a position, because the state was exactly-once before."""
     stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
     positions = (stepped.record.positions or {})["words"]
@@ -386,7 +382,7 @@ def ticking(key: str) -> CoreTopology:
 
 
 @pytest.mark.parametrize("where", ["execute", "tick", "tick_in_s"])
-def test_a_store_that_a_bolt_cannot_reach_while_it_works_takes_everything_back_like_any_error(
+def test_a_retryable_error_of_a_stateful_bolt_takes_everything_back_like_any_error(
     key: str, tmp_path: Path, where: str
 ) -> None:
     stepped = SteppedState(ticking(key), tmp_path).step()  # all tasks have begun
@@ -470,9 +466,7 @@ def held(key: str) -> list[Any]:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_what_is_emitted_in_pre_prepare_and_held_is_in_no_checkpoint_that_could_lose_it(
-    key: str, tmp_path: Path
-) -> None:
+def test_holding_a_tuple_emitted_in_pre_prepare_ends_the_topology_and_loses_nothing(key: str, tmp_path: Path) -> None:
     """Otherwise the state of the first bolt would say that the word was emitted,
     and no other state would have it.
     """
@@ -491,7 +485,7 @@ def test_what_is_emitted_in_pre_prepare_and_held_is_in_no_checkpoint_that_could_
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("fails", [False, True], ids=["is let go", "fails"])
-def test_a_checkpoint_waits_for_what_was_emitted_in_pre_commit_of_the_one_before(
+def test_a_checkpoint_waits_for_tuples_emitted_in_pre_commit_of_the_previous_one(
     key: str, tmp_path: Path, fails: bool
 ) -> None:
     stepped = handing(key, tmp_path, "pre_commit")

@@ -328,7 +328,7 @@ def test_windows_fire_once_whatever_the_number_of_tasks_is(
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("lag_s", [0.0, 20.0])
 @pytest.mark.parametrize("behind", [[("ann", 2.0, 3)], [("bob", 2.0, 3)], []])
-def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
+def test_windows_follow_changed_inputs_and_a_changed_lag(
     tmp_path: Path, lag_s: float, behind: Sequence[tuple[str, float, int]]
 ) -> None:
     """The input that held the windows up is removed, and the lag is shorter:
@@ -372,7 +372,7 @@ def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
     ],
     ids=str,
 )
-def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
+def test_changing_the_windows_of_gathered_tuples_is_refused(
     tmp_path: Path, before: Any, after: Any, tasks: int
 ) -> None:
     """Otherwise those tuples would be in no window, or in a wrong one."""
@@ -395,7 +395,7 @@ def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
 
 
 @pytest.mark.parametrize("key", [17, "ann", (), None])
-def test_a_key_that_no_window_has_is_not_there(tmp_path: Path, key: Any) -> None:
+def test_reading_a_key_that_no_window_has_gives_the_default(tmp_path: Path, key: Any) -> None:
     name = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
     topology = windowed(name, [("ann", 1.0, 1)], Gather(name, CountWindow(2), key=["user"]), 2)
@@ -407,7 +407,7 @@ def test_a_key_that_no_window_has_is_not_there(tmp_path: Path, key: Any) -> None
 
 
 @pytest.mark.behaviour("5.2")
-def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
+def test_windows_without_tuples_may_change_their_kind(tmp_path: Path) -> None:
     name = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
     events = [("ann", float(number), number) for number in range(6)]
@@ -419,7 +419,7 @@ def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
     assert [found[("ann", float(start), 0)][1] for start in (0, 2, 4, 5)] == [[0, 1], [2, 3], [4], [5]]
 
 
-def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
+def test_impossible_windows_are_refused() -> None:
     with pytest.raises(ConfigError, match="makes no windows"):
         CountWindow(2, step=3)
     with pytest.raises(ConfigError, match="makes no windows"):
@@ -508,7 +508,7 @@ class Soon(Count):
 
 @pytest.mark.parametrize("tasks_after", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(Lasting, Soon), (Soon, Lasting)])
-def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
+def test_a_ttl_can_be_added_to_existing_state_and_removed_from_it(
     before: type[Count], after: type[Count], tasks_after: int, tmp_path: Path
 ) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
@@ -531,7 +531,7 @@ def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
 
 
 @pytest.mark.parametrize("after", [Lasting, Soon], ids=["cease to expire", "live longer"])
-def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: Path, after: type[Count]) -> None:
+def test_expired_values_do_not_come_back_when_the_ttl_grows(tmp_path: Path, after: type[Count]) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
     topologies = {}
     for bolt in (Soon, Lasting):
@@ -551,7 +551,7 @@ def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: P
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan")])
-def test_a_ttl_that_lets_nothing_live_is_refused(ttl_s: float) -> None:
+def test_a_ttl_that_is_not_above_zero_is_refused(ttl_s: float) -> None:
     bolt = Count("ttl")
     bolt.state_ttl_s = ttl_s
     builder = TopologyBuilder("ttl")
@@ -561,7 +561,7 @@ def test_a_ttl_that_lets_nothing_live_is_refused(ttl_s: float) -> None:
         submit(builder.build(), {}, executor="local").stop()
 
 
-def test_a_record_of_a_release_before_does_not_say_whether_values_expire(tmp_path: Path) -> None:
+def test_a_record_of_an_earlier_release_fits_any_ttl(tmp_path: Path) -> None:
     document = CheckpointRecord(3, layouts={"count": Layout(1, 2)}, assigned={"count": Layout(1, 2)}).document()
     document["layouts"] = document["assigned"] = {"count": [1, 2]}
     found = CheckpointRecord.of(document, "here").layouts["count"]

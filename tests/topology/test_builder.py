@@ -160,7 +160,7 @@ def test_build_unsafe_ids_are_refused(bad: str) -> None:
         builder().set_bolt(bad, Relay())
 
 
-def test_build_at_least_once_admits_what_counts_twice() -> None:
+def test_build_at_least_once_accepts_states_that_may_count_twice() -> None:
     b = builder(opaque=True, at_least_once=True)
     b.set_bolt("a", committer(NonTransactionalMapState(MemoryBackend()))).global_grouping("spout")
     assert b.build().at_least_once

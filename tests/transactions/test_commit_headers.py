@@ -74,7 +74,7 @@ def test_a_txid_that_was_rolled_back_may_be_opened_with_any_plan(backend: Memory
 
 
 @pytest.mark.rule("C2")
-def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) -> None:
+def test_rolling_back_a_done_txid_makes_it_not_done(backend: MemoryBackend) -> None:
     """Otherwise a sink that went back to this moment would pass as done,
     though it lacks the transaction.
     """
@@ -90,7 +90,7 @@ def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) 
 
 
 @pytest.mark.rule("C27")
-def test_what_was_done_is_not_done_while_it_is_replayed() -> None:
+def test_a_done_txid_is_not_done_while_it_is_replayed() -> None:
     """The answer to ``done`` was lost, so the batch is replayed.
 
     A sink that goes back to the middle of the replay lacks a part of it, and its header says so.
@@ -118,7 +118,7 @@ def test_what_was_done_is_not_done_while_it_is_replayed() -> None:
 
 
 @pytest.mark.rule("C27")
-def test_a_fence_over_what_was_done_opens_it_again(backend: MemoryBackend) -> None:
+def test_closing_the_fence_of_a_done_txid_opens_it_again(backend: MemoryBackend) -> None:
     committing = phase(backend)
     committing.run(attempt(1, 1), replay=False)
     committing.close_fence(attempt(1, 1))
@@ -126,7 +126,7 @@ def test_a_fence_over_what_was_done_opens_it_again(backend: MemoryBackend) -> No
 
 
 @pytest.mark.rule("C2")
-def test_a_sink_that_holds_the_last_transaction_by_another_plan_is_refused(backend: MemoryBackend) -> None:
+def test_a_sink_that_holds_the_last_transaction_with_another_plan_is_refused(backend: MemoryBackend) -> None:
     """The sink went back to before the transaction was rolled back and planned anew."""
     force(backend, done=1, opened=OpenCommit(1, 1, "gone for good"))
     state = OpaqueMapState(backend)
@@ -144,7 +144,7 @@ def test_a_sink_that_holds_the_last_transaction_by_another_plan_is_refused(backe
 
 
 @pytest.mark.rule("C14")
-def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() -> None:
+def test_a_state_that_joins_gets_epoch_and_done_in_one_step() -> None:
     """A changed header is no sign of another leader unless its epoch is higher,
     so the driver does not step down.
     """
@@ -164,7 +164,7 @@ def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() ->
     assert state.read_header().done == 7
 
 
-def test_what_was_opened_in_the_leaders_own_epoch_stops_it_at_the_start(backend: MemoryBackend) -> None:
+def test_a_commit_opened_in_the_leaders_own_epoch_stops_the_start(backend: MemoryBackend) -> None:
     """ZooKeeper went back to before the last election, so epochs and
     attempt ids would be used again.
     """
@@ -205,7 +205,7 @@ def test_a_header_that_is_open_for_a_later_transaction_is_not_taken(backend: Mem
     assert backend.items() == {}
 
 
-def test_a_replay_of_what_is_done_is_finished_like_any_other(backend: MemoryBackend) -> None:
+def test_a_replay_of_a_done_txid_is_finished_like_any_other(backend: MemoryBackend) -> None:
     """The replay writes rows too, so the store must still be the
     one in which it was opened (C27).
     """

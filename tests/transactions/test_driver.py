@@ -47,7 +47,7 @@ def shown(run: Run) -> str:
 
 
 @pytest.mark.rule("C30")
-def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_passed(name: str) -> None:
+def test_the_progress_line_shows_the_cause_of_a_repetition_until_it_has_passed(name: str) -> None:
     """C30: an operator sees why a topology makes no progress."""
     run, spout, state = started(name)
     with run:
@@ -67,7 +67,7 @@ def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_pass
 
 
 @pytest.mark.rule("C30")
-def test_the_cause_why_a_start_is_repeated_is_in_the_progress_line(name: str) -> None:
+def test_the_progress_line_shows_the_cause_of_a_repeated_start(name: str) -> None:
     Away.away.set()
     run, _, state = started(name)
     try:

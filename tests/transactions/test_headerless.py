@@ -254,7 +254,7 @@ def test_a_stored_plan_counts_as_opened_only_when_the_header_says_so(documents: 
     assert not documents.opened()
 
 
-def test_what_was_rolled_back_counts_as_not_opened(documents: Documents) -> None:
+def test_a_rolled_back_commit_counts_as_not_opened(documents: Documents) -> None:
     documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
     documents.next_leader().save(Persist({1: 2}, opens=OpenCommit(1, 2, ROLLED_BACK), dropped=frozenset({1})))
     assert not documents.opened()
@@ -272,7 +272,7 @@ def test_forgotten_positions_leave_no_header_of_a_plan_that_is_gone(documents: D
     assert not documents.opened()
 
 
-def test_state_of_the_version_before_goes_by_the_rule_of_the_version_before(documents: Documents) -> None:
+def test_state_of_the_previous_version_follows_the_rule_of_that_version(documents: Documents) -> None:
     """It recorded neither an incarnation nor what it opened, so a stored plan counts as opened; but
     only until the first header is written.
     """

@@ -35,7 +35,7 @@ class Slow(PartitionPlanner):
         return {"p": {"first": first, "next": first + 10}}
 
 
-def test_a_plan_that_was_being_made_when_another_was_asked_for_is_thrown_away() -> None:
+def test_a_plan_under_way_is_discarded_when_another_one_is_asked_for() -> None:
     planner = Slow()
     made: Queue[tuple[AskPlan, Plan]] = Queue()
     thread = PlanningThread(
