@@ -27,7 +27,7 @@ from tests.kit.topics import Topics
 
 MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 
-# A shared machine may be slow at any moment; what is slow is not wrong.
+# A shared machine may be slow at any moment: a slow test has not failed.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ratchet")
 

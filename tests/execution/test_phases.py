@@ -161,9 +161,9 @@ def test_attributes_and_rows_of_a_committers_execute_reach_the_commit_phase(runn
 
 @pytest.mark.behaviour("1.4")
 def test_batches_after_one_that_was_replanned_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
-    """A is 1 to 50, B is 51 to 100.
+    """Batch A is 1 to 50, B is 51 to 100. A fails and comes back as 1 to 40.
 
-    A fails and comes back as 1 to 40; then B is 41 to 90, and C 91 to 140.
+    Then B is 41 to 90, and C is 91 to 140.
     """
     spout = OpaqueMemoryTransactionalSpout({0: [[str(number)] for number in range(1, 141)]}, Fields(word=str), 50)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))

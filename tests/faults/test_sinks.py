@@ -101,10 +101,9 @@ class Struck(PostgresBackend):
 def test_a_batch_that_one_sink_committed_while_the_other_was_down_is_replayed_unchanged(
     own_postgres: PostgresServer, tmp_path: Path, name: str, faults: Faults
 ) -> None:
-    """A is SQLite.
+    """PostgreSQL goes down after SQLite has committed the batch.
 
-    B is PostgreSQL, which goes down after A has committed: further tries leave A's rows as they
-    are.
+    Further tries leave the rows in SQLite as they are.
     """
     path, table = tmp_path / "a.db", name.replace("-", "_")
     spout = OpaqueMemoryTransactionalSpout({0: [[word] for word in WORDS]}, Fields(word=str), 5)

@@ -604,7 +604,7 @@ def simulate(
             assert driver.failure is None, driver.failure
             if not drives.rounds._walks and driver._idle and not zombies and not drives.checkpoints.recovering:
                 found = world.committed(name)
-                if not exact or (world.all_read() and not found["gather"]):  # what has come, and no window is open
+                if not exact or (world.all_read() and not found["gather"]):  # all is read, no window is open
                     break
         expected = world.fold() if exact else Counter(plans.source)
         for component_id in ("count", "again"):
@@ -622,7 +622,7 @@ def simulate(
                 assert start + LENGTH_S == end <= at, f"seed {seed}: window {word, start} has fired at {at}"
                 fired[word] += count
             assert fired == expected, f"seed {seed}: {fired} in windows instead of {expected}"
-        if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # nobody fails for being slow
+        if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # slowness is no failure
             status = driver.status()
             assert status.checkpoint is not None
             assert (status.components["words"].timed_out, status.checkpoint.recoveries) == (0, 0), f"seed {seed}"

@@ -230,10 +230,7 @@ def test_submit_takes_a_topology_and_known_executors_only(setup: Setup) -> None:
 
 
 def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
-    """The session ends during the run.
-
-    The run goes on by itself, under a new epoch, and is exact.
-    """
+    """The session ends during the run, which goes on by itself under a new epoch."""
     with setup.start(**{"topology.max.spout.pending": 1}) as run:
         run.wait_for_commit(1, 20)
         setup.store.depose("words")

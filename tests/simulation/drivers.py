@@ -476,9 +476,9 @@ class SimThread:
         return not self._process.over
 
     def join(self, timeout_s: float) -> None:
-        """The term ends.
+        """End the thread of a term that ends, one time in two.
 
-        One time in two a phase ends with it; else it hangs, like a planner, and ends when it can.
+        Otherwise it hangs, and ends when it can. A planner always does so.
         """
         if self._process.name != "planner" and self._driver.world.chance.random() < 0.5:
             self._process.kill()

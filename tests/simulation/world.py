@@ -71,7 +71,7 @@ class Violation(AssertionError):
 
 
 class Crashed(BaseException):
-    """A driver dies inside a call: nothing of it goes on."""
+    """A driver dies inside a call: all of it ends at once."""
 
 
 @dataclass(frozen=True)
