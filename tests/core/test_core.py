@@ -47,7 +47,7 @@ def built(key: str, items: list[Any], *bolts: Any, spout: Any = None, **options:
 
 
 @pytest.mark.behaviour("4.1")
-def test_a_spout_opens_once_hears_of_every_tree_and_closes(key: str) -> None:
+def test_a_spout_opens_once_gets_an_ack_for_every_tree_and_closes(key: str) -> None:
     stepped = Stepped(built(key, list(range(50)), Rich(key, ack)), pending=20)
     stepped.step(5)
     stepped.rounds.close()
@@ -209,7 +209,7 @@ def test_a_tuple_anchored_to_several_completes_with_all_paths(key: str) -> None:
 
 
 @pytest.mark.behaviour("4.2")
-def test_a_basic_bolt_anchors_and_acks_by_itself_and_fails_what_raises(key: str) -> None:
+def test_a_basic_bolt_anchors_and_acks_by_itself_and_fails_a_tuple_when_it_raises(key: str) -> None:
     stepped = Stepped(built(key, [1, 2, 3], Basic(key, 2, refused=(2,)), Rich(f"{key}2", ack))).step(5)
     assert (sorted(seen(key).acked), seen(key).failed) == ([1, 2, 3], [2])
     counts = stepped.driver.status().components
@@ -301,7 +301,7 @@ def test_a_tuple_that_is_acked_twice_counts_once(key: str) -> None:
 
 @pytest.mark.dies("core 1")
 @pytest.mark.behaviour("4.6")
-def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -> None:
+def test_a_bolt_that_dies_starts_afresh_and_the_tuples_it_held_come_again(key: str) -> None:
     def dies_at_three(bolt: Any, tup: Tuple, collector: Any) -> None:
         bolt.kept.append(tup)
         if tup[0] == 3 and len(seen(key).executed) == 3:

@@ -133,7 +133,7 @@ def test_silent_connections_do_not_block_a_home(
 
 
 @pytest.mark.rule("C40")
-def test_what_goes_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeSettings, Address]) -> None:
+def test_traffic_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeSettings, Address]) -> None:
     settings, home = listening
     assert isinstance(home.place, tuple)
     with Overhearing(home.place) as wire:

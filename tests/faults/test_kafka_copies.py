@@ -37,7 +37,7 @@ KILLS = int(os.environ.get("RATCHET_KILLS", "5"))
         pytest.param(2, "postgres", {"topology.collapse.records.max": 0}, id="cluster-beside-postgres"),
     ],
 )
-def test_each_record_is_copied_once_and_each_bad_one_is_one_letter_whatever_is_killed(
+def test_each_record_is_copied_once_and_each_bad_one_becomes_one_dead_letter_whatever_is_killed(
     tmp_path: Path, seed: int, faults: Faults, workers: int, store: str, settings: dict[str, Any]
 ) -> None:
     chance = random.Random(seed)

@@ -155,7 +155,7 @@ def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
         shipping.make_archive(tmp_path)
 
 
-def test_a_master_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_master_that_is_not_there_is_reported_in_one_line(tmp_path: Path) -> None:
     """In a process of its own: a start that failed leaves Spark in a bad state."""
     code = textwrap.dedent("""
         from framework.execution.spark.session import start_context

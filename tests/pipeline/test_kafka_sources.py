@@ -450,7 +450,7 @@ def test_a_run_catches_up_with_a_topic_whose_records_are_all_gone(runs: KafkaRun
 
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(18)
-def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
+def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_allows_it(
     cleaning: Topics, name: str, tmp_path: Path
 ) -> None:
     cleaning.create(name, 1, cleanup_policy="delete", segment_ms="100", retention_ms="-1")

@@ -37,7 +37,7 @@ def script(folder: Path, text: str) -> str:
 # --- Java -----------------------------------------------------------------------------------------
 
 
-def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_java_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match="Java 17 or newer is needed, and there is no java on the PATH"):
@@ -55,7 +55,7 @@ def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("echo nothing", "says nothing about its version"),
     ],
 )
-def test_too_old_a_java_is_one_clear_line(
+def test_a_java_that_is_too_old_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str, message: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", script(tmp_path, answer))
@@ -119,13 +119,13 @@ def test_a_damaged_cache_is_fetched_again(small_lock: Path, monkeypatch: pytest.
     assert (folder / "one-1.0.jar").read_bytes() == b"right"
 
 
-def test_no_network_on_a_first_run_is_one_clear_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_run_without_network_is_reported_in_one_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", fake_ivy(small_lock / "java", "echo 'Server access error at url x'; exit 1"))
     with pytest.raises(ServerError, match=r"nothing arrived. Ivy says: Server access error.*Check the network"):
         kafka_jars(lambda line: None)
 
 
-def test_a_full_disk_is_one_clear_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = fake_ivy(small_lock / "java", "echo 'java.io.IOException: No space left on device'; exit 1")
     monkeypatch.setenv("JAVA_HOME", home)
     with pytest.raises(ServerError, match="No space left on device"):
@@ -148,7 +148,7 @@ def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
 
 
 @pytest.mark.integration
-def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

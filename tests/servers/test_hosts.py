@@ -124,7 +124,7 @@ def test_a_registry_stand_in_registers_counts_and_fails_on_request(tmp_path: Pat
         assert registry.register("s", {"type": "int"}) == 101
 
 
-def test_an_unknown_kind_of_servers_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unknown_kind_of_servers_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(VARIABLE, "cloud")
     with pytest.raises(
         ServerError, match="RATCHET_SERVERS is 'cloud': it must be one of embedded, containers, external"

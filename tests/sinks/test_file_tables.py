@@ -433,7 +433,9 @@ def test_a_delta_table_counts_as_irreversible_and_a_parquet_table_does_not(tmp_p
     assert topology(spout, ParquetTable(tmp_path / "parquet")).irreversible() == []
 
 
-def test_a_read_only_folder_is_one_line_before_the_first_batch(kind: type[FileTable], tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported_in_one_line_before_the_first_batch(
+    kind: type[FileTable], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("x")
     table = kind(tmp_path / "file" / "table")
     spout = MemoryTransactionalSpout({0: [["a", 1]]}, FIELDS, 1)

@@ -114,7 +114,7 @@ def test_texts_that_delta_takes_for_null_are_refused(tmp_path: Path, value: str)
         append(delta, 1, batch_of(delta, ["a", value]))
 
 
-def test_what_delta_cannot_compact_is_one_line(tmp_path: Path) -> None:
+def test_a_table_that_delta_cannot_compact_is_reported_in_one_line(tmp_path: Path) -> None:
     table = partitioned(DeltaLakeTable, tmp_path / "table")
     for txid in (1, 2):
         append(table, txid, batch_of(table, ["x" * 300]))

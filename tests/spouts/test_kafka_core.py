@@ -68,7 +68,7 @@ def words(values: list[tuple[Any, ...]]) -> list[str]:
 
 
 @pytest.mark.behaviour("4.9")
-def test_every_partition_is_read_by_one_task_and_what_is_acked_is_committed(topics: Topics, name: str) -> None:
+def test_every_partition_is_read_by_one_task_and_acked_offsets_are_committed(topics: Topics, name: str) -> None:
     topics.create(name, 4)
     for number in range(4):
         topics.send(name, [b"%d-%d" % (number, n) for n in range(50)], number)

@@ -165,7 +165,7 @@ def test_entries_that_always_fail_stop_a_task_from_reading_more(
 
 
 @pytest.mark.parametrize("command", ["xreadgroup", "xautoclaim"])
-def test_entries_of_an_answer_that_was_lost_are_handed_out_all_the_same(
+def test_entries_of_a_lost_answer_are_still_emitted(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.0)
