@@ -1,4 +1,6 @@
-"""Fixtures: one pair of real servers and one Spark context for the whole test run, fresh names for each test."""
+"""Fixtures: one pair of real servers and one Spark context for the whole test run,
+fresh names for each test.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.kit.topics import Topics
 
 MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 
-# A shared machine may be slow at any moment; what is slow is not wrong.
+# A shared machine may be slow at any moment: a slow test has not failed.
 settings.register_profile("ratchet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ratchet")
 
@@ -51,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _make_containers_possible() -> None:
-    """Once, by the process that outlives all others: an engine, and an image of every kind."""
+    """Find an engine, and an image of every kind; once, in the process that outlives all others."""
     try:
         from integration.images import IMAGES, find_image
 
@@ -62,14 +64,18 @@ def _make_containers_possible() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Memory is given back, unless there is a failure to look into."""
+    """Remove the files in memory, unless there is a failure to look into."""
     factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
     if exitstatus == 0 and os.environ.get("TMPDIR") == MEMORY_FOLDER and not hasattr(session.config, "workerinput"):
         shutil.rmtree(factory.getbasetemp(), ignore_errors=True)
 
 
 def has_room(folder: str) -> bool:
-    """Whether a file system in memory can take what servers write: they sync all of it, and no test cuts the power."""
+    """Whether servers can write to a file system in memory: it has room, is writable, and lets
+    programs run.
+
+    Servers sync all that they write, and no test cuts the power.
+    """
     try:
         with open("/proc/meminfo") as lines:
             available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
@@ -90,7 +96,9 @@ def pytest_runtest_call() -> Iterator[None]:
 
 
 def _skipped_without_own_servers() -> Iterator[None]:
-    """External servers cannot be killed: tests that want servers of their own are skipped, each with its reason."""
+    """Skip a test that wants servers of its own when servers are external:
+    those cannot be killed.
+    """
     try:
         yield
     except NotOursError as error:
@@ -99,7 +107,7 @@ def _skipped_without_own_servers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet_logs() -> Iterator[None]:
-    """Warnings only: what fails shows them, what passes is quiet."""
+    """Log warnings only: a failing test shows them, a passing one is quiet."""
     import logging
 
     structlog.configure(
@@ -143,7 +151,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def seed() -> int:
-    """Of whatever the test leaves to chance; a failure shows it."""
+    """The seed of everything random in the test; a failure shows it."""
     chosen_seed = int(os.environ.get("RATCHET_SEED", random.SystemRandom().randrange(10**6)))
     print(f"seed {chosen_seed} (repeat with RATCHET_SEED={chosen_seed})")
     return chosen_seed
@@ -191,8 +199,9 @@ def topics(servers: EmbeddedServers | ExternalServers) -> Topics:
 
 @pytest.fixture(params=["local", "collapsed", "spread", pytest.param("cluster", marks=pytest.mark.slow)])
 def runner(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """An executor and its configuration: in this process; Spark with two threads, each batch in one task or spread over
-    several; Spark with two executors."""
+    """An executor and its configuration: in this process; Spark with two threads, each batch in one
+    task or spread over several; Spark with two executors.
+    """
     if request.param == "local":
         return "local", {}
     request.getfixturevalue("cluster" if request.param == "cluster" else "spark")

@@ -1,4 +1,4 @@
-"""The list of bad input: each line is held by tests that check what a person would see."""
+"""The list of bad input: each line names tests that check the message a user sees."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ LINES = [(part, line, test) for part, lines in LIST.items() for line, tests in l
 
 @pytest.mark.parametrize(("part", "line", "test"), LINES, ids=[f"{part}: {line}"[:60] for part, line, _ in LINES])
 def test_each_kind_of_bad_input_has_a_test_that_asserts_something(part: str, line: str, test: str) -> None:
-    """The function is there, and it asserts something."""
+    """The test function exists, and it asserts something."""
     file, _, name = test.partition("::")
     tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]

@@ -1,4 +1,4 @@
-"""Secrets planted everywhere, and looked for wherever they could come out."""
+"""Secrets are planted everywhere, and searched for wherever they could come out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_no_secret_comes_out_anywhere(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Logs (also of a failure), ps, Spark's environment page, metrics, znodes, tables."""
+    """Not in logs (also of a failure), ps, Spark's environment page, metrics, znodes or tables."""
     topics = Topics(broker.address)
     topics.send(topics.create(name), [f"w{number % 5}".encode() for number in range(50)])
     table = name.replace("-", "_")
@@ -111,7 +111,7 @@ def test_no_secret_comes_out_anywhere(
         for what, port, path in (("environment page", page, "environment/"), ("metrics", metrics, "metrics")):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
                 shown[what] = answer.read().decode()
-        # A record that nobody can count: the topology fails, and says why at length.
+        # A record that no bolt can count: the topology fails with a long message.
         topics.send(name, [b"poison"])
         assert run.finish() != 0
         shown["log"] = run.log.read_text()

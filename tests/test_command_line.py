@@ -37,7 +37,7 @@ def run_as_a_process(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProce
         (("examples.joined_streams:topology", "--find-poison"), "is a core topology, which has no batches"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
+def test_mistakes_give_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
     answer = call("framework.run", *words)
     assert answer.returncode == 2
     assert [line for line in answer.stderr.splitlines() if message in line and line.startswith("error: ")], (
@@ -51,7 +51,7 @@ def test_a_users_module_in_the_current_folder_is_found(tmp_path: Path) -> None:
     assert "mine:topology is a int" in run_as_a_process("mine:topology", cwd=tmp_path).stderr
 
 
-def test_zookeeper_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+def test_a_zookeeper_that_does_not_answer_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from framework import *\nfrom spouts import *\n"
         "b = TransactionalTopologyBuilder('t', 's', MemoryTransactionalSpout({0: []}, Fields(word=str), 1))\n"

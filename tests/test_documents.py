@@ -1,4 +1,4 @@
-"""The documents: their code builds, their links lead somewhere."""
+"""The documents: their code builds, and their links point to something that exists."""
 
 import re
 import sqlite3

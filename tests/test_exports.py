@@ -51,7 +51,7 @@ def test_importing_the_packages_loads_neither_spark_nor_pandas() -> None:
 
 @pytest.mark.parametrize("package", ["framework", "integration", "sinks", "spouts"])
 def test_type_checkers_take_the_types_of_an_installed_package(package: str) -> None:
-    """By its marker (PEP 561), which goes into the wheel."""
+    """They look for the marker of PEP 561, which goes into the wheel."""
     assert (ROOT / package / "py.typed").exists()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "py.typed" in settings["tool"]["setuptools"]["package-data"][package]

@@ -1,4 +1,4 @@
-"""Modules are imported from where they are: what has moved is not found by its old path."""
+"""Every import names a module that exists: none uses the old path of a module that has moved."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ def is_module(name: str) -> bool:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Modules of ours that a file names, with their lines. ``from a.b import c`` names ``a.b``, and ``a.b.c`` where that is no name
-    of the package's own."""
+    """The modules that a file imports, with their lines.
+
+    ``from a.b import c`` names ``a.b``. It also names ``a.b.c``, unless the package ``a.b``
+    mentions ``c`` itself.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, each.name) for each in node.names)

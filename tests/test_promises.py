@@ -1,4 +1,4 @@
-"""Every promise is held by a test that says so, and ``docs/promises.md`` says where."""
+"""Every promise has a test that is marked with it, and ``docs/promises.md`` is up to date."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_page_of_promises_says_where_each_is_tested(tests: list[Held]) -> No
     assert PAGE.read_text(encoding="utf-8") == page(tests), "run: python -m tests.kit.promises"
 
 
-def test_what_only_slow_tests_hold_is_tested_by_make_test_all(tmp_path: Path) -> None:
+def test_a_promise_that_only_slow_tests_hold_is_tested_by_make_test_all(tmp_path: Path) -> None:
     file = tmp_path / "test_marked.py"
     file.write_text(
         "import pytest\n"

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, and how it is stopped."""
+"""The progress that a run shows, and how a signal stops it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_line_of_progress_says_what_is_read_in_flight_committed_and_left() -
     line = STATUS.progress_line(rate=1_000.0)
     for part in ("read 7,050", "in flight 50", "committed 7,000 (txid 7)", "lag 3,000", "1,000 rows/s", "3 s left"):
         assert part in line.split(" | ")
-    assert "left" not in STATUS.progress_line(rate=0.0)  # then nobody knows
+    assert "left" not in STATUS.progress_line(rate=0.0)  # without a rate, the time left is not known
 
 
 @pytest.mark.behaviour("6.3")
@@ -86,7 +86,7 @@ def test_a_signal_stops_a_run_in_order_and_the_next_one_goes_on(tmp_path: Path, 
         try:
             first.wait_for_commit(1, 30)
         finally:
-            if signal.getsignal(which) != before:  # else it would end this process
+            if signal.getsignal(which) != before:  # otherwise the signal would end this process
                 os.kill(os.getpid(), which)
 
     stopping = threading.Thread(target=stop)

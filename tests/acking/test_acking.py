@@ -1,4 +1,6 @@
-"""The ledger: seed 002's example step by step, the map that forgets, and random trees under random trouble."""
+"""The acker: seed 002's example step by step, the rotating map,
+and random trees under random trouble.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from framework.errors import ConfigError
 
 
 class Told:
-    """What an acker says."""
+    """An acker, and what it calls back."""
 
     def __init__(self, buckets: int = 3) -> None:
         self.completed: list[tuple[Any, Any]] = []
@@ -28,7 +30,7 @@ class Told:
         )
 
 
-# --- the map -------------------------------------------------------------------------------------------------------
+# --- the map --------------------------------------------------------------------------------------
 
 
 def test_put_resets_the_timeout_and_rotate_expires_the_oldest_bucket() -> None:
@@ -67,7 +69,7 @@ def test_a_map_needs_two_buckets(buckets: Any) -> None:
 
 
 def test_an_expiry_callback_may_put_its_key_back() -> None:
-    """As a spout does that emits again what has timed out."""
+    """A spout does so when it emits again a tuple that has timed out."""
     pending: RotatingMap[str, int] = RotatingMap(2)
     pending._on_expire = lambda key, value: pending.put(key, value + 1)
     pending.put("a", 1)
@@ -77,7 +79,7 @@ def test_an_expiry_callback_may_put_its_key_back() -> None:
 
 
 class RotatingMapMachine(RuleBasedStateMachine):
-    """Against a plain model: key -> (value, age)."""
+    """Compares the map with a plain model: key -> (value, age)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class RotatingMapMachine(RuleBasedStateMachine):
 TestRotatingMapMachine = RotatingMapMachine.TestCase
 
 
-# --- the acker -----------------------------------------------------------------------------------------------------
+# --- the acker ------------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("4.3")
@@ -157,7 +159,7 @@ def test_a_fail_tells_the_spout_at_once_and_only_once() -> None:
     assert (told.acker.pending, told.acker.unknown) == (0, 1)
 
 
-def test_a_fail_before_its_init_fails_the_tree_when_that_comes() -> None:
+def test_a_fail_before_its_init_fails_the_tree_when_the_init_comes() -> None:
     told = Told()
     told.acker.fail("root")
     assert told.failed == []
@@ -165,7 +167,7 @@ def test_a_fail_before_its_init_fails_the_tree_when_that_comes() -> None:
     assert told.failed == [("root", 1)]
 
 
-def test_acks_before_their_init_complete_the_tree_when_that_comes() -> None:
+def test_acks_before_their_init_complete_the_tree_when_the_init_comes() -> None:
     told = Told()
     told.acker.ack("root", 5 ^ 9)
     told.acker.ack("root", 9)
@@ -174,7 +176,7 @@ def test_acks_before_their_init_complete_the_tree_when_that_comes() -> None:
     assert told.completed == [("root", 1)]
 
 
-def test_a_double_ack_is_noticed_as_a_tree_that_times_out() -> None:
+def test_a_double_ack_makes_the_tree_time_out() -> None:
     told = Told()
     told.acker.init("root", 1, 5 ^ 6)
     told.acker.ack("root", 5)
@@ -239,19 +241,24 @@ def test_the_order_of_messages_makes_no_difference(data: st.DataObject) -> None:
 
 
 def _zero_by_then(messages: list[tuple[str, int]]) -> bool:
-    """A prefix in which every edge that came into being was acked is a whole tree, as far as anybody can know."""
+    """Whether a prefix of the messages looks like a whole tree: it has the init,
+    and every edge in it was acked.
+    """
     total = 0
     for _, value in messages:
         total ^= value
     return total == 0 and any(kind == "init" for kind, _ in messages)
 
 
-# --- random trees ----------------------------------------------------------------------------------------------
+# --- random trees ---------------------------------------------------------------------------------
 
 
 class Tree:
-    """A random DAG below one root, as the messages that its tasks send. A task sends one message when it is done with a
-    tuple: the tuple's edge, XORed with the edges of what it emitted."""
+    """A random DAG below one root, as the messages that its tasks send.
+
+    A task sends one message when it is done with a tuple: the tuple's edge, XORed with the edges of
+    the tuples that it emitted.
+    """
 
     def __init__(self, root: int, chance: random.Random) -> None:
         self.root = root
@@ -279,8 +286,11 @@ TREES = 4_000
 
 @pytest.mark.parametrize("trouble", ["none", "lost", "doubled", "flipped", "failed"])
 def test_random_trees_complete_fail_or_time_out_exactly_once(trouble: str, seed: int) -> None:
-    """Messages of all trees in random order, ticks in between. Whole trees complete and nothing else does; a tree with a lost,
-    doubled or damaged message times out, and a failed one fails: each exactly once."""
+    """Messages of all trees come in random order.
+
+    Whole trees complete and no others do. A tree with a lost, doubled or damaged message times out,
+    and a failed one fails: each exactly once.
+    """
     chance = random.Random(seed)
     told = Told(buckets=3)
     trees = [Tree(root, chance) for root in range(TREES)]
@@ -323,11 +333,11 @@ def test_random_trees_complete_fail_or_time_out_exactly_once(trouble: str, seed:
     whole = {tree.root for tree in trees} - hurt
     assert set(completed) >= whole
     assert all(count == 1 for count in (completed + failed).values())
-    assert set(completed) | set(failed) == {tree.root for tree in trees}  # none is forgotten
+    assert set(completed) | set(failed) == {tree.root for tree in trees}  # no tree is forgotten
     if trouble in ("lost", "flipped"):
         assert set(completed) == whole
     if trouble in ("none", "lost", "flipped"):
         assert not early
     if trouble == "doubled":
-        assert set(completed) - whole <= hurt  # whole before its double came: it was whole
+        assert set(completed) - whole <= hurt  # a tree may be whole before the doubled message comes
     assert told.acker.pending == 0

@@ -1,4 +1,7 @@
-"""Random worlds: no message is acked early, none is forgotten. The long run is ``python -m tests.simulation --only trees``."""
+"""Random worlds: no message is acked early, and none is forgotten.
+
+The long run is ``python -m tests.simulation --only trees``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int
     troubles = TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     struck: Counter[str] = Counter()
     for number in itertools.count():
-        if number >= WORLDS and set(+struck) == set(troubles):  # each of them came, and no other
+        if number >= WORLDS and set(+struck) == set(troubles):  # all of them have struck, and no other
             break
         assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
         world = simulate(seed + number, troubles=troubles)
@@ -35,7 +38,7 @@ def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int
 
 @pytest.mark.behaviour("4.3")
 def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """The oracle sees a mistake: here only acks reach the ackers, as a tree without its newest edges."""
+    """The oracle sees the mistake: the ackers hear of no edges, so trees seem complete at once."""
     monkeypatch.setattr("framework.acking.ledger.Ledger.emitted", lambda self, roots, edges: None)
     monkeypatch.setattr("framework.acking.ledger.Ledger.acked", lambda self, roots, edge: None)
     assert any(simulate(each, troubles=()).wrong for each in range(seed, seed + 10))
@@ -43,7 +46,7 @@ def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.Mo
 
 @pytest.mark.behaviour("4.6")
 def test_an_acker_that_completes_trees_too_early_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """And here an acker takes any number for 0 once it has heard twice of a tree."""
+    """Here the acker takes any number for 0 once it has heard twice of a tree."""
     heard: Counter[int] = Counter()
     apply = AckerTask._apply
 
@@ -62,7 +65,7 @@ def test_an_acker_that_completes_trees_too_early_is_caught(monkeypatch: pytest.M
 
 @pytest.mark.rule("C34")
 def test_a_stream_that_is_forgotten_when_another_fails_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Here the rows of one stream never leave, and the acks of what they were made of do."""
+    """Here the rows of one stream never leave, but the acks of the tuples they were made of do."""
 
     def until_the_first_error(self: Outflow) -> None:
         rows = self._surroundings.outcome.of[self._component_id].rows

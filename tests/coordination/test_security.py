@@ -1,4 +1,7 @@
-"""TLS, SASL and ACLs against real ZooKeeper servers: what is right works, what is wrong is named, no znode is open to all."""
+"""TLS, SASL and ACLs against real ZooKeeper servers.
+
+Right settings work, wrong ones are named, and no znode is open to all.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def test_tls_with_sasl_connects_and_leaves_no_znode_open_to_others(
     for path in ("", "/topology", "/topology/epoch", "/topology/leader", "/topology/coordinator/currtx"):
         acls, _ = store._client.get_acls(f"/{name}{path}")
         assert ("sasl", USER) in [(acl.id.scheme, acl.id.id) for acl in acls], path
-        assert {acl.id.scheme for acl in acls} <= {"sasl", "x509"}, path  # x509: who showed this certificate
+        assert {acl.id.scheme for acl in acls} <= {"sasl", "x509"}, path  # x509: clients with this certificate
     with pytest.raises(ConfigError, match=f"ZooKeeper denies access to /{name}: check the ACLs there"):
         ZooKeeperStore(server.address, f"/{name}")
     store.close()
@@ -86,7 +89,7 @@ def test_a_certificate_alone_leaves_no_znode_open_to_others(
     store.close()
 
 
-def test_a_certificate_that_the_server_does_not_look_at_is_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_a_certificate_that_the_server_ignores_is_named(certificates: Certificates, tmp_path: Path) -> None:
     secure = SecurePort(certificates.broker, certificates.authority, clients=False)
     alone = {"sasl_username": None, "sasl_password": None}
     with (
@@ -201,7 +204,7 @@ def test_secrets_do_not_appear_when_settings_are_printed(certificates: Certifica
 def test_a_plain_kazoo_client_connects_with_the_same_certificates_and_not_without(
     server: ZooKeeperServer, certificates: Certificates
 ) -> None:
-    """The server is as it is described, apart from anything of Ratchet's: a client without a certificate is turned away."""
+    """A check of the server itself, without any code of Ratchet."""
     client = KazooClient(
         server.secure_address,
         use_ssl=True,

@@ -1,4 +1,4 @@
-"""Steps: what is performed, and where what it raises is raised."""
+"""Steps: ``perform`` runs them, and raises their errors inside the generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.errors import RetryableError
 
 
 def halves(numbers: list[int]) -> Steps[list[int]]:
-    """Half of each; -1 for the odd ones."""
+    """Half of each number; -1 for odd ones."""
     found = []
     for number in numbers:
         try:
@@ -27,11 +27,11 @@ def _half(number: int) -> int:
     return number // 2
 
 
-def test_a_step_answers_where_it_was_yielded_and_what_it_raises_is_raised_there() -> None:
+def test_the_result_or_the_error_of_a_step_comes_back_at_its_yield() -> None:
     assert perform(halves([4, 3, 8])) == [2, -1, 4]
 
 
-def test_what_the_steps_do_not_catch_reaches_whoever_performs_them_and_what_they_hold_is_let_go() -> None:
+def test_perform_raises_an_uncaught_error_and_closes_the_generator() -> None:
     released: list[str] = []
 
     def steps() -> Steps[None]:

@@ -1,4 +1,4 @@
-"""Every coordination store under one contract: atomic changes, and leaders that are fenced."""
+"""One contract for every coordination store: atomic changes, and fenced leaders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def elected(store: CoordinationStore, path: str) -> Leadership:
 class StoreContract:
     @pytest.fixture
     def stores(self) -> Iterator[list[CoordinationStore]]:
-        """Two views of one place, as two drivers have them."""
+        """Two clients of one store, as two drivers have them."""
         raise NotImplementedError
 
     def test_changes_are_applied_and_read_by_others(self, stores: list[CoordinationStore], name: str) -> None:
@@ -61,7 +61,9 @@ class StoreContract:
         assert found[0].epoch == 2
 
     def test_a_deposed_leader_writes_nothing(self, stores: list[CoordinationStore], name: str) -> None:
-        """Invariant 9: its changes are refused as a whole, in the same step that checks the epoch."""
+        """Invariant 9: its changes are refused as a whole,
+        in the same step that checks the epoch.
+        """
         deposed = elected(stores[0], name)
         deposed.apply([Put(f"{name}/x", b"first")])
         self.depose(stores[0], deposed, name)
@@ -77,7 +79,7 @@ class StoreContract:
         assert elected(stores[1], f"{name}-b").epoch == 1
 
     def depose(self, store: CoordinationStore, leadership: Leadership, name: str) -> None:
-        """Let another one be elected while this one believes to lead."""
+        """Make room for another leader while this one believes that it still leads."""
         raise NotImplementedError
 
 
@@ -102,7 +104,9 @@ class TestZooKeeperStore(StoreContract):
             store.close()
 
     def depose(self, store: CoordinationStore, leadership: Leadership, name: str) -> None:
-        """Take its place in the election away behind its back: it goes on believing."""
+        """Delete its place in the election without its knowledge:
+        it believes that it still leads.
+        """
         assert isinstance(store, ZooKeeperStore)
         for each in store._client.get_children(f"/stores/{name}/leader"):
             store._client.delete(f"/stores/{name}/leader/{each}")
@@ -112,7 +116,9 @@ class TestZooKeeperStore(StoreContract):
     def test_a_lost_reply_is_resolved_by_reading(
         self, stores: list[CoordinationStore], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """C3, both ways: the write was applied and its reply lost; or it never arrived."""
+        """C3, both cases: the write was applied and its reply was lost;
+        or the write never arrived.
+        """
         from kazoo.exceptions import ConnectionLoss
 
         store = stores[0]
@@ -144,8 +150,8 @@ class TestZooKeeperStore(StoreContract):
         stolen = store._client.client_id
         successor = None
         for _ in range(30):
-            # The same session on another connection: closing it ends the session for both, unless its owner has been faster and
-            # has taken it back.
+            # Open the same session on another connection. Closing that ends the session for both,
+            # unless its owner was faster and has taken it back.
             thief = KazooClient(hosts=servers.zookeeper, client_id=stolen, timeout=2)
             thief.start()
             thief.stop()
@@ -167,7 +173,7 @@ class TestZooKeeperStore(StoreContract):
     def test_a_step_that_is_larger_than_zookeeper_takes_is_refused_and_named(
         self, stores: list[CoordinationStore], name: str
     ) -> None:
-        """A server that is sent one ends the connection without a word, at every try."""
+        """A server that gets such a request closes the connection without a word, at every try."""
         leadership = elected(stores[0], name)
         errors: list[Exception] = []
 

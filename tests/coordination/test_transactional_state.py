@@ -1,4 +1,4 @@
-"""Transactional and rotating state, as seed 000 and Storm have them, on every store."""
+"""Transactional and rotating state, as in seed 000 and in Storm."""
 
 from __future__ import annotations
 

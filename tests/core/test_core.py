@@ -1,4 +1,4 @@
-"""Core topologies in this process, round by round: who is told what, and when."""
+"""Core topologies in this process, round by round: acks, fails, timeouts, groupings, errors."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def built(key: str, items: list[Any], *bolts: Any, spout: Any = None, **options:
     return builder.build()
 
 
-# --- spouts, and what they are told ----------------------------------------------------------------------------
+# --- spouts, and their acks and fails -------------------------------------------------------------
 
 
 @pytest.mark.behaviour("4.1")
-def test_a_spout_opens_once_hears_of_every_tree_and_closes(key: str) -> None:
+def test_a_spout_opens_once_gets_an_ack_for_every_tree_and_closes(key: str) -> None:
     stepped = Stepped(built(key, list(range(50)), Rich(key, ack)), pending=20)
     stepped.step(5)
     stepped.rounds.close()
@@ -127,7 +127,7 @@ def test_a_bolt_that_never_acks_costs_no_memory_beyond_what_is_pending(key: str)
     assert stepped.driver.status().trees <= 200
 
 
-# --- trees ------------------------------------------------------------------------------------------------------
+# --- trees ----------------------------------------------------------------------------------------
 
 
 def split(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -185,7 +185,7 @@ def test_a_failed_tuple_fails_every_tree_that_it_is_part_of_and_only_those(key: 
 
 @pytest.mark.behaviour("4.2")
 def test_a_tuple_anchored_to_several_completes_with_all_paths(key: str) -> None:
-    """Both branches of one tuple meet again, and what they make together is anchored to both."""
+    """Both branches of one tuple meet again in a bolt, whose output is anchored to both."""
     builder = TopologyBuilder("diamond")
     builder.set_spout("spout", ListSpout(key, [1, 2, 3]))
     builder.set_bolt("left", Basic(f"{key}l"), 2).shuffle_grouping("spout")
@@ -209,7 +209,7 @@ def test_a_tuple_anchored_to_several_completes_with_all_paths(key: str) -> None:
 
 
 @pytest.mark.behaviour("4.2")
-def test_a_basic_bolt_anchors_and_acks_by_itself_and_fails_what_raises(key: str) -> None:
+def test_a_basic_bolt_anchors_and_acks_by_itself_and_fails_a_tuple_when_it_raises(key: str) -> None:
     stepped = Stepped(built(key, [1, 2, 3], Basic(key, 2, refused=(2,)), Rich(f"{key}2", ack))).step(5)
     assert (sorted(seen(key).acked), seen(key).failed) == ([1, 2, 3], [2])
     counts = stepped.driver.status().components
@@ -243,7 +243,7 @@ def test_a_bolt_may_hold_tuples_over_many_rounds(key: str) -> None:
     assert sorted(seen(key).acked) == list(range(30))
 
 
-# --- time -------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("4.5")
@@ -296,12 +296,12 @@ def test_a_tuple_that_is_acked_twice_counts_once(key: str) -> None:
     assert stepped.driver.status().components["bolt0"].acked == 2
 
 
-# --- trouble ----------------------------------------------------------------------------------------------------
+# --- trouble --------------------------------------------------------------------------------------
 
 
 @pytest.mark.dies("core 1")
 @pytest.mark.behaviour("4.6")
-def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -> None:
+def test_a_bolt_that_dies_starts_afresh_and_the_tuples_it_held_come_again(key: str) -> None:
     def dies_at_three(bolt: Any, tup: Tuple, collector: Any) -> None:
         bolt.kept.append(tup)
         if tup[0] == 3 and len(seen(key).executed) == 3:
@@ -311,7 +311,7 @@ def test_a_bolt_that_dies_starts_afresh_and_what_it_held_comes_again(key: str) -
 
     stepped = Stepped(built(key, [1, 2, 3, 4, 5], Rich(key, dies_at_three))).step(1)
     stepped.step(1)
-    assert seen(key).failed == [3]  # at once: nobody has to wait for its timeout
+    assert seen(key).failed == [3]  # at once, not after the timeout
     stepped.step(6, seconds=16)
     assert sorted(seen(key).acked) == [1, 2, 3, 4, 5]
     assert sorted(seen(key).failed) == [1, 2, 3, 4, 5]
@@ -342,7 +342,7 @@ def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
 
 @pytest.mark.dies("core 3")
 @pytest.mark.behaviour("4.6")
-def test_a_spout_that_dies_opens_again_and_hears_nothing_of_before(key: str) -> None:
+def test_a_spout_that_dies_is_opened_again_and_gets_no_acks_of_its_predecessor(key: str) -> None:
     class Dies(ListSpout):
         def next_tuple(self) -> None:
             if len(self.waiting) == 2 and seen(self.key).opened == 1:
@@ -358,7 +358,7 @@ def test_a_spout_that_dies_opens_again_and_hears_nothing_of_before(key: str) -> 
     for collector, tup in held:
         collector.ack(tup)
     stepped.step(2)
-    assert seen(key).acked == [1, 2, 3]  # the first 1 was of the object that died
+    assert seen(key).acked == [1, 2, 3]  # the first 1 came from the object that died
 
 
 def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
@@ -376,7 +376,7 @@ def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
     assert run.status().phase == "failed"
 
 
-def test_thousands_of_errors_in_a_round_are_reported_by_a_few(key: str) -> None:
+def test_a_round_with_thousands_of_errors_reports_only_a_few(key: str) -> None:
     def always(bolt: Any, tup: Tuple, collector: Any) -> None:
         raise ValueError(f"bad {tup[0]}")
 
@@ -423,7 +423,7 @@ def test_acks_that_a_lost_round_carried_reach_the_spout_in_the_next_one(key: str
     assert (status.rounds, status.rounds_lost, status.last_error) == (4, 2, "the executor is gone")
 
 
-# --- groupings and streams --------------------------------------------------------------------------------------
+# --- groupings and streams ------------------------------------------------------------------------
 
 
 def test_streams_and_groupings_work_as_in_transactional_topologies(key: str) -> None:
@@ -474,7 +474,7 @@ def test_a_core_tuple_has_its_values_from_index_0_and_no_attempt(key: str) -> No
     assert seen(key).acked == [5]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 class Batch(BaseBatchBolt):
@@ -524,7 +524,7 @@ def test_submit_refuses_what_a_core_topology_does_not_have(key: str) -> None:
         )
 
 
-def test_a_run_can_be_waited_for_and_stopped_with_what_is_under_way_done(key: str) -> None:
+def test_a_run_can_be_waited_for_until_idle_and_stopped(key: str) -> None:
     with submit(built(key, list(range(500)), Basic(key), Rich(f"{key}2", ack)), {}, executor="local") as run:
         run.wait_until_idle(60)
         assert run.status().pending == 0
@@ -554,7 +554,7 @@ def test_the_figures_of_a_run_are_metrics(key: str) -> None:
 
 @pytest.mark.parametrize("kind", [DataLossError, BadRecordError])
 def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, kind: type[Exception]) -> None:
-    """As a transactional one does, for whoever catches by recovery."""
+    """A transactional topology does the same, so that callers can catch by recovery."""
 
     def lost(bolt: Any, tup: Tuple, collector: Any) -> None:
         raise kind("it is gone")

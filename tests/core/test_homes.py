@@ -1,4 +1,4 @@
-"""Homes as processes: who gets in, what is answered, when they end. No Spark."""
+"""Homes as processes, without Spark: who may connect, what they answer, when they end."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
 
 
 @pytest.mark.parametrize("from_outside", [True, False])
-def test_spouts_wait_no_longer_than_it_takes_one_to_give(
+def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
     settings: HomeSettings, tmp_path: Path, from_outside: bool
 ) -> None:
-    """Two homes with a spout task each, of which one never has anything."""
+    """Two homes with a spout task each; one of the two spout tasks never has a tuple."""
     plan = CorePlan(plan_execution(word_count(tmp_path, 1, spouts=2)), {}, 1, 100)
     settings = HomeSettings.of(plan, 60.0, None)
     homes_ = [start_home(settings, number) for number in (0, 1)]
@@ -92,10 +92,10 @@ def test_spouts_wait_no_longer_than_it_takes_one_to_give(
                 ended.set()
 
         threading.Thread(target=walk, args=(1,), daemon=True).start()
-        assert ended.wait(40)  # there was one sentence
+        assert ended.wait(40)  # there is one sentence
         ended.clear()
         threading.Thread(target=walk, args=(2,), daemon=True).start()
-        assert not ended.wait(1)  # and there is none now
+        assert not ended.wait(1)  # there is no other
         if from_outside:
             HomeClient(homes_, settings.credentials, {}, 60.0).wake(0)
             assert ended.wait(40)
@@ -112,7 +112,7 @@ def test_a_connection_without_the_key_is_refused(settings: HomeSettings, home: A
 
 @pytest.fixture
 def listening(settings: HomeSettings) -> Iterator[tuple[HomeSettings, Address]]:
-    """A home that listens to the network, as on a cluster."""
+    """A home that listens on the network, as on a cluster."""
     settings = replace(settings, credentials=Credentials.new(new_pem()), driver_host="127.0.0.1")
     address = start_home(settings, 0)
     yield settings, address
@@ -121,7 +121,7 @@ def listening(settings: HomeSettings) -> Iterator[tuple[HomeSettings, Address]]:
 
 
 @pytest.mark.rule("C40")
-def test_those_who_connect_and_say_nothing_keep_nobody_out(
+def test_silent_connections_do_not_block_a_home(
     listening: tuple[HomeSettings, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, home = listening
@@ -133,7 +133,7 @@ def test_those_who_connect_and_say_nothing_keep_nobody_out(
 
 
 @pytest.mark.rule("C40")
-def test_what_goes_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeSettings, Address]) -> None:
+def test_traffic_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeSettings, Address]) -> None:
     settings, home = listening
     assert isinstance(home.place, tuple)
     with Overhearing(home.place) as wire:
@@ -143,7 +143,7 @@ def test_what_goes_to_a_home_on_another_host_is_encrypted(listening: tuple[HomeS
 
 
 @pytest.mark.rule("C40")
-def test_a_server_with_another_certificate_is_told_nothing(listening: tuple[HomeSettings, Address]) -> None:
+def test_a_client_refuses_a_home_with_another_certificate(listening: tuple[HomeSettings, Address]) -> None:
     settings, home = listening
     other = replace(settings.credentials, certificate=new_pem())
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -190,7 +190,7 @@ def test_a_home_that_hangs_counts_as_lost(
 
 @pytest.mark.dies("core 5", "core 6")
 def test_a_home_ends_with_the_process_that_it_belongs_to(settings: HomeSettings) -> None:
-    """Here the parent of whoever starts it: there is no JVM above."""
+    """Here that is the parent of the process that starts it: there is no JVM above."""
     code = (
         "import pickle, sys; from framework.core.home_process import start_home;"
         "print(start_home(pickle.load(sys.stdin.buffer), 0).pid, flush=True)"

@@ -1,4 +1,6 @@
-"""A few kills of each kind, in the usual test run; ``python -m tests.kit.kafka_words`` does as many as one likes."""
+"""The word count over Kafka, with one kill of each kind;
+``python -m tests.kit.kafka_words`` does more.
+"""
 
 from __future__ import annotations
 

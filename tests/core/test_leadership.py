@@ -1,4 +1,7 @@
-"""Topologies without state have one leader, too. In this process, with a store in memory."""
+"""Core topologies have one leader, also those without state.
+
+In this process, with a store in memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.kit.stores import wait_for
 
 
 def topology(key: str, instance: str) -> CoreTopology:
-    """``instance``: whose tasks these are."""
+    """``instance``: the key under which this run's components record what they did."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", ListSpout(instance, [1, 2, 3]))
     builder.set_bolt("bolt", Rich(instance, ack)).fields_grouping("words", Fields("n"))
@@ -40,11 +43,11 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
         with submit(topology(key, second), {}, executor="local", store=store) as waiting:
             wait_for(lambda: phase(waiting) == "standby", 30)
             assert (seen(first).acked, seen(second).opened) == ([1, 2, 3], 0)
-            store.depose(key)  # as when its session has ended
+            store.depose(key)  # as if its session had ended
             wait_for(lambda: phase(leading) == "standby", 30)
             waiting.wait_until_idle(30)
             assert seen(second).acked == [1, 2, 3]
-            assert seen(first).closed == seen(first).opened == 1  # nothing of what it knew is used again
+            assert seen(first).closed == seen(first).opened == 1  # its objects are not used again
             waiting.stop()
         wait_for(lambda: phase(leading) == "running", 30)
         leading.wait_until_idle(30)
@@ -52,7 +55,7 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
 
 
 @pytest.mark.dies("core 7")
-def test_a_topology_without_state_and_without_zookeeper_runs_and_says_that_nothing_guards_it() -> None:
+def test_a_topology_without_state_and_zookeeper_runs_and_warns_that_it_is_unguarded() -> None:
     key = f"l{uuid.uuid4().hex[:8]}"
     with structlog.testing.capture_logs() as logs, submit(topology(key, key), {}, executor="local") as run:
         run.wait_until_idle(30)
@@ -77,7 +80,7 @@ def test_a_topology_whose_state_is_in_memory_is_elected_where_zookeeper_is_named
 
 @pytest.mark.rule("C40")
 @pytest.mark.parametrize("exact", [True, False])
-def test_of_two_drivers_with_state_in_memory_one_runs_and_whoever_leads_next_begins_anew(exact: bool) -> None:
+def test_of_two_drivers_with_state_in_memory_one_runs_and_the_next_leader_begins_anew(exact: bool) -> None:
     key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     conf = {"topology.state.checkpoint.interval.ms": 20, "topology.state.exactly.once": exact}
     words = ["the", "cow", "the", "moon"]
@@ -97,7 +100,7 @@ def test_of_two_drivers_with_state_in_memory_one_runs_and_whoever_leads_next_beg
         assert journal(key).results == counts
 
 
-def test_states_in_memory_leave_the_record_of_others_alone(tmp_path: Path) -> None:
+def test_a_run_with_state_in_memory_does_not_change_the_record_of_another_provider(tmp_path: Path) -> None:
     key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     with submit(counting(key, Log(key, [["the"]])), lmdb(tmp_path), executor="local", store=store) as run:
         run.wait_until_idle(30)

@@ -1,4 +1,6 @@
-"""Core topologies on Spark: components live in homes, whatever worker Spark uses, and what dies comes again."""
+"""Core topologies on Spark: components live in homes, whatever worker Spark uses;
+dead ones are replaced.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ pytestmark = pytest.mark.spark
 @pytest.mark.behaviour("4.1", "4.3", "4.4")
 @pytest.mark.parametrize("ackers", [0, 1, 3])
 def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, ackers: int) -> None:
-    """Messages come in many rounds; counts are kept in attributes, so they are right only if the objects stay."""
+    """Messages come in many rounds.
+
+    The counts are in attributes, so they are right only if the objects stay.
+    """
     conf = {"spark.master": spark, "topology.acker.executors": ackers, "topology.max.spout.pending": 20}
     with submit(word_count(tmp_path, 300), conf) as run:
         run.wait_until_idle(120)
@@ -84,7 +89,7 @@ def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster:
 def test_a_killed_executor_takes_its_homes_with_it_and_the_next_round_finds_new_ones(
     tmp_path: Path, cluster: str
 ) -> None:
-    """Of two executors, with one home each."""
+    """There are two executors, with one home each."""
     conf = {"spark.master": cluster, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 5}
     with submit(word_count(tmp_path, 600), conf) as run:
         wait_for(lambda: len(noted(tmp_path, "acked")) > 100)

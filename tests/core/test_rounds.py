@@ -1,4 +1,4 @@
-"""What a task makes in a round: all of it leaves together, all of it is done, and none of it is lost."""
+"""The output of a task's round leaves as a whole; work that does not fit in a round is not lost."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def key(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3")
-def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: str) -> None:
-    """A value that does not fit one stream: what was emitted on the other leaves in the same round, or its tuple fails."""
+def test_a_tuple_is_acked_only_when_its_output_left_on_every_stream(key: str) -> None:
+    """A value does not fit one stream: tuples on the other stream leave in the same round,
+    or their root fails.
+    """
 
     def both(bolt: Any, tup: Tuple, collector: Any) -> None:
         collector.emit(["six" if tup[0] == 6 else tup[0]], anchors=tup, stream="a")
@@ -47,8 +49,10 @@ def test_a_tuple_is_acked_only_when_every_stream_has_what_was_made_of_it(key: st
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3")
-def test_what_a_bolt_emits_while_it_is_cleaned_up_leaves_with_its_acks(key: str) -> None:
-    """A bolt that gives what it holds when it ends: the spout hears nothing before that has arrived."""
+def test_tuples_and_acks_of_cleanup_leave_in_the_same_round(key: str) -> None:
+    """A bolt emits in ``cleanup`` what it holds: the spout gets no ack
+    before those tuples have arrived.
+    """
 
     def gather(bolt: Any, tup: Tuple, collector: Any) -> None:
         bolt.kept.append(tup)
@@ -77,11 +81,11 @@ def test_what_a_bolt_emits_while_it_is_cleaned_up_leaves_with_its_acks(key: str)
     assert sorted(seen(key).acked) == [1, 2, 3]
 
 
-# --- what is not done stays for the next round --------------------------------------------------------------------
+# --- work that does not fit in a round waits for the next one -------------------------------------
 
 
 def given_up_after(stepped: Stepped, seconds: float) -> None:
-    """Rounds that take longer, by the clock of the test, are lost."""
+    """Lose every round that takes longer, by the clock of the test."""
     run = stepped.rounds.run
 
     def limited(round_: Round) -> Any:
@@ -98,7 +102,9 @@ def given_up_after(stepped: Stepped, seconds: float) -> None:
 @pytest.mark.behaviour("4.7")
 @pytest.mark.parametrize(("takes_s", "items"), [(0.015, 3_000), (2.0, 60), (9.0, 12)])
 def test_a_slow_bolt_completes_every_tuple_at_its_own_pace(key: str, takes_s: float, items: int) -> None:
-    """However much the spout has: no round is given up, no tuple times out while it waits, and none is executed twice."""
+    """However much the spout has, no round is given up, no waiting tuple times out,
+    and none is executed twice.
+    """
 
     def slow(bolt: Any, tup: Tuple, collector: Any) -> None:
         seen(f"{key}clock").held[0][1].now += takes_s  # type: ignore[attr-defined]
@@ -124,8 +130,10 @@ def test_a_slow_bolt_completes_every_tuple_at_its_own_pace(key: str, takes_s: fl
 
 @pytest.mark.rule("C38")
 @pytest.mark.behaviour("4.7")
-def test_spouts_give_no_more_than_bolts_come_to(key: str) -> None:
-    """After the first surprise, what a round gives is done in it, or in the next."""
+def test_spouts_emit_no_more_per_round_than_bolts_can_execute(key: str) -> None:
+    """Once the first round has shown how slow the bolts are,
+    each round's tuples are done in it or in the next one.
+    """
     waited: list[int] = []
 
     def slow(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -140,7 +148,7 @@ def test_spouts_give_no_more_than_bolts_come_to(key: str) -> None:
     while len(seen(key).acked) < 3_000:
         stepped.step()
         waited.append(stepped.driver.status().components["slow"].waiting)
-    assert max(waited) > 800  # nobody could know
+    assert max(waited) > 800  # the first round does not know the bolts' speed
     calm = waited[waited.index(0) :]
     assert max(calm) <= 30
     assert stepped.driver.status().held == {}
@@ -149,7 +157,7 @@ def test_spouts_give_no_more_than_bolts_come_to(key: str) -> None:
 @pytest.mark.rule("C38")
 @pytest.mark.behaviour("4.6")
 def test_tuples_of_a_bolt_that_cannot_start_wait_for_it(key: str) -> None:
-    """Nobody tracks them: what is dropped would be gone."""
+    """The tuples are not tracked, so a dropped one would be lost."""
 
     class Late(Basic):
         def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
@@ -165,7 +173,7 @@ def test_tuples_of_a_bolt_that_cannot_start_wait_for_it(key: str) -> None:
     assert stepped.driver.failure is None
 
 
-# --- what user code may do ----------------------------------------------------------------------------------------
+# --- what user code may do ------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("4.6")
@@ -203,7 +211,9 @@ def test_user_code_that_calls_exit_ends_its_instance_and_nothing_else(key: str, 
 
 
 def lose_from(stepped: Stepped, level: int) -> None:
-    """The next round, from a level on: nobody hears of it, and those levels have nothing of it."""
+    """Run a round that is lost from ``level`` on: the driver gets no report,
+    and those levels get no records.
+    """
     run_task = stepped.rounds._home.run_task
 
     def lossy(round_: Round, at: int, partition: int, records: Sequence[RoundRecord]) -> Sequence[Addressed]:
@@ -217,7 +227,7 @@ def lose_from(stepped: Stepped, level: int) -> None:
 
 
 def holding(key: str, *, again: bool = True) -> Stepped:
-    """Three tuples, and a bolt, in a place of its own, that holds them."""
+    """Three tuples, and a bolt in a segment of its own that holds them."""
     builder = TopologyBuilder("lost")
     builder.set_spout("spout", ListSpout(key, [1, 2, 3], again=again))
     builder.set_bolt("bolt", Rich(key, hold), 2).global_grouping("spout")
@@ -225,7 +235,10 @@ def holding(key: str, *, again: bool = True) -> Stepped:
 
 
 def until_held(stepped: Stepped, key: str, count: int) -> list[int]:
-    """Wait, by the topology's clock, until so many tuples have come to the bolt; returns them."""
+    """Run rounds, with time going by, until ``count`` tuples have come to the bolt.
+
+    Returns their values.
+    """
     for _ in range(20):
         if len(seen(key).held) >= count:
             break
@@ -237,11 +250,11 @@ def until_held(stepped: Stepped, key: str, count: int) -> list[int]:
 @pytest.mark.dies("core 1", "core 5")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.parametrize("before", [0, 1], ids=["the bolt has not had them", "the bolt holds them"])
-def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_not_failed(key: str, before: int) -> None:
-    """Their spout may give them up when they fail."""
+def test_tuples_of_a_lost_round_come_again_without_a_fail(key: str, before: int) -> None:
+    """A fail would count as a retry, and their spout may give them up."""
     stepped = holding(key).step(
         before, seconds=16
-    )  # the acker, which hears of them before time goes on, is the first to give up
+    )  # the acker hears of them before time goes on, so its timeout comes first
     lose_from(stepped, 1)
     tasks = stepped.rounds._home._tasks
     for place in [place for place in tasks if place[0] == 1]:  # the bolt's home is gone
@@ -257,7 +270,7 @@ def test_tuples_that_were_under_way_when_a_round_was_lost_come_again_and_have_no
 
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("4.6")
-def test_a_tuple_that_a_bolt_fails_or_nobody_acks_after_the_loss_of_a_round_has_failed(key: str) -> None:
+def test_after_a_lost_round_a_failed_or_unacked_tuple_still_fails(key: str) -> None:
     stepped = holding(key, again=False).step()
     lose_from(stepped, 0)
     collector, tup = seen(key).held[0]
@@ -270,7 +283,7 @@ def test_a_tuple_that_a_bolt_fails_or_nobody_acks_after_the_loss_of_a_round_has_
 
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("4.6")
-def test_tuples_that_take_a_round_with_them_each_time_have_failed_in_the_end(key: str) -> None:
+def test_tuples_whose_round_is_lost_every_time_fail_in_the_end(key: str) -> None:
     stepped = holding(key)
     losses = 0
     while not seen(key).failed and losses < 20 * LOSSES_MAX:

@@ -1,4 +1,4 @@
-"""Ticks: a bolt is told that time has gone on, among its other tuples, and also when no other comes."""
+"""Ticks: a bolt gets them among its other tuples, and also when no other tuple comes."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def built(key: str, items: list[Any], bolt: Any, tasks: int = 1) -> CoreTopology
 
 
 @pytest.mark.parametrize("kind", ["rich", "basic"])
-def test_each_task_of_a_bolt_is_given_a_tick_when_its_time_has_gone_by_though_nothing_comes(
-    key: str, kind: str
-) -> None:
+def test_each_task_of_a_bolt_gets_a_tick_when_its_interval_has_passed_without_tuples(key: str, kind: str) -> None:
     bolt = Ticking(key, ack) if kind == "rich" else TickingBasic(key)
     stepped = Stepped(built(key, [], bolt, tasks=2)).step(1)
     stepped.step(3, seconds=3)
@@ -85,7 +83,7 @@ def test_each_task_of_a_bolt_is_given_a_tick_when_its_time_has_gone_by_though_no
     stepped.step(1, seconds=1)
     assert seen(key).executed == ["tick", "tick"]
     stepped.step(1, seconds=100)
-    stepped.step(5, seconds=1)  # what was missed is not made up for
+    stepped.step(5, seconds=1)  # missed ticks are not made up for
     assert seen(key).executed == ["tick"] * 4
     status = stepped.driver.status()
     assert (status.trees, status.pending, status.held) == (0, 0, {})
@@ -100,7 +98,7 @@ def test_a_tick_comes_after_the_tuples_that_have_come_before_it(key: str) -> Non
     assert seen(key).executed == [(1,), (2,), (3,), "tick"]
 
 
-def test_rounds_without_a_tick_in_reach_wait_as_long_as_ever_and_others_until_it_is_due(key: str) -> None:
+def test_a_round_waits_for_spouts_no_longer_than_until_the_next_tick(key: str) -> None:
     stepped = Stepped(built(key, [], Ticking(key, ack))).step(1)
     stepped.clock.now += 7
     stepped.driver._spout_wait_s = 5.0
@@ -136,7 +134,9 @@ def test_a_bolt_that_dies_of_a_tick_is_made_anew(key: str) -> None:
 
 
 class UntilTicks:
-    """Holds tuples until a tick comes, and does ``at_tick`` with each of them then: as those do that write many at once."""
+    """Holds tuples until a tick comes, then calls ``at_tick`` with each,
+    as bolts do that write many at once.
+    """
 
     held: list[Tuple]
 
@@ -185,7 +185,7 @@ def test_a_bolt_that_lets_tuples_go_at_ticks_does_so_while_a_checkpoint_waits_fo
 
 
 class Summary(Count):
-    """Tells of its sum at each tick: a tree of the tick's."""
+    """Emits its sum at each tick, anchored to the tick."""
 
     tick_s = 1.0
 
@@ -199,7 +199,9 @@ class Summary(Count):
 def test_bolts_whose_ticks_come_at_different_times_do_not_keep_a_checkpoint_waiting_for_ever(
     key: str, tmp_path: Path
 ) -> None:
-    """While one lets go what it holds, a tick of the count would make a new tree for the other to hold."""
+    """While one bolt lets its tuples go, a tick of the count would start a
+    new tree for the other bolt to hold.
+    """
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a"] * 1_000], per_call=1))
     builder.set_bolt("count", Summary(key)).fields_grouping("words", Fields("word"))
@@ -239,7 +241,7 @@ def test_a_stateful_bolt_that_holds_tuples_is_given_its_ticks_while_a_checkpoint
     assert stepped.recoveries == 0
 
 
-def test_the_topology_says_how_often_bolts_are_given_ticks_that_do_not_say_it_themselves(key: str) -> None:
+def test_a_bolt_without_a_tick_interval_of_its_own_gets_that_of_the_topology(key: str) -> None:
     builder = TopologyBuilder("ticks")
     builder.set_spout("spout", ListSpout(key, []))
     builder.set_bolt("own", Ticking(key, ack)).shuffle_grouping("spout")
@@ -260,7 +262,7 @@ def test_a_run_gives_ticks_as_configured(key: str) -> None:
 
 
 class Windows(BaseWindowedBolt):
-    """Short ones, by the real clock."""
+    """Short windows, by the real clock."""
 
     def __init__(self) -> None:
         super().__init__(TimeWindow(0.2), key=["word"])
@@ -273,7 +275,7 @@ class Windows(BaseWindowedBolt):
 
 
 class Notes(BaseBasicBolt):
-    """Writes what comes into a file."""
+    """Writes its tuples into a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

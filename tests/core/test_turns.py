@@ -1,4 +1,4 @@
-"""Rounds that overlap: what a task hears is in order all the same."""
+"""Rounds that overlap: each task still gets its records in order."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def test_a_round_without_predecessor_runs_at_once() -> None:
 
 
 class Jittery(LocalRounds):
-    """Two rounds at once, whose tasks take their time. ``at_once``: the most that there were."""
+    """Two rounds at once, whose tasks take random times.
+
+    ``at_once``: the most rounds at the same time.
+    """
 
     rounds_max = 2
 
@@ -106,7 +109,7 @@ def run_to_the_end(key: str, count: int, lose: Sequence[int] = ()) -> Jittery:
 
 
 def forward(bolt: Any, tup: Any, collector: Any) -> None:
-    """Tells which task it was, too."""
+    """Emits a number that also tells the task."""
     collector.emit([tup["n"] * 2 + bolt.context.task_index], anchors=tup)
     collector.ack(tup)
 

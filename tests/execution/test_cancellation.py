@@ -1,4 +1,6 @@
-"""Dead attempts: their tasks end, their slots are free again, and nothing they still do has an effect."""
+"""Dead attempts: their tasks end, their slots become free,
+and later writes of theirs are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ EXACT = {f"w{number}": 10 for number in range(4)}
 
 
 class Stalls(BaseBasicBolt):
-    """Hangs in its first attempt at the first batch, in every task; writes its process id down before it does."""
+    """Hangs (or does what ``how`` says) in every task of 1:1,
+    after it has written down its process id.
+    """
 
     deterministic = True
 
@@ -82,16 +86,16 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
 @pytest.mark.behaviour("1.12")
 @pytest.mark.rule("C18")
 def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, tmp_path: Path) -> None:
-    """1.12. The hanging tasks fill every slot that there is: the replay needs them back."""
+    """The hanging tasks fill every slot, so the replay needs those slots back."""
     topology = stalling(tmp_path, hang)
-    # A new worker may take more than one timeout to begin: attempts are not what is counted here.
+    # A new worker may take longer than one timeout to begin, so many attempts are allowed.
     with start(topology, runner, **{"topology.message.timeout.secs": 5, "topology.max.attempts": 100}) as run:
         run.wait_until_caught_up(300)
         failed = [event for event in run.events() if event.kind == "cancelled"]
         assert "processing phase of 1:1 took longer than topology.message.timeout.secs (5 s)" in failed[0].detail
         plans = [each.plan for each in run.transactions()]
     assert counted(tmp_path / "x.db") == EXACT
-    assert 1 <= plans[0]["0"]["next"] <= 10  # C18: half of what timed out, each time
+    assert 1 <= plans[0]["0"]["next"] <= 10  # C18: after each timeout the batch is halved
     pids = {int(each.name) for each in (tmp_path / "pids").iterdir()}
     if runner[0] == "spark":
         assert os.getpid() not in pids
@@ -100,7 +104,7 @@ def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, 
 
 @pytest.mark.fault(6)
 def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:
-    """Fault 6."""
+    """Another worker does the batch again."""
     if runner[0] == "local":
         return  # the worker is this process
     with start(stalling(tmp_path, die), runner) as run:
@@ -110,7 +114,7 @@ def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -
 
 
 def kill_executor() -> None:
-    """The JVM that this worker works for: its parent is the daemon that forked it, and that one's is the executor."""
+    """Kill the executor of this worker: the parent of the daemon that forked the worker."""
     daemon = os.getppid()
     executor = int(Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()[1])
     os.kill(executor, signal.SIGKILL)
@@ -119,7 +123,9 @@ def kill_executor() -> None:
 
 @pytest.mark.fault(5)
 def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Path) -> None:
-    """Fault 5, and 1.8: what it held is lost with it; the other one, or its successor, does the batch again."""
+    """What the executor held is lost; the other executor, or its successor,
+    does the batch again.
+    """
     config = {"topology.message.timeout.secs": 60, "topology.collapse.records.max": 0}
     with start(stalling(tmp_path, kill_executor), ("spark", config)) as run:
         run.wait_until_caught_up(240)
@@ -128,7 +134,9 @@ def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Pat
 
 
 class LateCommit(UpdateGlobalCount):
-    """The first attempt stalls inside its commit phase, past its timeout, then writes: what a zombie would do."""
+    """Stalls in the commit phase of the first attempt, past its timeout, and writes then,
+    like a zombie.
+    """
 
     commits_on_driver = True
 
@@ -157,8 +165,11 @@ class LateCommit(UpdateGlobalCount):
 @pytest.mark.fault(7)
 @pytest.mark.rule("C1")
 def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: Path) -> None:
-    """In this process, where no Spark ends the thread. The fence is closed before the replay commits; the key
-    that the zombie writes is one that its successor never touches."""
+    """In this process, where no Spark ends the thread.
+
+    The fence is closed before the replay commits. The zombie writes a key that its successor never
+    touches.
+    """
     spout = OpaqueMemoryTransactionalSpout({0: [[1], [2]]}, Fields(count=int), 10)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words", Fields(word=str), Fields(n=int)))
     builder = TransactionalTopologyBuilder("zombie", "spout", spout, 1)
@@ -167,7 +178,7 @@ def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: 
     config = {"topology.message.timeout.secs": 2}
     with start(builder.build(), ("local", {}), **config) as run:
         deadline = time.monotonic() + 30
-        while state_open(tmp_path / "x.db") != (1, 2):  # closed: open for the attempt that will follow
+        while state_open(tmp_path / "x.db") != (1, 2):  # open for the next attempt: the fence is closed
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (tmp_path / "go on").touch()
@@ -182,7 +193,7 @@ def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: 
 
 
 class Holds(BaseBatchBolt):
-    """Below the committer."""
+    """A bolt below the committer that holds the commit phase."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)

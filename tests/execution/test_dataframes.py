@@ -23,12 +23,12 @@ from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.runners import DATA, WORDS, start
 
-# In one process that runs Spark, in-process runs too: a DataFrame needs a session.
+# All in the process that runs Spark, in-process runs too: a DataFrame needs a session.
 pytestmark = pytest.mark.spark
 
 
 class TopWords(DataFrameBolt):
-    """Words and how often they are in the batch, with their rank: a window, which no other bolt has."""
+    """The words of a batch, their counts and their ranks, by a window function of SQL."""
 
     def __init__(self, failures: str | None = None) -> None:
         self.failures = failures

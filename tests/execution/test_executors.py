@@ -1,4 +1,6 @@
-"""The same topologies in this process and on Spark, collapsed and spread: same results, same failures."""
+"""The same topologies in this process and on Spark, collapsed and spread: same results,
+same failures.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_global_count_is_exact_and_resumes(runner: Any, tmp_path: Path, opaque: 
 
 
 class Order(BaseTransactionalBolt, Committer):
-    """Writes down, per batch and task, what it was given and in which order."""
+    """Writes down, per batch and task, the words that it was given, in order."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -79,7 +81,7 @@ class Order(BaseTransactionalBolt, Committer):
 
 @pytest.mark.behaviour("1.3", "1.6")
 def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path: Path) -> None:
-    """1.3 and 1.6: also tasks without a tuple finish; a replayed batch brings the same tuples in the same order."""
+    """Tasks without a tuple finish too. A replayed batch has the same tuples in the same order."""
     failures = tmp_path / "failures"
     failures.write_text("2")
     seen = tmp_path / "seen"
@@ -102,7 +104,7 @@ def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path
 
 
 @pytest.mark.rule("C11")
-def test_rows_come_in_the_order_of_their_senders_whatever_the_exchange_made_of_it(
+def test_rows_arrive_in_the_order_of_their_senders_whatever_the_exchange_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(folder: Path) -> dict[str, str]:
@@ -127,7 +129,7 @@ def test_rows_come_in_the_order_of_their_senders_whatever_the_exchange_made_of_i
 
 
 class Failing(BaseBatchBolt):
-    """Below a committer: fails its first commit phases."""
+    """A bolt whose first ``finish_batch`` calls fail."""
 
     def __init__(self, file: str, times: int) -> None:
         self.file = file
@@ -160,7 +162,7 @@ def test_failed_exceptions_replay_and_count_once(runner: Any, tmp_path: Path, op
 
 
 class LateTotal(Failing):
-    """As ``Failing``, for the stream of the global count."""
+    """Like ``Failing``, for the stream of the global count."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file, 0)
@@ -214,7 +216,9 @@ class Doubles(ArrowBolt):
 
 @pytest.mark.behaviour("1.9")
 def test_streams_diamonds_and_a_committer_below_a_committer_are_exact(runner: Any, tmp_path: Path) -> None:
-    """Several streams, a join of two components, the A-B-C-D example, all groupings; counts verified on every edge."""
+    """Several streams, a join of two components, the A-B-C-D example, all groupings;
+    counts verified on every edge.
+    """
     path = tmp_path / "x.db"
     spout = OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)
     builder = TransactionalTopologyBuilder("diamond", "spout", spout, 2)
@@ -248,7 +252,7 @@ def test_an_unpicklable_committer_fails_with_advice(runner: Any, tmp_path: Path)
 
 
 class Leaky(BatchCount):
-    """Opens what cannot travel."""
+    """Holds an object that cannot be pickled."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         super().prepare(conf, context, collector, batch_id)
@@ -286,7 +290,9 @@ class Wrong(Split):
 
 @pytest.mark.behaviour("1.2")
 def test_several_batches_process_at_once_and_commits_do_not_overlap(runner: Any, tmp_path: Path) -> None:
-    """1.2, on recorded events: with four pending, processing overlaps; commits are strictly one after the other."""
+    """By recorded events: with four batches pending, processing overlaps;
+    commits come strictly one after the other.
+    """
     builder, _ = global_count(tmp_path / "x.db")
     builder.set_bolt("gate", Gate(str(tmp_path / "gate"), 3), 1).global_grouping("spout")
     (tmp_path / "gate").mkdir()
@@ -313,7 +319,9 @@ def test_several_batches_process_at_once_and_commits_do_not_overlap(runner: Any,
 
 
 class Gate(BatchCount):
-    """Holds the first batches until two are here: they can be only if they are processed at once."""
+    """Holds the first batches until two have arrived, which happens
+    only if they are processed at once.
+    """
 
     def __init__(self, folder: str, last: int) -> None:
         self.folder = folder

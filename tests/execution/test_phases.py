@@ -1,4 +1,4 @@
-"""When a bolt's methods are called: the A-B-C-D example, replays of both phases, and opaque batches that come back shorter."""
+"""When a bolt's methods are called: the A-B-C-D example, replays, and shorter opaque batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.kit.runners import DATA, start
 
 
 class Noted(BaseBatchBolt):
-    """Writes down when it is called; passes its tuples on at the end, one while it goes."""
+    """Writes down its calls. Emits one row at its first tuple, and one when it finishes."""
 
     def __init__(self, folder: Path, fails: tuple[str, ...] = ()) -> None:
         self.folder = str(folder)
@@ -63,7 +63,7 @@ class Noted(BaseBatchBolt):
 
 
 class NotedCommitter(Noted, BaseTransactionalBolt):
-    """The same, to be set as a committer."""
+    """``Noted`` as a committer."""
 
 
 def abcd(folder: Path, fails: tuple[str, ...] = ()) -> TransactionalTopologyBuilder:
@@ -117,14 +117,14 @@ def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction
         records = run.transactions()
     assert [each.outcome for each in records[0].attempts] == ["failed", "failed", "committed"]
     seen = calls(tmp_path)
-    for attempt in (1, 2, 3):  # both phases, every time
+    for attempt in (1, 2, 3):  # each attempt has both phases
         assert {name for name, what, txid, a, _, _ in seen if (what, txid, a) == ("finish", 1, attempt)} >= {"A", "B"}
     finished = [a for name, what, txid, a, _, _ in seen if (name, what, txid) == ("D", "finish", 1)]
     assert finished[-1] == 3
 
 
 class Gathers(BaseTransactionalBolt, Committer):
-    """Passes each word on at once, and all that it has gathered again at the end."""
+    """Emits each word at once, and all words of the batch again when it finishes."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.collector = collector
@@ -144,7 +144,7 @@ class Gathers(BaseTransactionalBolt, Committer):
 
 @pytest.mark.behaviour("1.7")
 @pytest.mark.rule("C13")
-def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_phase(runner: Any, tmp_path: Path) -> None:
+def test_attributes_and_rows_of_a_committers_execute_reach_the_commit_phase(runner: Any, tmp_path: Path) -> None:
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
     builder = TransactionalTopologyBuilder(
         "gathers", "spout", OpaqueMemoryTransactionalSpout(DATA, Fields(word=str), 25)
@@ -160,8 +160,11 @@ def test_what_a_committer_gathered_and_emitted_in_execute_reaches_the_commit_pha
 
 
 @pytest.mark.behaviour("1.4")
-def test_batches_behind_one_that_comes_back_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
-    """A gives 1 to 50, B 51 to 100; A fails and comes back as 1 to 40; then B is 41 to 90, and C 91 to 140."""
+def test_batches_after_one_that_was_replanned_shorter_begin_where_it_ends(runner: Any, tmp_path: Path) -> None:
+    """Batch A is 1 to 50, B is 51 to 100. A fails and comes back as 1 to 40.
+
+    Then B is 41 to 90, and C is 91 to 140.
+    """
     spout = OpaqueMemoryTransactionalSpout({0: [[str(number)] for number in range(1, 141)]}, Fields(word=str), 50)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))
     builder = TransactionalTopologyBuilder("shorter", "spout", spout, 1)
@@ -186,7 +189,7 @@ def test_batches_behind_one_that_comes_back_shorter_begin_where_it_ends(runner: 
 
 
 class Gate(BaseBatchBolt):
-    """Fails the first attempt at txid 1, but not before it is told to."""
+    """Fails the first attempt at txid 1 as soon as it is told to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -209,7 +212,9 @@ class Gate(BaseBatchBolt):
 def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From A to C rows are sent in the processing phase and received in the commit phase."""
+    """On the edge from A to C, rows are sent in the processing phase
+    and received in the commit phase.
+    """
     real, lost = collapsed.run_level, []
 
     def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
@@ -232,10 +237,12 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
 @pytest.mark.behaviour("1.7", "1.11")
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.rule("C31")
-def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
+def test_rows_that_a_committer_emits_in_execute_reach_bolts_in_the_same_task(
     runner: Any, tmp_path: Path, tasks: int
 ) -> None:
-    """C31: rows of both phases, whichever of three tasks the committer was in, and when its state has ridden along."""
+    """C31: rows of both phases arrive, whichever task the committer was in,
+    also when its pickle travelled with them.
+    """
     data = {number: [[1]] * 3 * (number + 1) for number in range(3)}
     spout = OpaqueMemoryTransactionalSpout(data, Fields(n=int), 3)
     builder = TransactionalTopologyBuilder("execute", "spout", spout, tasks)
@@ -249,14 +256,14 @@ def test_what_a_committer_emits_in_execute_reaches_bolts_that_share_its_task(
     received = Counter((name, task) for name, what, _, _, task, _ in calls(tmp_path) if what == "execute")
     rows = [len(data[number]) for number in data] if tasks == 3 else [18]
     for task in range(tasks):
-        assert received[("C", task)] == rows[task] + 3  # each row, and in each of three batches one from finish_batch
+        assert received[("C", task)] == rows[task] + 3  # each row, and one from finish_batch per batch
         assert received[("D", task)] == received[("C", task)] + 3
 
 
 @pytest.mark.behaviour("1.10")
 @pytest.mark.parametrize("grouping", ["shuffle", "none", "local_or_shuffle"])
 def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Path, grouping: str) -> None:
-    """As many tasks as the spout has, and only one of those has something to read; local tuples stay where they are."""
+    """The bolt has as many tasks as the spout, and only one spout task has something to read."""
     spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 10}, Fields(n=int), 10)
     builder = TransactionalTopologyBuilder("shared", "spout", spout, 2)
     getattr(builder.set_bolt("A", Noted(tmp_path), 2), f"{grouping}_grouping")("spout")
@@ -267,7 +274,7 @@ def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Pat
 
 
 def test_shuffled_rows_that_were_read_in_about_equal_shares_stay_where_they_are(tmp_path: Path) -> None:
-    """Balance that is there already is not paid for."""
+    """Rows that are spread evenly already need no shuffle."""
     spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 10, 1: [[1]] * 6}, Fields(n=int), 10)
     builder = TransactionalTopologyBuilder("even", "spout", spout, 2)
     builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
@@ -277,7 +284,7 @@ def test_shuffled_rows_that_were_read_in_about_equal_shares_stay_where_they_are(
 
 
 class Repeating(NotedCommitter):
-    """Passes each tuple on at once, and one more at the end."""
+    """Emits a row for each tuple at once, and one more when it finishes."""
 
     def execute(self, tup: Any) -> None:
         self.collector.emit([1])
@@ -287,10 +294,12 @@ class Repeating(NotedCommitter):
 
 @pytest.mark.behaviour("1.11")
 @pytest.mark.parametrize("wrong", ["another task", "twice, another lost"])
-def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_before_they_are_used(
+def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    """As many are received in all as were sent: only the tasks' own counts tell."""
+    """As many rows are received in all as were sent,
+    so only the counts per task show the mistake.
+    """
     real, strayed = collapsed.run_level, []
 
     def straying(topology: Any, phase: Any, level: int, *arguments: Any, **options: Any) -> Any:
@@ -324,7 +333,7 @@ def test_rows_that_come_to_another_task_than_they_were_sent_to_fail_the_attempt_
 def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """C30: that is a fault of the product, which no number of attempts will mend."""
+    """C30: this is a fault of the product; more attempts do not help."""
     real = collapsed.run_level
 
     def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:

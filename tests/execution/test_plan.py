@@ -36,7 +36,7 @@ def test_plan_local_edges_are_fused_and_redistributions_are_not() -> None:
     assert [edge.fused for edge in plan.edges] == [True, False, False]
 
 
-def test_plan_shuffled_rows_stay_only_where_they_are_spread_already() -> None:
+def test_plan_a_shuffle_is_fused_only_where_rows_are_already_spread() -> None:
     b = builder()
     b.set_bolt("first", Relay(), 2).shuffle_grouping("spout")
     b.set_bolt("second", Relay(), 2).none_grouping("first")
@@ -47,7 +47,7 @@ def test_plan_shuffled_rows_stay_only_where_they_are_spread_already() -> None:
     assert [len(level.segments) for level in plan.for_batch(even=False).processing] == [1, 1, 1]
 
 
-def test_plan_shuffled_rows_of_a_committer_are_never_taken_for_spread() -> None:
+def test_plan_a_shuffle_below_a_committer_is_never_fused() -> None:
     b = builder()
     b.set_committer_bolt("commit", Anything(), 2).local_or_shuffle_grouping("spout")
     b.set_bolt("after", Anything(), 2).shuffle_grouping("commit")
@@ -65,7 +65,7 @@ def test_plan_shuffled_rows_of_a_committer_are_never_taken_for_spread() -> None:
         ({"0": 10, "1": 4, "2": 0}, True),  # task 1 has more than half of an even share
         ({"0": 10, "1": 3, "2": 0}, False),
         ({"0": 0, "1": 5, "2": 5}, True),
-        ({"0": 10, "1": None}, False),  # not known
+        ({"0": 10, "1": None}, False),  # the number is not known
         ({}, False),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_batch_is_even_when_every_spout_task_reads_its_share(records: dict[str
     assert is_even(plan_execution(b.build()), records) is even
 
 
-def test_what_a_general_spout_emits_where_is_not_known() -> None:
+def test_a_batch_of_a_general_spout_is_never_taken_for_even() -> None:
     b = TransactionalTopologyBuilder("t", "spout", AnySpout(), 2)
     b.set_bolt("a", Relay(), 2).shuffle_grouping("spout")
     assert not is_even(plan_execution(b.build()), {GENERAL_PARTITION: 100})

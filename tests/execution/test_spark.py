@@ -1,4 +1,6 @@
-"""What is Spark's own: results are materialised once, a lost one fails the attempt, nothing is left behind."""
+"""The Spark executor: results are materialised once, a lost one fails the attempt,
+no block stays.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ RANGES = {str(each): {"first": 0, "next": 5, "rows": [[f"w{number}"] for number 
 
 
 class Witness(BatchCount):
-    """Writes a line into a file each time it is prepared, and each time it finishes."""
+    """Writes a line into a file for each ``prepare`` and each ``finish_batch``."""
 
     def __init__(self, file: Path) -> None:
         self.file = str(file)
@@ -113,7 +115,7 @@ def test_an_attempt_that_was_cancelled_does_not_start(executor: SparkExecutor, t
 
 @pytest.mark.rule("C10")
 def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it runs one level or a whole phase."""
+    """Both the task of one level and that of a whole phase."""
 
     class Second:
         def attemptNumber(self) -> int:
@@ -130,7 +132,7 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.rule("C10")
-def test_spark_is_told_to_repeat_nothing(executor: SparkExecutor) -> None:
+def test_spark_is_configured_to_repeat_no_task(executor: SparkExecutor) -> None:
     assert executor._spark.active is not None
     told = executor._spark.context.getConf()
     names = ("spark.task.maxFailures", "spark.stage.maxConsecutiveAttempts", "spark.speculation")
@@ -157,7 +159,7 @@ def test_a_worker_that_replaces_a_killed_one_begins_with_ratchet_imported(spark:
     """Otherwise an attempt may time out again and again while its workers are still importing."""
     context = SparkContext._active_spark_context
     assert context is not None
-    # By value: unpickled by reference it would import this module, and with it all of Ratchet.
+    # Pickled by value: by reference, a worker would import this module, and with it all of Ratchet.
     made: dict[str, Any] = {"__name__": "__main__"}
     exec(
         "import os, signal, sys\n"

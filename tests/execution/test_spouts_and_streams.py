@@ -1,4 +1,6 @@
-"""The general spout, direct streams, and memory sources that change under way, on every executor."""
+"""The general spout, direct streams, and memory sources that change during a run,
+on every executor.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from tests.kit.runners import start
 
 
 class Numbers(TransactionalSpout):
-    """The numbers below ``last``, seven to a batch, dealt out over the emitters; evens on a stream of their own."""
+    """The numbers below ``last``, seven per batch, dealt out to the emitters;
+    even ones on a stream of their own.
+    """
 
     def __init__(self, last: int, log: Path) -> None:
         self.last = last
@@ -86,7 +90,7 @@ def counts(state: MapState, words: Sequence[str]) -> dict[str, Any]:
 
 @pytest.mark.behaviour("1.1", "1.3")
 def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: Any, tmp_path: Path) -> None:
-    """1.1, 1.3: metadata of txid N is made from that of N - 1, once, over failures and a restart."""
+    """Metadata of txid N is made once, from that of N - 1, in spite of failures and a restart."""
     (tmp_path / "failures").write_text("2")
     log, store = tmp_path / "log", MemoryStore()
     states = [TransactionalMapState(SqliteBackend(tmp_path / "x.db", name)) for name in ("every", "even")]
@@ -116,11 +120,11 @@ def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: A
     assert counts(states[1], list(evens)) == evens
 
 
-# --- direct streams --------------------------------------------------------------------------------------------------
+# --- direct streams -------------------------------------------------------------------------------
 
 
 class Route(BaseBasicBolt):
-    """Sends a word to the task that its length says."""
+    """Sends a word to a task that depends on its length."""
 
     deterministic = True
 
@@ -146,7 +150,7 @@ class Route(BaseBasicBolt):
 
 
 class Seen(BaseBasicBolt):
-    """Says in which task it saw a word."""
+    """Emits the words that it got, with its task."""
 
     deterministic = True
 
@@ -213,7 +217,7 @@ def test_groupings_and_direct_declarations_must_agree(tmp_path: Path) -> None:
         builder.build()
 
 
-# --- sources that change ---------------------------------------------------------------------------------------------
+# --- sources that change --------------------------------------------------------------------------
 
 
 def word_count(spout: Any, path: Path) -> tuple[Any, MapState]:

@@ -1,4 +1,6 @@
-"""Fixtures of the fault tests: a topology as processes, on servers that may be hurt."""
+"""Fixtures of the fault tests: a topology with drivers as processes,
+on servers that tests may kill.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.kit.topics import Topics
 
 @pytest.fixture
 def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperServer]:
-    """A server of the test's own, to be hurt."""
+    """A ZooKeeper server of the test's own, which it may kill."""
     with ZooKeeperServer(tmp_path / "zookeeper") as server:
         yield server
 
@@ -30,7 +32,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def make_job(servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Makes the job: opaque on SQLite and the shared servers, unless told otherwise."""
+    """Makes a job: opaque values in SQLite, and the shared servers, unless told otherwise."""
     made: list[Job] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""Faults of brokers: rows 14 and 15, and 29 for their links."""
+"""Faults of brokers: rows 14 and 15."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leader_of(cluster: KafkaCluster, topic: str, partition: int) -> KafkaBroker:
 
 
 def in_sync(cluster: KafkaCluster) -> bool:
-    """Whether every replica of every partition is."""
+    """Whether every replica of every partition is in sync."""
     metadata = Topics(cluster.bootstrap_servers).admin.list_topics(timeout=30)
     partitions = [each for topic in metadata.topics.values() for each in topic.partitions.values()]
     return all(len(each.isrs) == len(each.replicas) for each in partitions)
@@ -54,7 +54,8 @@ def test_commits_go_on_after_the_leader_of_a_partition_is_killed(
                 faults.recovery("leader broker of three killed", job.committed, victim.kill)
             finally:
                 victim.start()
-            # A second one may die when the first has all again: before, some partitions have nobody who may lead them.
+            # Wait until the first broker is in sync before a second one dies: until then, some
+            # partitions would have no replica that may lead.
             wait_for(lambda: in_sync(three))
             before = job.committed()
             wait_for(lambda before=before: job.committed() > before)  # type: ignore[misc]
@@ -66,7 +67,7 @@ def test_commits_go_on_after_the_leader_of_a_partition_is_killed(
 def test_commits_go_on_after_all_brokers_are_bounced(
     make_job: Callable[..., Job], three: KafkaCluster, faults: Faults
 ) -> None:
-    """TERM, all at once, and up again."""
+    """SIGTERM to all at once, then start them again."""
 
     def bounce() -> None:
         three.stop()

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
 def die_at_each(job: Job, faults: Faults, boundaries: range) -> set[str]:
-    """A life for each boundary; returns the boundaries, by name, at which drivers died."""
+    """Run a driver for each boundary, and let it die there. Returns the names of the boundaries."""
     died: set[str] = set()
     with Feed(job.topics.bootstrap_servers, job.name):
         for number in boundaries:
@@ -36,7 +36,7 @@ def die_at_each(job: Job, faults: Faults, boundaries: range) -> set[str]:
 def test_a_driver_that_dies_at_some_step_boundaries_ends_exact(
     make_job: Callable[..., Job], faults: Faults, values: str, often: Often
 ) -> None:
-    """Each life some boundaries further from its start than the one before."""
+    """Each driver dies some boundaries further from its start than the one before."""
     job = make_job(values=values)
     boundaries = range(1, 28, often(9, 3))
     died = die_at_each(job, faults, boundaries)
@@ -121,7 +121,7 @@ def test_a_process_that_dies_after_two_of_four_commit_tasks_ends_exact(
         assert run.finish() == 9, run.tail()
         faults.injected()
         assert "dies in commit task 2" in run.log.read_text()
-        run.start()  # once is enough: the folder remembers
+        run.start()  # it does not die again: a file in the folder says that it has died
         before = job.committed()
         wait_for(lambda: job.committed() > before + 3)
     job.finish()
@@ -129,7 +129,7 @@ def test_a_process_that_dies_after_two_of_four_commit_tasks_ends_exact(
 
 @pytest.mark.fault(30)
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(make_job: Callable[..., Job], faults: Faults) -> None:
-    """Forward and back, every 50 ms, for as long as the driver lives."""
+    """The clock jumps forward and back, every 50 ms, as long as the driver lives."""
     job = make_job()
     run = job.process(module="tests.kit.jumping_run")
     with Feed(job.topics.bootstrap_servers, job.name):

@@ -1,4 +1,6 @@
-"""Faults of Spark's processes, on a standalone cluster: rows 5 to 8 and 27; and the flights on three of everything."""
+"""Faults of Spark's processes, on a standalone cluster: rows 5 to 8;
+and the flights on three servers of each kind.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
 def on_cluster(
     make_job: Callable[..., Job], own_postgres: PostgresServer, spark_cluster: SparkCluster
 ) -> Callable[..., Job]:
-    """Makes the job for the cluster: figures in PostgreSQL, since SQLite is of one host."""
+    """Makes a job for the cluster.
+
+    Its figures are in PostgreSQL, since SQLite works on one host only.
+    """
 
     def make(**settings: Any) -> Job:
         return make_job(
@@ -116,7 +121,9 @@ def test_a_worker_that_runs_out_of_memory_stops_the_topology_after_max_attempts(
     tmp_path: Path,
     faults: Faults,
 ) -> None:
-    """RLIMIT_AS, by spark.executor.pyspark.memory; the bolt asks for more with every try."""
+    """``spark.executor.pyspark.memory`` sets RLIMIT_AS;
+    the bolt asks for more than that at every try.
+    """
     topics.send(topics.create(name), [b"x"] * 10)
     settings = {
         "app.topic": name,
@@ -144,7 +151,10 @@ def test_a_worker_that_runs_out_of_memory_stops_the_topology_after_max_attempts(
 def test_a_paused_executor_that_wakes_after_its_attempt_writes_nothing(
     on_cluster: Callable[..., Job], spark_cluster: SparkCluster, faults: Faults, seed: int
 ) -> None:
-    """SIGSTOP for longer than Spark and the batch wait; others do its work; then it goes on where it was."""
+    """The SIGSTOP lasts longer than Spark and the batch wait.
+
+    Others do its work; then it goes on where it was.
+    """
     chance = random.Random(seed)
     job = on_cluster(
         **{
@@ -188,7 +198,7 @@ def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
     job = on_cluster(**{"topology.collapse.records.max": 0})
 
     def delete() -> None:
-        """For 2 s, whatever appears in the executors' folders."""
+        """For 2 s, delete every file that appears in the executors' folders."""
         until = time.monotonic() + 2.0
         deleted = 0
         while time.monotonic() < until:
@@ -206,7 +216,9 @@ def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
 
 
 def finish(job: Job, spark_cluster: SparkCluster) -> None:
-    """Caught up without the cluster: what the figures are does not depend on who computed them."""
+    """Catch up without the cluster: the figures do not depend on
+    the executor that computed them.
+    """
     wait_for(lambda: not spark_cluster.executors(), 60)
     job.finish(job.process())
 
@@ -216,7 +228,9 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
 def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_killed(
     tmp_path: Path, own_postgres: PostgresServer, faults: Faults, seed: int
 ) -> None:
-    """The demo's topology and its figures, with an executor, a broker and a ZooKeeper server killed under way."""
+    """The topology and the figures of the demo; an executor,
+    a broker and a ZooKeeper server are killed in the run.
+    """
     chance = random.Random(seed)
     with (
         EmbeddedServers(tmp_path / "servers", shape=Shape(3, 3)) as servers,

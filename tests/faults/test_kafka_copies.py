@@ -1,4 +1,4 @@
-"""Kafka sinks and dead letters while drivers, workers, executors and servers are killed, and links cut: rows 2, 5, 6, 9, 15, 29."""
+"""Kafka sinks and dead letters under kills and cut links: rows 2, 5, 6, 9, 15, 29."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KILLS = int(os.environ.get("RATCHET_KILLS", "5"))
         pytest.param(2, "postgres", {"topology.collapse.records.max": 0}, id="cluster-beside-postgres"),
     ],
 )
-def test_each_record_is_copied_once_and_each_bad_one_is_one_letter_whatever_is_killed(
+def test_each_record_is_copied_once_and_each_bad_one_becomes_one_dead_letter_whatever_is_killed(
     tmp_path: Path, seed: int, faults: Faults, workers: int, store: str, settings: dict[str, Any]
 ) -> None:
     chance = random.Random(seed)
@@ -55,7 +55,7 @@ def copied(*good: int, bad: int = 1, total: int = 3) -> Copied:
     return Copied(Counter(("k", n) for n in good), Counter({("t", 0, 7, b""): bad}), {"k": (2, total)})
 
 
-def test_what_is_missing_doubled_or_foreign_is_named_and_what_agrees_is_not() -> None:
+def test_missing_doubled_and_foreign_records_are_named_as_problems() -> None:
     def problems(found: Copied) -> list[str]:
         return Outcome(Kills(), copied(1, 2), found).problems()
 

@@ -69,9 +69,7 @@ def test_a_lost_acknowledgement_of_postgres_is_reconciled(
 
 @pytest.mark.fault(22)
 @pytest.mark.slow
-def test_a_rival_that_locks_the_sqlite_file_is_waited_for(
-    make_job: Callable[..., Job], faults: Faults, often: Often
-) -> None:
+def test_a_lock_on_the_sqlite_file_is_waited_for(make_job: Callable[..., Job], faults: Faults, often: Often) -> None:
     job = make_job()
 
     def lock() -> None:
@@ -88,7 +86,7 @@ WORDS = [f"w{number % 7}" for number in range(700)]
 
 
 class Struck(PostgresBackend):
-    """Its server goes down when a commit task is about to write to it."""
+    """A backend that calls ``strike`` once, when a commit task is about to write."""
 
     strike: Callable[[], None] | None = None
 
@@ -103,7 +101,10 @@ class Struck(PostgresBackend):
 def test_a_batch_that_one_sink_committed_while_the_other_was_down_is_replayed_unchanged(
     own_postgres: PostgresServer, tmp_path: Path, name: str, faults: Faults
 ) -> None:
-    """A is SQLite, B PostgreSQL, which goes down between the two: every further try leaves A's rows as they are."""
+    """PostgreSQL goes down after SQLite has committed the batch.
+
+    Further tries leave the rows in SQLite as they are.
+    """
     path, table = tmp_path / "a.db", name.replace("-", "_")
     spout = OpaqueMemoryTransactionalSpout({0: [[word] for word in WORDS]}, Fields(word=str), 5)
     builder = TransactionalTopologyBuilder(name, "spout", spout)
@@ -164,7 +165,7 @@ def test_a_full_disk_under_sqlite_fails_attempts_until_there_is_room(
                 pass
         before = job.committed()
         time.sleep(1.0)
-        assert job.committed() <= before + 1  # what was written already may be closed yet
+        assert job.committed() <= before + 1  # a transaction that was written before may still be closed
         ballast.unlink()
 
     strike(job, faults, "SQLite's disk full for 1 s", fill, times=3)
@@ -188,7 +189,7 @@ def test_a_damaged_row_stops_the_topology_and_is_named(tmp_path: Path, faults: F
     spout.set_take(10)
     with submit(builder.build(), {}, store, "local") as run:
         run.wait_for_commit(2, 30)
-    with sqlite3.connect(path) as connection:  # as a file that was damaged: its constraints do not hold any more
+    with sqlite3.connect(path) as connection:  # as in a damaged file, whose constraints no longer hold
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_schema SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'words'")
     with sqlite3.connect(path) as connection:

@@ -41,10 +41,10 @@ def test_zookeeper_killed_around_commits_loses_no_transaction(
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("silent_s", [1.0, pytest.param(8.0, marks=pytest.mark.slow)])
-def test_nothing_is_committed_while_zookeeper_says_nothing(
+def test_nothing_is_committed_while_zookeeper_is_silent(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, silent_s: float
 ) -> None:
-    """Shorter and longer than the session, which lasts 2 s."""
+    """The silence is shorter, or longer, than the session, which lasts 2 s."""
     with TcpProxy(zookeeper.address) as link:
         job = make_job(zookeeper=link.address, watched=zookeeper.address)
         run = job.process()
@@ -54,7 +54,7 @@ def test_nothing_is_committed_while_zookeeper_says_nothing(
 
             def fall_silent() -> None:
                 link.black_hole()
-                time.sleep(0.1)  # what was under way when it began
+                time.sleep(0.1)  # a commit under way may still end
                 before = job.committed()
                 time.sleep(silent_s)
                 assert job.committed() == before
@@ -70,7 +70,9 @@ def test_nothing_is_committed_while_zookeeper_says_nothing(
 def test_a_session_that_expires_ends_a_term_and_another_begins(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults
 ) -> None:
-    """The same session is opened on another connection and closed there: ZooKeeper ends it for both."""
+    """The test opens the same session on another connection, and closes it there:
+    ZooKeeper ends it for both.
+    """
     job = make_job(zookeeper=zookeeper.address)
     store = ZooKeeperStore(zookeeper.address, "/ratchet", session_timeout_s=4)
     with Feed(job.topics.bootstrap_servers, job.name), submit(job.topology, {}, store, "local") as run:
@@ -106,7 +108,10 @@ def test_a_write_whose_reply_is_lost_is_recognised_as_its_own(
 def test_a_zookeeper_that_went_back_under_a_live_driver_stops_it(
     make_job: Callable[..., Job], zookeeper: ZooKeeperServer, faults: Faults, how: str
 ) -> None:
-    """Its servers refuse a client that has seen newer data; the driver gives its session up, looks anew, and stops."""
+    """The server refuses a client that has seen newer data.
+
+    The driver opens a new session, reads again, and stops.
+    """
     job = make_job(zookeeper=zookeeper.address)
     run = job.process()
     data, kept = zookeeper.folder / "data", zookeeper.folder / "kept"

@@ -56,7 +56,9 @@ class UpdateGlobalCount(BaseTransactionalBolt, Committer):
 
 
 class Relay(BaseBasicBolt):
-    """Passes on the one field ``word``, and fails when a file says so: its content is the number of failures left."""
+    """Passes on the one field ``word``, and fails when a file says so:
+    its content is the number of failures left.
+    """
 
     deterministic = True
 

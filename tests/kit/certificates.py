@@ -14,7 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: what brokers present (good for 127.0.0.1, expired, for another host), what clients trust."""
+    """PEM files: what brokers present (good for 127.0.0.1, expired, for another host),
+    what clients trust.
+    """
 
     authority: Path
     other_authority: Path
@@ -46,7 +48,7 @@ def make_certificates(folder: Path) -> Certificates:
 
 
 def new_pem() -> bytes:
-    """A certificate with its key, signed by itself: what a run makes for itself, without Java."""
+    """A self-signed certificate with its key, like the one that a run makes, but without Java."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "run")])
     now = datetime.datetime.now(datetime.UTC)

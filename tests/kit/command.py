@@ -1,6 +1,7 @@
-"""The command line in this process: what ``python -m MODULE WORDS`` does, without a new interpreter's seconds.
+"""Runs ``python -m MODULE WORDS`` in this process, which saves the start of an interpreter.
 
-A few tests start real processes all the same: one for each way in, and those that need a signal or a fresh import.
+A few tests start real processes all the same: one for each way in, and those that need a signal or
+a fresh import.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Answer:
 
 
 def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
-    """Run ``python -m MODULE WORDS`` in ``cwd``. An exception that the command does not catch is raised here."""
+    """Run ``python -m MODULE WORDS`` in ``cwd``.
+
+    An exception that the command does not catch is raised here.
+    """
     out, err = io.StringIO(), io.StringIO()
     status: object = 0
     with _as_a_new_process(module, words, cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -45,7 +49,9 @@ def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
 
 @contextlib.contextmanager
 def _as_a_new_process(module: str, words: tuple[str, ...], cwd: Path) -> Iterator[None]:
-    """Afterwards the arguments, the folder, the import path, the logs and the user's modules are as they were."""
+    """Restore the arguments, the folder, the import path,
+    the logs and the user's modules afterwards.
+    """
     argv, folder, path, modules = sys.argv, os.getcwd(), list(sys.path), set(sys.modules)
     logs, level = structlog.get_config(), logging.getLogger().level
     sys.argv = [module, *words]

@@ -1,5 +1,8 @@
-"""Spouts and bolts for tests of core topologies. What they did is kept outside of them, in ``Seen``, by key: copies of them
-share it as long as they live in this process."""
+"""Spouts and bolts for tests of core topologies.
+
+They record what they did in a ``Seen``, which is kept outside of them, by key. All copies of a
+component in this process share it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def seen(key: str) -> Seen:
 
 
 class ListSpout(BaseRichSpout):
-    """Emits each of ``items`` once, as its own message id (``tracked``), and again when it has failed (``again``)."""
+    """Emits each of ``items`` once.
+
+    ``tracked``: with the message id ``("id", item)``. ``again``: a failed item is emitted again.
+    """
 
     def __init__(self, key: str, items: list[Any], *, tracked: bool = True, again: bool = True) -> None:
         self.key, self.items, self.tracked, self.again = key, items, tracked, again
@@ -130,7 +136,7 @@ def nothing(bolt: Any, tup: Tuple, collector: Any) -> None:
 
 
 def hold(bolt: Any, tup: Tuple, collector: Any) -> None:
-    """Leaves the tuple to the test, with the collector."""
+    """Hands the tuple, with its collector, to the test."""
     seen(bolt.key).held.append((collector, tup))
 
 
@@ -147,7 +153,10 @@ class Clock:
 
 
 class Stepped:
-    """A core topology in this process, round by round, by a clock of its own. The timeout is 30 s."""
+    """Runs a core topology in this process, round by round, with its own clock.
+
+    The timeout is 30 s.
+    """
 
     def __init__(
         self,
@@ -165,7 +174,7 @@ class Stepped:
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
 
     def step(self, times: int = 1, *, seconds: float = 0.0) -> Stepped:
-        """Rounds; before each, ``seconds`` go by."""
+        """Run ``times`` rounds; the clock advances by ``seconds`` before each."""
         for _ in range(times):
             self.clock.now += seconds
             assert self.driver.step()

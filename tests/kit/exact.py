@@ -1,5 +1,8 @@
-"""An oracle of what a state holds, in exact arithmetic, and random work for it. It shares no code with sinks or framework:
-numbers are fractions, moments are microseconds, and a row is what its rows add up to."""
+"""An oracle for the content of a state, in exact arithmetic, and random work for it.
+
+It shares no code with sinks or framework. Numbers are fractions, moments are microseconds, and the
+row of a key is what its input rows add up to.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ from zoneinfo import ZoneInfo
 Exact = Any
 PARIS = ZoneInfo("Europe/Paris")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-#: Both hours that are called half past two on 25 October 2026 in Paris.
+#: Both moments that are half past two on 25 October 2026 in Paris.
 TWICE = [datetime.datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=PARIS) for fold in (0, 1)]
 NAN = "not a number"
 
 
 def exact(value: Any) -> Exact:
-    """A value as what it stands for: equal values of any form are equal, others are not."""
+    """What ``value`` stands for: two values of any form are equal
+    here exactly if they mean the same.
+    """
     if value is None or isinstance(value, (str, bytes, bool)):
         return value
     if isinstance(value, float) and not math.isfinite(value):
@@ -35,7 +40,7 @@ def exact(value: Any) -> Exact:
 
 
 def rank(value: Exact) -> Any:
-    """An order of exact values of one type, NaN above all numbers, text by its code points."""
+    """A sort key for exact values of one type: NaN above all numbers, text by its code points."""
     if isinstance(value, str) and value != NAN:
         return [ord(letter) for letter in value]
     return (1, 0) if value == NAN else (0, value)
@@ -73,20 +78,20 @@ COLUMNS = {
 }
 
 
-#: Those that SQLite adds and compares by itself.
+#: The columns that SQLite adds and compares by itself.
 PLAIN_COLUMNS = {name: (field, rule) for name, (field, rule) in COLUMNS.items() if field != "d"}
 Columns = Mapping[str, tuple[str | None, str]]
 
 
 class Oracle:
-    """Keys to rows, each a column -> exact value. A key that is not in it is absent, or was deleted."""
+    """``rows``: key -> column -> exact value. A key that is not in it is absent or deleted."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self.rows: dict[Exact, dict[str, Exact]] = {}
 
     def row(self, key: Any) -> dict[str, Exact]:
-        """The row of a key, made of nulls where there is none."""
+        """The row of a key. If there is none, it is created, all nulls."""
         return self.rows.setdefault(exact(key), dict.fromkeys(self.columns))
 
     def copy(self) -> Oracle:
@@ -95,7 +100,7 @@ class Oracle:
         return made
 
     def add(self, key: Any, row: dict[str, Any]) -> None:
-        """One row of the input."""
+        """Add one row of the input."""
         held = self.row(key)
         for column, (field, rule) in self.columns.items():
             value = exact(row[field]) if field is not None else 1
@@ -151,7 +156,9 @@ class Values:
         return Decimal((self.chance.randrange(2), tuple(map(int, str(unscaled))), -4))
 
     def whole_row(self, columns: Columns) -> tuple[Any, ...]:
-        """The values of every column, as a committer of one's own might put them: zeros, nulls, other forms."""
+        """The values of every column, as a user's own committer might put them: zeros, nulls,
+        other forms.
+        """
         fields = self.row()
         made = []
         for field, rule in columns.values():

@@ -1,7 +1,9 @@
 """A driver without Spark that dies, by ``os._exit``, where it is told.
 
-``app.die.at=N``: at the N-th boundary between two steps that others can see, counted from its first write to ZooKeeper on;
-``app.die.in.commit.task=N``: in the N-th task of a state's commit, once."""
+``app.die.at=N``: at the N-th boundary. A boundary is the moment before or after a write to
+ZooKeeper or to a sink; the moment after the first write to ZooKeeper is boundary 1.
+``app.die.in.commit.task=N``: in task N of a state's commit, once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def die(words: str) -> None:
 
 
 class Boundaries:
-    """Counts them, and dies at one."""
+    """Counts the boundaries that the driver passes, and dies at number ``last``."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -67,7 +69,7 @@ def subclasses(kind: type) -> list[type]:
 
 
 def fail_in_commit_task(number: int, folder: Path) -> None:
-    """Tasks 0 to N-1 have written; task N has not."""
+    """Die when task ``number`` is about to write: tasks 0 to ``number - 1`` have written."""
     prepare, finish_batch = StateCommitter.prepare, StateCommitter.finish_batch
     marker = folder / "died"
 

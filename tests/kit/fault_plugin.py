@@ -1,7 +1,8 @@
-"""``--fault-repeat N`` runs each test of a fault N times; ``--fault-report FILE`` says what happened.
+"""``--fault-repeat N`` runs each test of a fault N times; ``--fault-report FILE`` says what
+happened.
 
-A test of a fault carries ``@pytest.mark.fault(ROW, ...)``. What it injects, and how long the pipeline took to make progress
-again, it tells the ``faults`` fixture.
+A test of a fault carries ``@pytest.mark.fault(ROW, ...)``. It tells the ``faults`` fixture what it
+injects, and how long the pipeline took to make progress again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 
 from tests.kit.fault_rows import ROWS
 
-#: Progress means so many commits: what was in flight when the fault came does not count as having come through it.
+#: Progress means this many commits: batches that were already in flight do not prove recovery.
 COMMITS_AFTER = 4
 
 
@@ -50,20 +51,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Faults:
-    """What a test injects."""
+    """Where a test reports the faults that it injects."""
 
     def __init__(self, properties: list[tuple[str, Any]]) -> None:
         self._properties = properties
 
     def injected(self, count: int = 1) -> None:
-        """So many more faults happened that are not timed."""
+        """Count ``count`` more faults, whose recovery is not timed."""
         self._properties.append(("faults-injected", count))
 
     def recovery(
         self, kind: str, committed: Callable[[], int], cause: Callable[[], object], timeout_s: float = 300.0
     ) -> float:
-        """Let the fault happen; returns the seconds from its beginning until ``COMMITS_AFTER`` more transactions were
-        committed than when it was over. Raises ``TimeoutError`` when they are not (invariant 13)."""
+        """Call ``cause``, and wait for ``COMMITS_AFTER`` more commits than there were when it
+        returned.
+
+        Returns the seconds since ``cause`` was called. Raises ``TimeoutError`` after ``timeout_s``
+        (invariant 13).
+        """
         start = time.monotonic()
         cause()
         before = committed()
@@ -89,7 +94,7 @@ class _Row:
 
 
 class _Report:
-    """Gathers what the tests, in whatever process they ran, told about themselves."""
+    """Gathers what the tests reported, whatever process they ran in."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -105,7 +110,7 @@ class _Report:
             return
         recoveries = [tuple(value) for key, value in properties if key == "fault-recovery"]
         counted = sum(value for key, value in properties if key == "faults-injected") + len(recoveries)
-        injected = counted or 1  # the test is one fault, and says no more about it
+        injected = counted or 1  # a test that reports nothing is one fault
         self._total += injected
         for row in rows:
             each = self._rows[row]

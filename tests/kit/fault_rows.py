@@ -1,4 +1,6 @@
-"""The table of faults to survive: what is done, and what is expected of it (OK, WAIT, STOP)."""
+"""The table of faults to survive: number -> (fault, expected outcome: OK, WAIT,
+STOP or a phrase).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tables of files, written as a topology's tasks and driver do it; and one as an earlier version left it."""
+"""Tables of files, written as tasks and driver write them;
+and one as an earlier version left it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from sinks.tables.table import FileTable
 
 
 def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:
-    """The header, raised for that attempt."""
+    """Raise the header for an attempt, and return it."""
     found = table.read_header()
     header = found.opened(epoch, OpenCommit(txid, attempt, digest))
     table.raise_header(found, header)
@@ -22,7 +24,7 @@ def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: st
 
 
 def granted(header: Header, task: int = 0) -> TransactionAttempt:
-    """What one of its tasks is given."""
+    """The attempt that a task of the opened commit is given."""
     assert header.open is not None
     fence = CommitFence("topology", header.epoch, header.open.plan_digest, f"bolt:{task}")
     return TransactionAttempt(header.open.txid, header.open.attempt_id, fence)
@@ -31,7 +33,7 @@ def granted(header: Header, task: int = 0) -> TransactionAttempt:
 def append(
     table: FileTable, txid: int, *batches: pa.RecordBatch, attempt: int = 1, epoch: int = 1, digest: str = "digest"
 ) -> Header:
-    """A whole transaction, by one task."""
+    """Write, publish and finish a whole transaction, with one task. Returns its opened header."""
     header = opened(table, txid, attempt, epoch, digest)
     table.write(granted(header), batches)
     table.publish(header)
@@ -40,7 +42,10 @@ def append(
 
 
 def old_partitioned_table(path: Path, partition_by: list[str], *, compacted_by_old_command: bool = False) -> pa.Table:
-    """A ``ParquetTable`` in format 1, whose partition values are in the files' paths and nowhere else. Returns its rows."""
+    """Write a ``ParquetTable`` in format 1: partition values are in the files' paths only.
+
+    Returns its rows.
+    """
     day = datetime.date(2026, 1, 1)
     values = ["a/b=%é", "", None, " "]
     rows = pa.table({"p": values, "day": [day] * 4, "n": list(range(4))})

@@ -11,7 +11,9 @@ from tests.kit.processes import RunProcess
 
 
 class FlightsRun(RunProcess):
-    """The flights against given servers, until all of them are committed; on Spark, unless ``spark`` is false."""
+    """Runs the flights against given servers until all are committed; on Spark,
+    unless ``spark`` is false.
+    """
 
     def __init__(
         self, folder: Path, kafka: str, zookeeper: str, spout: str, batch: int, root: str, *, spark: bool = True
@@ -49,7 +51,9 @@ class FlightsRun(RunProcess):
         return row[0] or 0
 
     def check_exact(self) -> None:
-        """The figures of the file, and the invariants that can be seen from outside."""
+        """Compare the figures with the file, and check the invariants
+        that are visible from outside.
+        """
         carriers, routes = flights_data.committed(self.database)
         wanted_carriers, wanted_routes = flights_data.expected()
         assert carriers == wanted_carriers

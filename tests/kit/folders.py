@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """A folder that the user whom PostgreSQL runs as can reach, which those of pytest are not."""
+    """A folder that PostgreSQL's user can reach. It cannot reach the folders of pytest."""
     with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -1,4 +1,6 @@
-"""A topology that gets every address and secret from its configuration, and cannot count the word ``poison``."""
+"""A topology that gets every address and secret from its configuration,
+and cannot count the word ``poison``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The homes of a run."""
+"""Homes of a run: their pids, a home without Spark, and a recorded connection to one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from framework.core.spark import SparkRounds
 
 
 def homes_of(run: CoreRun) -> list[int]:
-    """Their pids."""
+    """The pids of the homes."""
     executor = run._executor
     assert isinstance(executor, SparkRounds)
     return [each.pid for each in executor._addresses]
@@ -23,7 +23,7 @@ def homes_of(run: CoreRun) -> list[int]:
 
 @dataclass
 class InAHome:
-    """The ``RoundExecutor`` of one home in a process of its own, without Spark."""
+    """A ``RoundExecutor`` with one home, in a process of its own, without Spark."""
 
     plan: CorePlan
     settings: HomeSettings
@@ -43,7 +43,10 @@ class InAHome:
 
 
 class Overhearing:
-    """A wire to a server, with somebody who listens: connect to ``place`` instead. ``heard``: what went either way."""
+    """A relay to a server that records the traffic: connect to ``place`` instead.
+
+    ``heard``: the bytes of both directions.
+    """
 
     def __init__(self, server: tuple[str, int]) -> None:
         self._server = server

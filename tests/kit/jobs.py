@@ -1,4 +1,4 @@
-"""A topology on real servers as processes, and what tests do with it."""
+"""A topology on real servers, its drivers processes of their own, and what tests do with it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SESSION_S = 2
 
 
 class Job:
-    """The topology of ``tests.kit.stores`` on one store, as processes.
+    """The topology of ``tests.kit.stores`` on one store, its drivers processes of their own.
 
-    ``zookeeper`` and ``address``: where the drivers find ZooKeeper and the store; it may be by a proxy. ``watched``: where the test
-    itself asks ZooKeeper; by default there too.
+    ``zookeeper`` and ``address``: where the drivers reach ZooKeeper and the store, perhaps through
+    a proxy. ``watched``: where the test itself reaches ZooKeeper; ``zookeeper`` by default.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Job:
         self.runs: list[RunProcess] = []
 
     def process(self, *, module: str = "framework.run", executor: str = "local", **settings: Any) -> RunProcess:
-        """Another driver of it, not started."""
+        """Another driver of the topology, not started."""
         log = self.folder / f"run-{len(self.runs)}.log"
         made = RunProcess(
             log, "tests.kit.stores:topology", {**self.settings, **settings}, module=module, executor=executor
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def coordination(self) -> ZooKeeperStore:
-        """ZooKeeper, as the test itself asks it; it waits while no server is there."""
+        """The test's own connection to ZooKeeper; a request waits while no server is there."""
         if self._coordination is None:
             self._coordination = ZooKeeperStore(self._watched, "/ratchet")
         return self._coordination
@@ -77,7 +77,9 @@ class Job:
         return committed_txid(self.coordination, self.name)
 
     def check(self) -> None:
-        """The oracle, which shares nothing with the framework, and ``verify``."""
+        """Compare all sinks with the oracle, which shares no code with the framework,
+        and ``verify``.
+        """
         words, numbers, rows = expected(self.topics.bootstrap_servers, self.name)
         assert found(self.topology) == (words, numbers, rows)
         report = verify(self.topology, self.coordination, {})
@@ -85,7 +87,9 @@ class Job:
         assert report.states[2].compared == rows.total()
 
     def finish(self, run: RunProcess | None = None) -> None:
-        """Whatever runs ends in order; another run catches up; all figures are exact."""
+        """Kill every driver that still runs, let ``run`` or a new driver catch up,
+        and ``check``.
+        """
         for each in self.runs:
             if each.process is not None and each.process.poll() is None:
                 each.kill()
@@ -95,7 +99,7 @@ class Job:
         self.check()
 
     def close(self) -> None:
-        """End what is left of it."""
+        """Kill all processes that are left, and close what the test opened."""
         for each in self.runs:
             each.end()
         for state in self.topology.states:

@@ -1,7 +1,9 @@
-"""Components that write down what they do, for tests that run them in other processes, and end those.
+"""Components that write down what they do, for tests that run them in other processes and kill
+those.
 
-The source is a queue as Kestrel is: what was handed out and not acked is handed out again to whoever opens it next. It lies in
-a folder: ``acked`` holds a line per message that is done; the other files are what components saw, a line per event.
+The source is a queue like Kestrel: a message that was handed out but not acked is handed out again
+to the next spout that opens the queue. The queue is a folder. Its file ``acked`` has one line per
+message that is done; each other file has one line per event that a component saw.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def sentence_of(number: int) -> str:
 
 
 def note(folder: str, name: str, line: object) -> None:
-    """Append a line, as one write, so that a process that is killed leaves no half of one among others."""
+    """Append a line in one write, so that a killed process never leaves half a line."""
     handle = os.open(Path(folder) / name, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
     try:
         os.write(handle, f"{line}\n".encode())
@@ -37,7 +39,7 @@ def noted(folder: Path, name: str) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there, and not only its exit status."""
+    """Whether a process runs; a zombie does not."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -125,7 +127,10 @@ def topology(app: Mapping[str, Any]) -> CoreTopology:
 
 
 def check_every_word_was_seen(folder: Path, count: int) -> int:
-    """The oracle: each word of each message was counted at least once, and no other was. Returns how many came more than once."""
+    """The oracle: each word of each message was counted at least once, and no other word was.
+
+    Returns the number of repetitions.
+    """
     expected = {
         f"{number} {place} {word}" for number in range(count) for place, word in enumerate(sentence_of(number).split())
     }

@@ -1,6 +1,8 @@
-"""Records copied to a Kafka topic, the undecodable ones to dead letters, with everything killed again and again; and the oracle.
+"""Copies records to a Kafka topic, undecodable ones to dead letters, under many kills; and the
+oracle.
 
-With a state beside them the topology has a header; without, only the markers in Kafka and what is written down in ZooKeeper.
+With a state beside the topics, the topology has a header. Without one, it has only the markers in
+Kafka and what is written down in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -40,24 +42,24 @@ KINDS = {
     "ZooKeeper reset": 1,
     "ZooKeeper's reply lost": 1,
 }
-#: With a cluster, too.
+#: What may be struck as well where there is a Spark cluster, by weight.
 ON_CLUSTER = {"executor": 4}
 OUT, DEAD = "copies", "letters"
 KEYS = 40
 BAD_SHARE = 0.05
-#: Of the sink, and of the state.
+#: Tasks of the sink, and of the state.
 TASKS = 3
 
 
 def record(number: int) -> bytes:
-    """What is sent: some of it is no JSON, or JSON of another shape, or nothing."""
+    """The record of a number; some are not JSON, or JSON of another shape, or empty."""
     if random.Random(number).random() < BAD_SHARE:
         return (b"not JSON %d" % number, b'{"key": %d}' % number, b"")[number % 3]
     return json.dumps({"key": f"k{number * 7 % KEYS}", "n": number}).encode()
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    """``app.store``: of the state beside the topics, "none" for no state."""
+    """``app.store``: the store of the state beside the topics; "none" for no state."""
     spout = OpaqueKafkaTransactionalSpout(
         [app["app.topic"]],
         bootstrap_servers=app["app.kafka"],
@@ -78,8 +80,10 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
 @dataclass
 class Copied:
-    """What the topics say: good records by (key, n); bad ones by (topic, partition, offset, value); per key the number and the
-    sum. ``sums`` is None where there is no state."""
+    """Good records by (key, n); bad ones by (topic, partition, offset, value).
+
+    ``sums``: key -> (number of records, their sum); None where there is no state.
+    """
 
     good: Counter[tuple[str, int]] = field(default_factory=Counter)
     bad: Counter[tuple[str, int, int, bytes]] = field(default_factory=Counter)
@@ -87,7 +91,7 @@ class Copied:
 
 
 def expected(bootstrap_servers: str) -> Copied:
-    """By the input alone."""
+    """What the sinks must hold, by the input topic alone."""
     copied = Copied(sums={})
 
     def take(message: Any) -> None:
@@ -131,7 +135,7 @@ def found(bootstrap_servers: str, app: Mapping[str, Any]) -> Copied:
 
 @dataclass
 class Outcome:
-    """What was done, what the input asks for, and what is there."""
+    """What was killed, what the sinks must hold, and what they hold."""
 
     seen: Kills
     expected: Copied
@@ -156,8 +160,11 @@ class Outcome:
 def run(
     folder: Path, order: list[str], chance: random.Random, *, store: str, address: str, workers: int, **settings: Any
 ) -> Outcome:
-    """Kill what ``order`` says, of ``KINDS`` and, where there are Spark ``workers``, of ``ON_CLUSTER``. Every client of
-    Kafka and the driver's ZooKeeper client go by a proxy each."""
+    """Kill what ``order`` says: of ``KINDS`` and, where there are Spark ``workers``, of
+    ``ON_CLUSTER``.
+
+    All clients of Kafka go through one proxy, the driver's ZooKeeper client through another.
+    """
     with TcpProxy("127.0.0.1:1") as to_kafka, TcpProxy("127.0.0.1:1") as to_zookeeper:
         advertised = {"advertised.listeners": f"PLAINTEXT://{to_kafka.address}"}
         with EmbeddedServers(folder / "servers", kafka_settings=advertised) as servers:

@@ -1,8 +1,9 @@
-"""Words through a chain of stateful bolts over Kafka on a Spark cluster, its processes killed again and again; and the oracle.
+"""Stateful bolts count words from Kafka on a Spark cluster, under many kills; and the oracle.
 
-They are counted, gathered in windows of a second, and the windows' results are added up. ``python -m tests.kit.kafka_counts
---kills 50`` kills executors, homes, the driver, the broker, ZooKeeper and Redis at random, changes the number of tasks now and
-then, and compares both states with a fold over the records.
+The words are counted, and gathered in windows of a second whose results are added up.
+``python -m tests.kit.kafka_counts --kills 50`` kills executors, homes, the driver, the broker,
+ZooKeeper and Redis at random, changes the number of tasks now and then, and compares both states
+with a fold over the records.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from tests.kit.kafka_words import SplitNumbered
 from tests.kit.kills import Kills, kill_often, numbered
 
 KINDS = ("executor", "home", "driver", "broker", "zookeeper", "redis", "rescale")
-#: Of the words of every sentence, so many kinds: keys of the state.
+#: The state has up to this many keys per word.
 KEYS = 1_000
 
 
 class CountWords(BaseStatefulBolt):
-    """Counts words, each of them with a number below ``KEYS`` that its record's is mapped to."""
+    """Counts words by the key (word, record number modulo ``KEYS``)."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -78,7 +79,7 @@ class EachSecond(BaseWindowedBolt):
 
 
 class AddUp(BaseStatefulBolt):
-    """Adds the windows' counts up: each word is in one window, which fires once."""
+    """Adds up the counts of the windows. Each word is in one window, which fires once."""
 
     def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
         self.collector = collector
@@ -105,8 +106,10 @@ def topology(app: Mapping[str, Any]) -> CoreTopology:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was done, what the states hold in the end, and what they should hold. ``totals``: what the windows' results add up
-    to, by word."""
+    """What was killed, what the states hold at the end, and what they should hold.
+
+    ``totals``: what the results of the windows add up to, by word.
+    """
 
     seen: Kills
     counts: Counter[Any]
@@ -122,7 +125,11 @@ class Outcome:
 
 
 def run(folder: Path, order: list[str], *, exact: bool, per_second: int, seed: int = 1) -> Outcome:
-    """Where state is exactly-once, until all windows have fired: elsewhere a result may be lost, or come twice."""
+    """Kill what ``order`` says.
+
+    With ``exact``, run on until all windows have fired; without, a result may be lost or come
+    twice.
+    """
     with EmbeddedServers(folder / "servers") as servers, RedisServer(folder / "redis") as redis:
         host, port = redis.url.removeprefix("redis://").split("/")[0].rsplit(":", 1)
         settings: dict[str, Any] = {

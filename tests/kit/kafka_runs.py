@@ -1,4 +1,7 @@
-"""Topologies over a Kafka topic in this process, with their figures in SQLite, and the topic itself as the oracle."""
+"""Topologies over a Kafka topic in this process.
+
+Their figures are in SQLite; the topic is the oracle.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class KafkaRuns:
         return submit(self.topology(**changes), config or {}, self.store, "local", fresh=fresh)
 
     def catch_up(self, config: Mapping[str, Any] | None = None, *, fresh: bool = False, **changes: Any) -> Run:
-        """Run until everything there is now is committed; the run that ended is returned for its figures."""
+        """Run until every record that exists now is committed. Returns the run, which has ended."""
         with self.start(config, fresh=fresh, **changes) as run:
             run.wait_until_caught_up(TIMEOUT_S)
         return run

@@ -1,7 +1,7 @@
-"""The word count over Kafka on a Spark cluster, its processes killed again and again; and the oracle that looks at the outcome.
+"""The word count over Kafka on a Spark cluster, under many kills; and the oracle.
 
-``python -m tests.kit.kafka_words --times 20`` kills an executor, the driver and the broker so often each, and prints what it
-saw.
+``python -m tests.kit.kafka_words --times 20`` kills an executor, the driver and the broker 20 times
+each, and prints what came of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def topology(app: Mapping[str, Any]) -> CoreTopology:
 
 @dataclass
 class Outcome:
-    """What was done, and what became of the words."""
+    """What was killed, and how many words are missing, foreign or repeated."""
 
     seen: Kills
     words: int = 0

@@ -1,4 +1,6 @@
-"""A topology over Kafka on Spark whose processes are killed again and again, while records keep coming."""
+"""A topology over Kafka on Spark whose processes are killed again and again,
+while records keep coming.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ TOPIC = "lines"
 
 @dataclass
 class Kills:
-    """What was done and seen. ``recovery_s``: kind -> seconds from each kill until the topology got on again."""
+    """What was sent and killed.
+
+    ``recovery_s``: kind -> seconds from each kill until there was progress again.
+    """
 
     messages: int = 0
     kills: Counter[str] = field(default_factory=Counter)
@@ -61,13 +66,19 @@ def kill_often(
     overlapping: float = 0.0,
     settled: Callable[[int], bool] | None = None,
 ) -> Kills:
-    """Kill what ``order`` says, one after the other: "executor", "worker" (a Python worker), "driver", "broker", "zookeeper",
-    "home", "rescale" (the driver, killed or told to stop, and the next one is to have another ``app.tasks``), or one of ``more``;
-    each time wait until ``progress`` has risen, but for a share of ``overlapping``, which the next kill meets halfway.
+    """Kill what ``order`` says, one after the other; after each kill, wait until ``progress`` has
+    risen.
+
+    A kind is "executor", "worker" (a Python worker), "driver", "broker", "zookeeper", "home",
+    "rescale" or one of ``more``. "rescale" kills the driver or tells it to stop; the next driver
+    gets a new ``app.tasks``. A share ``overlapping`` of the kills is not waited for: the next kill
+    meets the topology in mid-recovery.
+
     ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
-    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. In the end the topology runs until it has caught up,
-    and until ``settled``, which is told how many messages were sent.
-    Raises ``TimeoutError`` or ``RuntimeError`` when it does not get on."""
+    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. At the end the topology
+    runs until it has caught up, and then until ``settled``, which is given the number of messages
+    sent. Raises ``TimeoutError`` or ``RuntimeError`` when the topology makes no progress.
+    """
     chance = chance or random.Random()
     seen = Kills()
     topics = Topics(servers.bootstrap_servers)
@@ -183,7 +194,7 @@ def _killed(chance: random.Random, processes: Sequence[int]) -> bool:
 
 
 def _kill_a_home(chance: random.Random, executors: Callable[[], list[int]]) -> None:
-    executors()  # which have homes
+    executors()  # waits for them; they start the homes
     _killed(chance, [each.pid for each in psutil.process_iter() if "framework.core.home_process" in _command(each)])
 
 
@@ -195,7 +206,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def _await(process: RunProcess, progress: Callable[[], int]) -> None:
-    """Until there is more progress."""
+    """Wait until there is more progress."""
     before = progress()
     if not process.wait_for(lambda: progress() > before, 120):
         raise RuntimeError(f"the driver ended by itself; its log ends:\n{process.tail()}")

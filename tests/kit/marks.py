@@ -1,4 +1,7 @@
-"""Which marks the tests carry, found by collecting them all in a process of their own: pytest, with this as a plugin."""
+"""Which marks the tests carry.
+
+A pytest process of its own, with this module as a plugin, collects them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _OPTION = "--marks-to"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one test says that it holds. ``slow``: only ``make test-all`` runs it. ``numbers``: kind of promise -> numbers."""
+    """The promises that one test is marked with.
+
+    ``slow``: only ``make test-all`` runs it. ``numbers``: kind of promise -> numbers.
+    """
 
     test: str
     slow: bool
@@ -30,8 +36,9 @@ class Held:
 
 
 def collected(where: Path) -> list[Held]:
-    """Every test in ``where``, a file or the root of the repository, that carries a mark of ``KINDS``. Raises
-    ``RuntimeError`` with what pytest says when it cannot collect."""
+    """Every test in ``where``, a file or the root of the repository, that carries a mark of
+    ``KINDS``. Raises ``RuntimeError`` with what pytest says when it cannot collect.
+    """
     root = Path(__file__).parent.parent.parent
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "marks.json"
@@ -67,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before anybody deselects anything."""
+    """Runs before any other plugin deselects a test."""
     found = []
     for item in items:
         numbers = {

@@ -20,7 +20,9 @@ from spouts import JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalS
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    """``app.kafka``, ``app.database``, ``app.pattern``, ``app.spout``: "opaque" or "transactional"."""
+    """``app.kafka``, ``app.database``, ``app.pattern``, ``app.spout``:
+    "opaque" or "transactional".
+    """
     opaque = app["app.spout"] == "opaque"
 
     def state(table: str) -> MapState:

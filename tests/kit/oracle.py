@@ -1,4 +1,6 @@
-"""The oracle: what the topics themselves hold, read by a consumer that shares no code with the spouts."""
+"""The oracle: what the topics themselves hold, read by a consumer
+that shares no code with the spouts.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
 
 
 def told_of(client: Consumer | AdminClient, wanted: Mapping[str, int], seconds: float = 30) -> dict[str, TopicMetadata]:
-    """Topics as a broker tells of them, which may hear of them a moment after they were created. ``wanted``: topic -> how many
-    partitions it has at least."""
+    """Wait until a broker knows all ``wanted`` topics, and return its metadata.
+
+    A broker learns of a topic a moment after it was created. ``wanted``: topic -> least number of
+    partitions.
+    """
     deadline = time.monotonic() + seconds
     while True:
         found: dict[str, TopicMetadata] = client.list_topics(timeout=30).topics
@@ -24,8 +29,10 @@ def told_of(client: Consumer | AdminClient, wanted: Mapping[str, int], seconds: 
 
 
 def read_topics(bootstrap_servers: str, topics: Sequence[str], take: Callable[[Any], None]) -> dict[str, int]:
-    """Hand every committed record to ``take``, per partition in order. Returns where each partition ends: partition ->
-    last stable offset."""
+    """Hand every committed record to ``take``, in order per partition.
+
+    Returns where each partition ends: partition -> last stable offset.
+    """
     settings = {
         "bootstrap.servers": bootstrap_servers,
         "group.id": "oracle",
@@ -51,8 +58,12 @@ def read_topics(bootstrap_servers: str, topics: Sequence[str], take: Callable[[A
 
 
 def is_stable(bootstrap_servers: str, topics: Sequence[str], timeout_s: float) -> bool:
-    """Wait until no kafka_txn is open any more: the broker ends what nobody ends. Brokers that were killed often enough
-    forget one now and then; then the last stable offset stays where it is, for the topology and for the oracle."""
+    """Wait until no kafka_txn is open in ``topics``. Returns False after ``timeout_s``.
+
+    The broker aborts a kafka_txn that its producer does not end. A broker that was killed often
+    sometimes forgets one. Then the last stable offset stays where it is, for the topology and for
+    the oracle.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -15,8 +15,11 @@ START_TIMEOUT_S = 300.0
 
 
 class RunProcess:
-    """``python -m framework.run MODULE:TOPOLOGY`` with given settings, started as often as one likes. ``module``: another
-    program with the same arguments."""
+    """``python -m framework.run MODULE:TOPOLOGY`` with given settings; it can be started many
+    times.
+
+    ``module``: another program with the same arguments.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class RunProcess:
     def wait_for(
         self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S, *, pause_s: float = 0.01
     ) -> bool:
-        """True when the condition came, False when the process ended first."""
+        """True when ``condition`` holds, False when the process ended first."""
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -74,7 +77,7 @@ class RunProcess:
 
     @property
     def pid(self) -> int:
-        """The driver's."""
+        """The driver's pid."""
         assert self.process is not None
         return self.process.pid
 
@@ -83,7 +86,10 @@ class RunProcess:
         os.kill(self.pid, which)
 
     def kill(self) -> bool:
-        """kill -9 of the driver, and of nothing else; False when it had ended by itself."""
+        """Send SIGKILL to the driver alone, and wait for its end.
+
+        False when it had ended by itself.
+        """
         assert self.process is not None
         alive = self.process.poll() is None
         if alive:
@@ -92,7 +98,7 @@ class RunProcess:
         return alive
 
     def end(self) -> None:
-        """Whatever is left of it."""
+        """Kill the driver and its process group, whatever is left of them."""
         if self.process is not None:
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)

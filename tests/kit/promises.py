@@ -1,9 +1,12 @@
-"""What Ratchet promises: how it behaves, the rules of its protocol, the faults that it survives, what follows when a part of a core
-topology dies; and where each is tested.
+"""What Ratchet promises, and where each promise is tested.
 
-A test says what it holds: ``@pytest.mark.behaviour("1.4")``, ``@pytest.mark.rule("C5")``, ``@pytest.mark.fault(7)``,
-``@pytest.mark.dies("state 2")``. To promise more, add a line here (of the last kind: to the table of its page), mark the test that
-fails without it, and run ``python -m tests.kit.promises``, which writes ``docs/promises.md`` again.
+There are four kinds: how it behaves, the rules of its protocol, the faults that it survives, and
+what happens when a part of a core topology dies. A test names the promises that it holds:
+``@pytest.mark.behaviour("1.4")``, ``@pytest.mark.rule("C5")``, ``@pytest.mark.fault(7)``,
+``@pytest.mark.dies("state 2")``.
+
+To promise more, add a line here (for ``dies``: to the table of its page), mark the test that fails
+without it, and run ``python -m tests.kit.promises``, which writes ``docs/promises.md`` again.
 """
 
 from __future__ import annotations
@@ -125,7 +128,8 @@ RULES: dict[str, str] = {
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}
-#: The numbered lines of tables: page and number -> what happens. What follows from it is said there.
+#: The numbered lines of the tables in ``core.md`` and ``state.md``: "page number" -> what happens.
+#: What follows from it stands in the same line there.
 DIES: dict[str, str] = {
     f"{name} {number}": what
     for name in ("core", "state")
@@ -137,7 +141,7 @@ PROMISES: dict[str, dict[str, str]] = dict(zip(KINDS, (BEHAVIOUR, RULES, FAULTS,
 
 
 def target(kind: str, number: str, tests: Iterable[Held]) -> str | None:
-    """In which of the two targets a promise is tested; None where no test holds it."""
+    """The targets that test a promise, for the page; None when no test holds it."""
     slow = {each.slow for each in tests if number in each.numbers[kind]}
     if slow == {False, True}:
         return "`make test`, more in `make test-all`"
@@ -145,7 +149,7 @@ def target(kind: str, number: str, tests: Iterable[Held]) -> str | None:
 
 
 def page(tests: Iterable[Held]) -> str:
-    """``docs/promises.md``."""
+    """The text of ``docs/promises.md``."""
     tests = list(tests)
 
     def table(kind: str, heads: str, promises: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,9 @@ DATA = {0: [[word] for word in WORDS], 1: [[word] for word in WORDS[:30]], 2: []
 def start(
     topology: Topology, runner: tuple[str, dict[str, Any]], store: MemoryStore | None = None, **config: Any
 ) -> Run:
-    """With a timeout that a slow machine does not reach: what times out is planned smaller, which is not the point here."""
+    """Submit with a timeout that a slow machine does not reach: a batch that times out is planned
+    smaller, and no test here wants that.
+    """
     executor, settings = runner
     whole = {"topology.message.timeout.secs": 300, **settings, **config}
     return submit(topology, whole, store=store or MemoryStore(), executor=executor)

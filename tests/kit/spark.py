@@ -8,7 +8,7 @@ CLUSTER = "local-cluster[2,1,1024]"
 
 
 class SparkMasters:
-    """The one Spark context that a process can have, on the master that is asked for. It lasts until another is."""
+    """The one Spark context that a process can have. It lasts until another master is asked for."""
 
     def __init__(self) -> None:
         self._master = ""

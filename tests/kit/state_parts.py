@@ -1,4 +1,8 @@
-"""Spouts and bolts for tests of state. What they did is kept outside of them, by key, as long as this process lives."""
+"""Spouts and bolts for tests of state.
+
+They record what they did in a ``Journal``, which is kept outside of them, by key, as long as this
+process lives.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,8 @@ from tests.kit.core_parts import Stepped
 
 @dataclass
 class Journal:
-    """``steps``: hooks and the like, in order, as (component, task, what). ``emitted``: by spouts. ``on``: what to do when
-    something happens, by its name: may raise."""
+    """``steps``: calls of hooks and the like, in order, as (component, task, what). ``emitted``: by
+    spouts. ``on``: name of an event -> what to do when it happens; may raise."""
 
     steps: list[tuple[str, int, str]] = field(default_factory=list)
     emitted: list[Any] = field(default_factory=list)
@@ -58,7 +62,7 @@ def journal(key: str) -> Journal:
 
 
 class Source(BaseRichSpout):
-    """Words, once each; failed ones again. It cannot go back."""
+    """Emits each word once, and failed ones again. It cannot go back to a position."""
 
     def __init__(self, key: str, words: Sequence[str], *, tracked: bool = True) -> None:
         self.key, self.words, self.tracked = key, list(words), tracked
@@ -86,8 +90,11 @@ class Source(BaseRichSpout):
 
 
 class Log(ReplayableSpout):
-    """Words of a log: task ``t`` of ``n`` reads the partitions ``p`` with ``p % n == t``, of as many as ``words`` has lists.
-    Positions are offsets by partition. ``tracked``: with message ids."""
+    """Emits the words of a log, which has one partition per list in ``words``.
+
+    Task ``t`` of ``n`` reads the partitions ``p`` with ``p % n == t``. Positions are offsets by
+    partition. ``tracked``: with message ids.
+    """
 
     def __init__(self, key: str, words: Sequence[Sequence[str]], *, tracked: bool = True, per_call: int = 1) -> None:
         self.key, self.words, self.tracked, self.per_call = key, [list(each) for each in words], tracked, per_call
@@ -126,7 +133,7 @@ class Log(ReplayableSpout):
 
 
 class Split(BaseBasicBolt):
-    """Without state: a word, with its letters."""
+    """A bolt without state that passes each word on."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -140,7 +147,7 @@ class Split(BaseBasicBolt):
 
 
 class Holding(BaseRichBolt):
-    """Keeps what comes until the test lets it go, with these of its fields."""
+    """Holds each tuple until the test lets it go; then it emits the tuple's ``fields``."""
 
     fields = Fields(word=str)
 
@@ -162,7 +169,7 @@ class Holding(BaseRichBolt):
 
 
 class Count(BaseStatefulBolt):
-    """Counts words, and tells of each new count."""
+    """Counts words, and emits each new count."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -206,7 +213,7 @@ class Count(BaseStatefulBolt):
 
 
 def counting(key: str, spout: BaseRichSpout, *, spouts: int = 1, counters: int = 2) -> CoreTopology:
-    """Words, split, counted, and counted again by their counts."""
+    """Words that pass through ``Split`` and are counted."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", spout, spouts)
     builder.set_bolt("split", Split(key), 2).shuffle_grouping("words")
@@ -215,8 +222,11 @@ def counting(key: str, spout: BaseRichSpout, *, spouts: int = 1, counters: int =
 
 
 class SteppedState(Stepped):
-    """A topology with state in this process, round by round, by a clock of its own: a checkpoint every second. ``record``: what
-    is durable; give it to whoever comes next."""
+    """Runs a topology with state in this process, round by round, with its own clock.
+
+    It makes a checkpoint every second. ``record``: the durable record of the checkpoints; give it
+    to the next instance.
+    """
 
     def __init__(
         self,
@@ -257,7 +267,7 @@ class SteppedState(Stepped):
         return self.driver._checkpoints.status().recoveries
 
     def settle(self) -> SteppedState:
-        """Rounds until everything is in a checkpoint."""
+        """Run rounds until everything is in a checkpoint."""
         assert self.driver._checkpoints is not None
         for _ in range(50):
             self.driver._checkpoints.want()
@@ -272,7 +282,7 @@ class SteppedState(Stepped):
 
 
 class Impatient(threading.Event):
-    """Nobody waits between two tries."""
+    """An event whose ``wait`` returns at once: no pause between two tries."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()
@@ -301,7 +311,7 @@ def checkpointed(
 
 
 def committed(folder: str, record: CheckpointRecord, topology_id: str, component_id: str) -> dict[Any, Any]:
-    """The same, by a record; nothing before the first checkpoint."""
+    """The same as ``checkpointed``, by a record; empty before the first checkpoint."""
     provider = LmdbKeyValueStateProvider()
     found: dict[Any, Any] = {}
     config = {"topology.state.provider.config": {"path": folder}}

@@ -1,21 +1,23 @@
 """A topology with state in one process under random trouble, all of it from a seed.
 
-The topology: words (two spout tasks), a bolt without state that passes each on, with its length on a stream of its own, and two
-bolts with state in a chain, which count them.
+The topology: words (two spout tasks), a bolt without state that passes each on, with its length on
+a stream of its own, and two bolts with state in a chain, which count them.
 
-Beside the troubles of any core topology (``tests.kit.trouble``): the store of the states fails before or after it has done
-what it was asked; the record of the checkpoints fails to be written, before or after; the driver dies, and another takes over
-while rounds of the first are still under way; a driver that has lost its lead goes on until it notices.
+Beside the troubles of any core topology (``tests.kit.trouble``): the store of the states fails
+before or after a step; the write of the checkpoints' record fails, before or after it took place;
+the driver dies, and another takes over while rounds of the first are still under way; a driver that
+has lost its lead goes on until it notices.
 
-And between two drivers the topology changes: another spout, another number of tasks; the state is forgotten by explicit wish.
-Logs are deleted and made again at any time.
+Between two drivers the topology changes: it gets another spout, or another number of tasks, or its
+state is forgotten by explicit wish. Logs are deleted and made again at any time.
 
-With windows, the words are gathered by processing time as well; a bolt without state holds some of the results, lets them go at
-its ticks, or fails them; one with state keeps them. Hosts' clocks differ, and jump, forwards and backwards.
+With windows, the words are gathered by processing time as well. A bolt without state holds some of
+the results, and lets them go at its ticks, or fails them; a bolt with state keeps them. The clocks
+of hosts differ, and jump forwards and backwards.
 
-The oracle. Exactly-once: the committed counts are a fold over the words, of each log from where the record first said that it
-begins to where the record last said that it is; so are the windows together, and each has fired once, when its end had passed.
-At-least-once: no word counts less often than it came.
+The oracle. Exactly-once: the committed counts are a fold over the words of each log, from the first
+position in the record to the last one. The windows together are the same fold, and each fired once,
+after its end had passed. At-least-once: no word counts less often than it came.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ STATE_TROUBLES = (
     "driver is deposed",
 )
 ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
-#: With windows.
+#: A trouble for topologies with windows.
 CLOCK_JUMPS = "clock jumps"
-#: What changes, where state is exactly-once.
+#: What may change, only where state is exactly-once.
 CHANGES = ("spout added", "tasks changed", "state forgotten", "log made again")
 ALPHABET = "abcdefg"
 LENGTH_S = 3.0
@@ -71,7 +73,10 @@ SKEW_S = 20.0
 
 @dataclass
 class NamedLog:
-    """A partition of a topic. ``visible``: how much of it has been written so far. ``life``: how often it has been made."""
+    """A partition of a topic.
+
+    ``visible``: how many of its words are written so far. ``life``: how often it was made again.
+    """
 
     words: list[str]
     visible: int = 0
@@ -84,9 +89,13 @@ class NamedLog:
 
 @dataclass
 class StateWorld(Chances):
-    """``stores``: what survives every process. ``epoch``: of who leads. ``logs``: spout -> its partitions; ``lives``: the
-    words of all lives of each. ``recorded``: of each
-    life of each partition, from where to where the record knew it. ``group``: what the spouts tell others of their positions."""
+    """What is outside of the topology.
+
+    ``stores``: namespace -> what survives every process. ``epoch``: of the leader. ``logs``: spout
+    -> its partitions. ``lives``: (spout, partition, life) -> all its words. ``recorded``: (spout,
+    partition, life) -> the first and the last position in the record. ``group``: (spout, partition)
+    -> the position that the spout published, as (life, offset).
+    """
 
     stores: dict[str, MemoryBytes] = field(default_factory=dict)
     logs: dict[str, list[NamedLog]] = field(default_factory=dict)
@@ -102,13 +111,13 @@ class StateWorld(Chances):
     skews: dict[int, float] = field(default_factory=dict)
 
     def wall(self, host: int) -> float:
-        """What a host's clock says: far from 0, and not what another's does."""
+        """What a host's clock says: far from 0, and different from other hosts' clocks."""
         if host not in self.skews or self.strikes(CLOCK_JUMPS, 0.002):
             self.skews[host] = self.chance.uniform(-SKEW_S, SKEW_S) if CLOCK_JUMPS in self.troubles else 0.0
         return 1_000 + self.clock.now + self.skews[host]
 
     def slow(self) -> None:
-        """What a bolt takes for a tuple."""
+        """Now and then, let a bolt take longer for a tuple than it has in a round."""
         if self.strikes("slow bolt", 0.5):
             self.clock.now += SLOW_S
 
@@ -118,11 +127,14 @@ class StateWorld(Chances):
         self.lives[(spout, partition, log.life)] = log.words
 
     def note_positions(self, record: CheckpointRecord) -> None:
-        """What is prepared will be committed: the states hold the input up to there."""
+        """Note the positions of a prepared checkpoint: it will be committed,
+        so the states hold the input up to there.
+        """
         for spout, told in (record.pending_positions or {}).items():
             for partition, (life, offset) in ((int(p), at) for each in told for p, at in each.items()):
                 place = spout, partition, life
-                # What was made again, and what "words" gives, is read from its beginning, wherever a group is.
+                # A log that was made again, and any log of "words", is read from its beginning,
+                # whatever the group says.
                 first = 0 if life or spout == "words" else offset
                 self.recorded[place] = self.recorded.get(place, (first, 0))[0], offset
 
@@ -154,7 +166,10 @@ class StateWorld(Chances):
         )
 
     def trouble(self, what: str, action: Callable[[], Any], probability: float) -> Any:
-        """A step of the store or of the record. ``crash``: which of them goes wrong, and how, beside what chance brings."""
+        """Run a step of the store or of the record.
+
+        The step that ``crash`` names goes wrong as it says; others by chance.
+        """
         self.steps += 1
         how = self.crash[1] if self.crash is not None and self.crash[0] == self.steps else None
         if how is not None:
@@ -175,7 +190,7 @@ class StateWorld(Chances):
 
 
 class DriverDies(BaseException):
-    """And its homes with it, in the middle of what they do."""
+    """The driver dies, and its homes with it, in the middle of a step."""
 
 
 #: How a step may go wrong.
@@ -222,7 +237,10 @@ class FailingStore:
 
 
 class Splits(BaseBasicBolt):
-    """Passes words on; now and then one of its two streams does not take a value, and it says a last word when it ends."""
+    """Passes words on.
+
+    Now and then a value does not fit one of its two streams. It emits a last word in ``cleanup``.
+    """
 
     def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any, batch_id: Any) -> None:
         self.world, self.collector = _worlds[conf["world"]], collector
@@ -282,7 +300,7 @@ class Gathers(BaseWindowedBolt):
 
 
 class Holds(BaseRichBolt):
-    """Passes windows on, some of them later; some fail."""
+    """Passes windows on, some of them later, and fails some."""
 
     tick_s = 2.0
 
@@ -331,7 +349,9 @@ class Keeps(BaseStatefulBolt):
 def chained(
     name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: int, windows: bool = False
 ) -> CoreTopology:
-    """Words of spouts with so many tasks each, split, counted, and counted again; gathered in windows, too."""
+    """Words of ``spouts`` (id -> spout, parallelism), split, counted, counted again and,
+    if asked, gathered in windows.
+    """
     builder = TopologyBuilder(name)
     split = builder.set_bolt("split", Splits(), 2)
     for spout_id, (spout, parallelism) in spouts.items():
@@ -358,8 +378,11 @@ class WorldProvider(StateProvider):
 
 
 class NamedSpout(ReplayableSpout):
-    """Reads the logs of a world by name, as a Kafka consumer does: one that was made again goes on at the offset of the one before
-    it, until that is noticed. Its group is ahead of nothing that is committed; ``latest``: a first start is at the end."""
+    """Reads the logs of a world by name, as a Kafka consumer does.
+
+    After a log was made again, it goes on at the offset of the old one, until it notices. Its group
+    is never ahead of what is committed. ``latest``: a first start is at the end.
+    """
 
     def __init__(self, key: str, *, latest: bool = False) -> None:
         self.key, self.latest = key, latest
@@ -374,7 +397,7 @@ class NamedSpout(ReplayableSpout):
         self.anew = True
 
     def place(self) -> None:
-        """Where nobody has said where to begin."""
+        """Choose a position for each partition that nobody has given one."""
         for partition in self.mine:
             if partition not in self.at:
                 log = self.world.logs[self.name][partition]
@@ -423,7 +446,10 @@ class NamedSpout(ReplayableSpout):
 
 
 class Drives:
-    """One driver, and where its tasks live. Raises what its first steps raise."""
+    """One driver, and the home of its tasks.
+
+    The constructor raises what the driver's first steps raise.
+    """
 
     def __init__(self, name: str, world: StateWorld, topology: CoreTopology, exact: bool) -> None:
         self.world = world
@@ -460,7 +486,11 @@ class Drives:
         self.world.trouble("record", write, 0.02)
 
     def go_on(self) -> bool:
-        """A round. False when the driver has stepped down: what is under way goes on without it."""
+        """Run a round.
+
+        False when the driver has stepped down or died; after a step-down, rounds under way go on
+        without it.
+        """
         self.stepped.clock.now += self.world.chance.choice([0.0, 0.3, 0.7, 5.0])
         try:
             self.rounds.go_on()
@@ -499,7 +529,7 @@ class Plans:
         return chained(self.name, named, self.tasks, self.windows)
 
     def next_driver(self) -> Drives | None:
-        """Change what may change, and begin. None for a driver that dies of its first steps."""
+        """Change what may change, and start a driver. None when it dies in its first steps."""
         if self.happens("spout added", 0.5) and len(self.spouts) < 3:
             added = f"more{len(self.spouts)}"
             self.spouts[added] = 1
@@ -541,8 +571,11 @@ def simulate(
     crash: tuple[int, str] | None = None,
     windows: bool = False,
 ) -> StateWorld:
-    """Run one world to its end: trouble for 400 rounds or until most is read, then none. Raises ``AssertionError`` when the counts
-    are wrong. ``changes``: only where state is exactly-once."""
+    """Run one world to its end: trouble for 400 rounds, then none.
+
+    ``changes``: only where state is exactly-once. Raises ``AssertionError`` when the counts are
+    wrong, or when the world does not come to an end.
+    """
     name = uuid.uuid4().hex
     world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash)
     plans = Plans(name, world, words, exact, changes, windows)
@@ -571,7 +604,7 @@ def simulate(
             assert driver.failure is None, driver.failure
             if not drives.rounds._walks and driver._idle and not zombies and not drives.checkpoints.recovering:
                 found = world.committed(name)
-                if not exact or (world.all_read() and not found["gather"]):  # what has come, and no window is open
+                if not exact or (world.all_read() and not found["gather"]):  # all is read, no window is open
                     break
         expected = world.fold() if exact else Counter(plans.source)
         for component_id in ("count", "again"):
@@ -589,7 +622,7 @@ def simulate(
                 assert start + LENGTH_S == end <= at, f"seed {seed}: window {word, start} has fired at {at}"
                 fired[word] += count
             assert fired == expected, f"seed {seed}: {fired} in windows instead of {expected}"
-        if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # nobody fails for being slow
+        if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # slowness is no failure
             status = driver.status()
             assert status.checkpoint is not None
             assert (status.components["words"].timed_out, status.checkpoint.recoveries) == (0, 0), f"seed {seed}"

@@ -1,4 +1,6 @@
-"""One topology on each kind of sink, as a process of its own; and what its sinks and its topic hold."""
+"""One topology on each kind of sink, as a process of its own;
+and what its sinks and its topic hold.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def backend(app: Mapping[str, Any], table: str) -> MapBackend:
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    """Two states in the store, of other keys, and a folder of files."""
+    """Two states in the store, with different keys, and a folder of files."""
     opaque = app["app.values"] == "opaque"
     spout_kind = OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout
     state_kind = OpaqueMapState if opaque else TransactionalMapState
@@ -69,7 +71,10 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
 @contextmanager
 def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]:
-    """The address of a store of this test's own, and the server that can be killed; SQLite and no store at all have none."""
+    """Start a store for one test.
+
+    Yields its address, and its server, which may be killed: None for "sqlite" and "none".
+    """
     if store in ("sqlite", "none"):
         yield str(tmp_path / "x.db"), None
         return
@@ -111,7 +116,7 @@ class Feed:
 
 
 def expected(bootstrap_servers: str, topic: str) -> tuple[dict[str, tuple[int, int, int]], Counter[int], Counter[Any]]:
-    """What the topic says, by plain Python: words, numbers, rows."""
+    """What the sinks must hold, by the topic and plain Python: words, numbers, rows."""
     rows: list[tuple[str, int]] = []
 
     def take(message: Any) -> None:
@@ -127,7 +132,7 @@ def expected(bootstrap_servers: str, topic: str) -> tuple[dict[str, tuple[int, i
 
 
 def found(built: Topology) -> tuple[dict[str, Any], dict[int, int], Counter[Any]]:
-    """What the sinks hold."""
+    """What the sinks hold: words, numbers, rows."""
     words, numbers, files = built.states
     assert isinstance(words, (OpaqueMapState, TransactionalMapState))
     assert isinstance(numbers, (OpaqueMapState, TransactionalMapState))

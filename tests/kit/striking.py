@@ -1,4 +1,6 @@
-"""The shape that most fault tests have: a driver under a feed, struck so many times, exact at the end."""
+"""What most fault tests do: strike a driver several times while it is fed,
+and compare all figures.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,13 @@ def strike(
     chance: random.Random | None = None,
     pause_s: float = 0.05,
 ) -> RunProcess:
-    """Start a driver, let ``cause`` happen ``times`` times and wait each time until it makes progress again; then all figures are
-    compared. ``chance``: up to half a second goes by before each. ``pause_s``: of the feed. Returns the driver, which has ended."""
+    """Start a driver, and call ``cause`` ``times`` times; wait each time until there is progress
+    again.
+
+    Then kill the driver, let another one catch up, and compare all figures. ``chance``: wait up to
+    half a second before each ``cause``. ``pause_s``: of the feed. Returns the driver, which has
+    ended.
+    """
     run = job.process()
     with Feed(job.topics.bootstrap_servers, job.name, pause_s=pause_s):
         run.start()
@@ -39,7 +46,7 @@ def strike(
 
 
 def lose_a_reply(link: TcpProxy) -> Callable[[], None]:
-    """What to do so that the next answer on a link is lost, and no other."""
+    """A function that loses the next answer on a link, and no other."""
 
     def lose() -> None:
         dropped = link.dropped

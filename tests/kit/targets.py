@@ -1,13 +1,16 @@
-"""The two targets. ``make test`` leaves out what is marked ``slow``; ``make test-all`` (``--all``) runs that too.
+"""The two targets. ``make test`` leaves out what is marked ``slow``; ``make test-all`` (``--all``)
+runs that too.
 
-``@pytest.mark.slow`` marks a test, or one of its parameters: a campaign of kills, a fault that takes its time, one more
-executor for what another one shows already. Where slow tests alone hold a promise, ``docs/promises.md`` says so.
+``@pytest.mark.slow`` marks a test, or one of its parameters: a campaign of kills, a fault that
+takes its time, one more executor for what another one shows already. Where slow tests alone hold a
+promise, ``docs/promises.md`` says so.
 
-A test that repeats something asks the fixture ``often`` how often.
+A test that repeats something takes the number from the fixture ``often``.
 
-With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and ZooKeeper in another, those that
-kill drivers again and again in a third: so Spark is started once, and the servers twice. Tests that share what their module has
-started run in one process too, and the rest wherever there is room.
+With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and
+ZooKeeper in another, and those that kill drivers again and again in a third: so Spark starts once,
+and the servers twice. Tests that use a module-scoped fixture share a process by module. The rest
+run wherever there is room.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Callable
 
 import pytest
 
-#: Fixtures that start something large, and the process that the tests that use it share.
+#: Fixtures that start something large. The tests that use one of them share a process.
 _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
 
@@ -37,13 +40,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Here and not later: xdist looks for groups before anybody else may modify what was collected."""
+    """Not later: xdist looks for groups before other plugins may modify the collected tests."""
     group = _group_of(item)
     if group is not None:
         item.add_marker(pytest.mark.xdist_group(group))
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
-        item.add_marker(pytest.mark.slow)  # what a spout's kind decides is decided in the driver, wherever tasks run
+        item.add_marker(pytest.mark.slow)  # the spout's kind matters to the driver alone, wherever tasks run
 
 
 def _group_of(item: pytest.Item) -> str | None:
@@ -58,7 +61,7 @@ def _group_of(item: pytest.Item) -> str | None:
 
 
 def _module_of(item: pytest.Item) -> str | None:
-    """Its name where the test uses a fixture that lasts for a module."""
+    """The file of the test, if the test uses a module-scoped fixture."""
     definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     lasting = any(each[-1].scope == "module" for each in definitions.values())
     return item.nodeid.partition("::")[0] if lasting else None
@@ -75,5 +78,7 @@ Often = Callable[[int, int], int]
 
 @pytest.fixture
 def often(in_all: bool) -> Often:
-    """How often to repeat something: the first number in ``make test``, the second in ``make test-all``."""
+    """How often to repeat something: the first number in ``make test``,
+    the second in ``make test-all``.
+    """
     return lambda usually, whole: whole if in_all else usually

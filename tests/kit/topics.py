@@ -34,7 +34,10 @@ class SureProducer(Producer):
         super().__init__({**settings, "on_delivery": delivered})
 
     def arrived(self, seconds: float = 30) -> None:
-        """Wait until everything has. Raises ``KafkaException`` for what did not."""
+        """Wait until everything has arrived.
+
+        Raises ``KafkaException`` when a record was refused.
+        """
         left = self.flush(seconds)
         if self._refused:
             raise KafkaException(self._refused[0])
@@ -81,7 +84,9 @@ class Topics:
                 return
 
     def producer(self, **settings: Any) -> SureProducer:
-        """Idempotent, so that a request sent again neither doubles records nor changes their order."""
+        """Idempotent, so that a request sent again neither doubles
+        records nor changes their order.
+        """
         return SureProducer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -100,7 +105,7 @@ class Topics:
     def send_in_kafka_txn(
         self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
     ) -> Producer:
-        """Values inside a kafka_txn; ``end`` None leaves it open."""
+        """Send values inside a kafka_txn; ``end`` None leaves it open."""
         producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
         producer.init_transactions(30)
         producer.begin_transaction()

@@ -1,15 +1,19 @@
-"""A core topology in one process under random trouble, all of it from a seed, and the oracle that watches it.
+"""A core topology in one process under random trouble, all of it from a seed, and the oracle that
+watches it.
 
-The topology: a queue of messages (two spout tasks), a bolt that makes up to three tuples of each, and one on another stream,
-one that joins tuples of different messages in pairs (anchored to both, held over many rounds), and ones that ack or, sometimes,
-fail. Two rounds are under way at once: tasks take their turns in any order that the rounds allow. Trouble: a round that overtakes
-another; a task whose output is lost after it has run; a task that dies with all that it held; a round that breaks off; records
-that arrive rounds later, in another order, or twice; numbers of the ledger with a bit flipped; a value that one of two streams
-does not take; bolts that take longer for a tuple than they have in a round; time that passes.
+The topology: a queue of messages (two spout tasks), a bolt that makes up to three tuples of each,
+and one on another stream, one that joins tuples of different messages in pairs (anchored to both,
+held over many rounds), and ones that ack or, sometimes, fail. Two rounds are under way at once:
+tasks take their turns in any order that the rounds allow. Trouble: a round that overtakes another;
+a task whose output is lost after it has run; a task that dies with all that it held; a round that
+breaks off; records that arrive rounds later, in another order, or twice; numbers of the ledger with
+a bit flipped; a value that one of two streams does not take; bolts that take longer for a tuple
+than they have in a round; time that passes.
 
-The oracle: a message is acked only when every tuple that was made of it, in that life, was acked by the bolt that got it. A message
-that its spout has emitted once may have several lives, since it is emitted again for a lost round: one of them is complete then. In
-the end trouble stops, and every message must come through.
+The oracle: when a message is acked, every tuple of one of its lives was acked by the bolt that got
+it. A life begins each time the message enters the topology: what a spout emitted once may enter
+several times, since it is emitted again after a lost round. At the end trouble stops, and every
+message must come through.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class World(Chances):
-    """What lies outside of the topology: the queue, and what was seen."""
+    """What is outside of the topology: the queue, and what was seen."""
 
     messages: int = 0
     waiting: dict[int, list[int]] = field(default_factory=dict)
@@ -44,14 +48,16 @@ class World(Chances):
     clock: Clock = field(default_factory=Clock)
 
     def make(self, lives: Sequence[str]) -> int:
-        """A new tuple, of these lives of messages."""
+        """Number a new tuple that was made of these lives of messages."""
         self.nodes += 1
         for life in lives:
             self.made[life].add(self.nodes)
         return self.nodes
 
     def life_of(self, tup: Tuple) -> str:
-        """Of a tuple that a spout emitted: one for each time, also where that was without the spout."""
+        """The life of a tuple of a spout: one per emission,
+        also where a round emitted it again without the spout.
+        """
         life = f"{tup['emitted']}/{received(tup).roots[0]}"
         self.lives[tup["emitted"]].add(life)
         self.made[life].add(tup["node"])
@@ -68,7 +74,9 @@ _worlds: dict[int, World] = {}
 
 
 class Source(BaseRichSpout):
-    """A queue: what was handed out and is not done is handed out again to whoever opens it."""
+    """A queue: a message that was handed out and is not done is handed
+    out again to who opens it next.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -149,8 +157,9 @@ class Part(BaseRichBolt):
 
 
 def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, pending: int = 8) -> World:
-    """Run one world to its end: trouble until half of the messages are done or for 200 rounds, then none. Raises
-    ``AssertionError`` when a message does not come through."""
+    """Run one world to its end: trouble until half of the messages are done or for 200 rounds, then
+    none. Raises ``AssertionError`` when a message does not come through.
+    """
     world = _worlds[seed] = World(seed, frozenset(troubles), messages)
     builder = TopologyBuilder("simulated")
     builder.set_spout("source", Source(seed), 2)

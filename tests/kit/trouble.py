@@ -1,4 +1,4 @@
-"""Rounds that are under way two at once, task by task, with trouble, all of it from a seed."""
+"""Runs rounds task by task, two at once, with random trouble; all of it from a seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLOW_S = 2.0
 
 @dataclass
 class Chances:
-    """What comes when. ``struck``: how often each trouble has come."""
+    """Decides from a seed when trouble strikes. ``struck``: how often each trouble has struck."""
 
     seed: int
     troubles: frozenset[str]
@@ -45,7 +45,7 @@ class Chances:
         self.chance = random.Random(self.seed)
 
     def strikes(self, trouble: str, probability: float) -> bool:
-        """Whether a trouble comes now."""
+        """Whether ``trouble`` strikes now."""
         hit = trouble in self.troubles and self.chance.random() < probability
         self.struck[trouble] += hit
         return hit
@@ -93,7 +93,9 @@ class TroubledRounds:
         self._settling = False
 
     def go_on(self) -> None:
-        """Until a round has ended, with another under way where order allows."""
+        """Run tasks until a round has ended; a second round may be under
+        way where the order allows it.
+        """
         driver, chance = self._stepped.driver, self.world.chance
         while not self._walks or self._walks[0].at is not None:
             more = len(self._walks) == 1 and not self._settling and not driver._alone()
@@ -115,7 +117,7 @@ class TroubledRounds:
         self._settling = bool(self._walks) and (self._settling or not whole)
 
     def wander(self) -> bool:
-        """A task of some round that is under way, with no driver any more. False when there is none."""
+        """Run one task of a round whose driver has gone. False when no round is under way."""
         walks = [each for each in self._walks if each.at is not None]
         if walks:
             self.world.chance.choice(walks).go_on()
@@ -129,7 +131,7 @@ class TroubledRounds:
             raise RetryableError("broke off")
         late = self._late.pop((level, partition), [])
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.RECOVER:
-            # What carries rows ends with its round, and no round is under way when a recovery begins.
+            # Rows end with their round, and no round is under way when a recovery begins.
             late = [each for each in late if not isinstance(each, Piece)]
         arriving = [*records, *late]
         now: list[RoundRecord] = []

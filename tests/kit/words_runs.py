@@ -1,4 +1,4 @@
-"""Words in this process's memory, counted in SQLite by a topology that is started as often as one likes."""
+"""A topology that counts words from memory in SQLite; it can be started many times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT = {f"w{number}": 10 for number in range(5)}
 
 
 class Setup:
-    """A topology, its store and its database, to be started as often as one likes."""
+    """The topology, its coordination store and its database."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "words.db"

@@ -1,4 +1,6 @@
-"""Records that cannot be decoded: stop, skip, or dead letters, exactly once whatever fails (2.10, C20)."""
+"""Records that cannot be decoded: stop, skip, or dead letters,
+exactly once whatever fails (2.10, C20).
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,12 @@ pytestmark = pytest.mark.integration
 GOOD = [b'{"value": "a"}', b'{"value": "b"}', b'{"value": "a"}']
 
 
-#: How many commits still fail, after the dead letters were written. Kept here, because bolts are copied.
+#: How many more commits fail after the dead letters were written. Global, because bolts are copied.
 failures = {"left": 0}
 
 
 class FailsSometimes(StateCommitter):
-    """Counts, and fails its commits as often as ``failures`` says."""
+    """A ``StateCommitter`` whose commits fail as often as ``failures`` says."""
 
     def finish_batch(self) -> Any:
         values = super().finish_batch()
@@ -61,13 +63,13 @@ class FailsSometimes(StateCommitter):
 
 
 class BadRuns(KafkaRuns):
-    """With JSON values, and a committer that may be told to fail."""
+    """``KafkaRuns`` with JSON values, and a committer whose commits can fail."""
 
     def topology(self, **changes: Any) -> Any:
         changes.setdefault("codec", JsonCodec(Fields(value=str)))
         builder = TransactionalTopologyBuilder(self.name, "spout", self.spout(**changes), 2)
         count = FailsSometimes(self.state("counts"), ["value"], {"n": Count()})
-        # A tombstone has no key to be counted under.
+        # A tombstone has no value to count.
         builder.set_bolt("present", Present(), 2).shuffle_grouping("spout")
         builder.set_bolt("count", count).global_grouping("present")
         return builder.build()
@@ -91,7 +93,7 @@ def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Pa
 
 
 def committed(topics: Topics, topic: str) -> list[Any]:
-    """What a read_committed consumer sees, in order."""
+    """The records that a read_committed consumer sees, in order."""
     found: list[Any] = []
     read_topics(topics.bootstrap_servers, [topic], found.append)
     return found
@@ -164,7 +166,7 @@ def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs
     assert (headers["ratchet.partition"], headers["ratchet.offset"]) == (b"0", b"4")
     assert headers["ratchet.txid"] == b"2"
     assert b"not a JSON object" in headers["ratchet.error"]
-    writers.close()  # as another process, which finds the markers
+    writers.close()  # then new writers find the markers, as in another process
     topics.send(name, [b"bad-5"])
     runs.catch_up(dead_letters=letters, on_bad_record="dead_letter", batch_records_max=3)
     assert [message.value() for message in committed(topics, dead)] == [b"bad-0", b"bad-4", b"bad-5"]
@@ -176,7 +178,7 @@ def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs
 def test_avro_by_a_registry_with_dead_letters_in_both_places_on_spark(
     topics: Topics, name: str, tmp_path: Path, spark: str, collapse_max: int
 ) -> None:
-    """Codec, writer and state travel to workers; a table and a topic agree."""
+    """Codec, writer and state travel to workers. The table and the topic of dead letters agree."""
     registry = RegistryServer(tmp_path / "registry")
     registry.start()
     schema = {"type": "record", "name": "Word", "fields": [{"name": "value", "type": "string"}]}
@@ -269,12 +271,12 @@ def test_dead_letters_and_their_committer_belong_together(topics: Topics, name: 
             KafkaRuns(topics, Path("."), name).spout(**options)
 
 
-# --- the writer: one marker per txid, whoever writes ----------------------------------------------------------------
+# --- the writer: one marker per txid, whoever writes ----------------------------------------------
 
 
 @pytest.fixture
 def written(topics: Topics, name: str) -> Callable[..., Any]:
-    """Makes a writer; each is a producer of its own, as in another process."""
+    """Makes writers. Each has a producer of its own, as in another process."""
     topics.create(name)
 
     def make() -> MarkedWriter:
@@ -301,15 +303,15 @@ class TestMarkedWriter:
         assert not written().write(name, record("one again"), marker(1, attempt=3, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
-    def test_a_zombie_is_fenced_and_the_next_attempt_finds_out_what_is_there(
+    def test_a_zombie_writer_is_refused_and_the_next_attempt_goes_on(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         zombie, successor = written(), written()
         assert zombie.write(name, record("one"), marker(1))
         assert successor.write(name, record("two"), marker(2, epoch=2))
-        with pytest.raises(StaleWriterError):  # it begins anew, and finds a marker of a later epoch
+        with pytest.raises(StaleWriterError):  # its new producer finds a marker of a later epoch
             zombie.write(name, record("two by a zombie"), marker(2))
-        with pytest.raises(StaleWriterError):  # it begins anew, and finds a marker that is newer than itself
+        with pytest.raises(StaleWriterError):  # its new producer finds a marker of a later txid
             zombie.write(name, record("one by a zombie"), marker(1))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
         assert written().write(name, record("three"), marker(3, epoch=2))
@@ -349,10 +351,14 @@ class TestMarkedWriter:
         assert writer.write(name, record("three"), marker(3))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
-    def test_a_client_that_fails_in_itself_is_made_anew(
+    def test_a_client_that_raises_a_system_error_is_replaced(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Seen of a fenced producer: SystemError, with and without a cause. One that was kept begins anew in place (C26)."""
+        """A fenced producer was seen to raise SystemError, with and without a cause.
+
+        A writer replaces a kept producer in place (C26). It fails when a new producer does the
+        same.
+        """
 
         class Fails:
             def __init__(self, producer: Any, cause: Exception | None) -> None:
@@ -379,7 +385,7 @@ class TestMarkedWriter:
         assert made.write(name, record("four"), marker(4, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three", b"four"]
 
-    def test_a_topic_of_markers_that_is_missing_from_one_answer_is_read_all_the_same(
+    def test_a_topic_of_markers_that_the_metadata_omits_is_still_read(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written().write(name, record("one"), marker(1))
@@ -388,23 +394,23 @@ class TestMarkedWriter:
         assert not written().write(name, record("one again"), marker(1, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
-    def test_another_plan_of_a_txid_that_is_written_is_refused(
+    def test_a_txid_that_is_written_is_refused_with_another_plan(
         self, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         written().write(name, record("one"), marker(1))
         with pytest.raises(InvariantViolation, match="txid 1 was written by bolt/0 under plan d.*is e now"):
             written().write(name, record("one"), marker(1, epoch=2, digest="e"))
 
-    def test_a_higher_epoch_with_a_lower_txid_is_no_reset(
+    def test_a_higher_epoch_with_a_lower_txid_is_not_taken_for_a_reset(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
-        """C25: ZooKeeper went back, and nothing else."""
+        """C25: it means that ZooKeeper went back."""
         written().write(name, record("seven"), marker(7))
         with pytest.raises(ConfigError, match="bolt/0 has written transactions up to 7 to Kafka.*says that 1 is next"):
             written().write(name, record("one"), marker(1, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"seven"]
 
-    def test_after_a_reset_txids_begin_again_and_nobody_of_before_writes(
+    def test_after_a_reset_txids_begin_again_and_old_writers_are_refused(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         before = written()
@@ -415,19 +421,21 @@ class TestMarkedWriter:
             before.write(name, record("eight"), marker(8))
         assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
 
-    def test_a_kept_producer_that_another_process_has_taken_begins_anew_in_place(
+    def test_a_kept_producer_whose_id_was_taken_over_is_replaced_in_place(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """C26: no attempt fails, in whatever process the task is, and nobody hears of a fatal error."""
+        """C26: no attempt fails, in whatever process the task runs,
+        and no fatal error is logged.
+        """
         processes = [written(), written()]
-        for txid in range(1, 9):  # of many records, the client tells while it is given them
+        for txid in range(1, 9):  # with many records, the client raises while it is given them
             records = [KafkaRecord(None, str(txid).encode())] * (50_000 if txid % 4 == 0 else 1)
             assert processes[txid % 2].write(name, records, marker(txid))
         assert "rdkafka" not in capfd.readouterr().err
         found = Counter(each.value() for each in committed(topics, name))
         assert found == {str(txid).encode(): 50_000 if txid % 4 == 0 else 1 for txid in range(1, 9)}
 
-    def test_a_kept_producer_that_was_taken_for_the_same_txid_writes_nothing(
+    def test_a_kept_producer_whose_id_was_taken_over_for_the_same_txid_writes_nothing(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         kept = written()
@@ -436,10 +444,12 @@ class TestMarkedWriter:
         assert not kept.write(name, record("two again"), marker(2, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
-    def test_a_kept_client_that_is_over_and_has_not_said_why_begins_anew_in_place(
+    def test_a_kept_client_with_an_unreported_fatal_error_is_replaced_in_place(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
-        """Seen of a fenced producer: a record is refused for a fatal error, which itself comes later."""
+        """A fenced producer was seen to refuse a record for a fatal
+        error that it reports only later.
+        """
         kept = written()
         kept.write(name, record("one"), marker(1))
         over = KafkaException(KafkaError(KafkaError._FATAL))
@@ -450,7 +460,9 @@ class TestMarkedWriter:
     def test_markers_are_read_after_the_id_was_initialised(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """C11. Until then another producer of the id may still commit; here it does so at the last moment."""
+        """C11: until then another producer of the id may still commit;
+        here it does so at the last moment.
+        """
         kept = written()
         kept.write(name, record("one"), marker(1))
 
@@ -469,11 +481,11 @@ class TestMarkedWriter:
             written().write("not-there", record("x"), marker(1))
 
 
-# --- the record that does it ---------------------------------------------------------------------------------------
+# --- the record that does it ----------------------------------------------------------------------
 
 
 def poisoned(runs: KafkaRuns, bad: Callable[[set[str]], bool]) -> Any:
-    """A topology whose bolt raises for the batches that hold what ``bad`` says."""
+    """A topology whose bolt raises for the batches that ``bad`` names."""
     from framework import BaseBatchBolt
 
     class Touchy(BaseBatchBolt):
@@ -550,7 +562,7 @@ def test_find_poison_says_so_when_nothing_fails_or_nothing_is_planned(
 def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
 ) -> None:
-    """What an operator does: the run has stopped; which record was it? Then on, without what was there before."""
+    """An operator's steps: the run has stopped; find the record; then start afresh behind it."""
     topics.send(topics.create(name), [b"%d" % number for number in range(500)])
     settings = {
         "app.topic": name,

@@ -1,4 +1,4 @@
-"""Going on with a changed topology, going back with ``reset``, and rolling back what can no longer be read."""
+"""Changed topologies, ``reset``, and the roll-back of batches that can no longer be read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.command import Answer, call
 from tests.kit.words_runs import EXACT, WORD, Setup
 
-# --- a changed topology ----------------------------------------------------------------------------------------------
+# --- a changed topology ---------------------------------------------------------------------------
 
 
 def changed(setup: Setup, spout_id: str = "spout") -> Topology:
-    """Another parallelism, and a second table."""
+    """The same topology with another parallelism and a second table."""
     builder = TransactionalTopologyBuilder("words", spout_id, setup.spout, 2)
     first = StateCommitter(OpaqueMapState(setup.backend), ["word"], {"n": Count()})
     builder.set_bolt("count", first, 3).fields_grouping(spout_id, Fields("word"))
@@ -43,7 +43,7 @@ def more(setup: Setup) -> dict[str, int]:
         return dict(connection.execute("SELECT word, n FROM more WHERE _deleted = 0"))
 
 
-def test_a_changed_topology_goes_on_when_the_user_says_so(setup: Setup) -> None:
+def test_a_changed_topology_goes_on_when_the_user_accepts_the_change(setup: Setup) -> None:
     setup.run_all()
     with pytest.raises(ConfigError, match="'count': parallelism was 2, is 3.*--accept-changed-topology"):
         setup.start(changed(setup)).wait_until_caught_up(20)
@@ -54,16 +54,18 @@ def test_a_changed_topology_goes_on_when_the_user_says_so(setup: Setup) -> None:
     (said,) = [each for each in logs if each["event"] == "topology.changed"]
     assert "component 'more' is new" in said["difference"]
     assert setup.counts() == {**EXACT, "w0": 11, "w1": 11}
-    assert more(setup) == {"w0": 1, "w1": 1}  # a state that joins begins with the transaction that is next
+    assert more(setup) == {"w0": 1, "w1": 1}  # a state that joins begins with the next transaction
     setup.spout.append(0, [["w2"]])
-    with setup.start(changed(setup)) as run:  # accepted once: it is the topology of this state now
+    with setup.start(changed(setup)) as run:  # once is enough: it is now the topology of this state
         run.wait_until_caught_up(20)
     assert more(setup) == {"w0": 1, "w1": 1, "w2": 1}
 
 
 @pytest.mark.rule("C2")
 def test_a_state_that_was_emptied_does_not_join_a_changed_topology_as_a_new_one(setup: Setup) -> None:
-    """The user's word is for what has changed. What the state held is not in what comes."""
+    """The user has accepted the changes of the topology,
+    not the loss of what the old state held.
+    """
     setup.run_all()
     for each in setup.path.parent.glob(f"{setup.path.name}*"):
         each.unlink()
@@ -84,7 +86,7 @@ def test_a_renamed_spout_takes_over_the_positions(setup: Setup) -> None:
     assert setup.store.children("words/user/spout") == []
 
 
-# --- reset -----------------------------------------------------------------------------------------------------------
+# --- reset ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("C17")
@@ -112,7 +114,9 @@ def test_reset_of_positions_rolls_an_opened_commit_back_first(setup: Setup) -> N
 
 
 class DiesAfter:
-    """An executor under which the driver dies when the commit of a txid has written and its answer is due."""
+    """An executor whose driver dies after the commit of a txid has written,
+    before its answer arrives.
+    """
 
     def __init__(self, inner: LocalExecutor, txid: int) -> None:
         self.inner, self.txid = inner, txid
@@ -181,11 +185,13 @@ def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
     assert "transactional.zookeeper.servers is not set" in reset("--positions").stderr
 
 
-# --- what can no longer be read (C7, C8) -----------------------------------------------------------------------------
+# --- what can no longer be read (C7, C8) ----------------------------------------------------------
 
 
 def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> tuple[Topology, Any]:
-    """The commit of txid 2 has been opened and has written; then its driver dies, and its rows are forgotten."""
+    """Open the commit of txid 2 and write; then the driver dies,
+    and the source loses the rows of txid 2.
+    """
     setup.spout = OpaqueMemoryTransactionalSpout(
         {0: [[f"w{number % 5}"] for number in range(40)]}, WORD, 10, on_data_loss=on_data_loss
     )
@@ -206,8 +212,11 @@ def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> t
 
 
 @pytest.mark.rule("C7")
-def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: Setup) -> None:
-    """Rows 10 to 19, which the dead attempt wrote, are gone from the source, and so they are from the table."""
+def test_an_opened_batch_whose_records_are_gone_is_rolled_back_and_planned_afresh(setup: Setup) -> None:
+    """The dead attempt wrote rows 10 to 19.
+
+    They are gone from the source, and then from the table.
+    """
     topology, _ = opened_and_lost(setup, "skip")
     with setup.start(topology) as run:
         run.wait_until_caught_up(20)
@@ -223,7 +232,7 @@ def test_an_opened_batch_that_is_gone_is_rolled_back_and_planned_afresh(setup: S
 
 @pytest.mark.parametrize("why", ["fail", "cannot undo"])
 @pytest.mark.rule("C8")
-def test_an_opened_batch_that_is_gone_stops_where_it_cannot_be_undone(setup: Setup, why: str) -> None:
+def test_an_opened_batch_whose_records_are_gone_stops_where_it_cannot_be_undone(setup: Setup, why: str) -> None:
     topology, _ = opened_and_lost(setup, "skip" if why == "cannot undo" else "fail", Blind() if why != "fail" else None)
     run = setup.start(topology)
     with pytest.raises(TopologyFailed, match="forgotten offsets 10 to 20.*on_data_loss='skip' and every sink can undo"):
@@ -257,7 +266,7 @@ class Blind(StateCommitter):
         return []
 
 
-# --- what is recorded ------------------------------------------------------------------------------------------------
+# --- what is recorded -----------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -285,7 +294,7 @@ def test_records_of_the_last_transactions_are_kept_in_zookeeper(
 
 
 def test_every_attempt_has_one_line_in_the_log(setup: Setup) -> None:
-    """Committed, failed or cancelled: one line each, with what it took."""
+    """A committed, failed or cancelled attempt has one line, with its durations."""
     failing = threading.Event()
 
     class FailsOnce(DiesAfter):
@@ -314,7 +323,7 @@ def test_every_attempt_has_one_line_in_the_log(setup: Setup) -> None:
     )
 
 
-# --- an idle source (1.15) -------------------------------------------------------------------------------------------
+# --- an idle source (1.15) ------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("1.15")

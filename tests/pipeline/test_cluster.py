@@ -1,4 +1,4 @@
-"""A standalone Spark cluster whose executors know neither Ratchet nor the user's modules: both are sent to them."""
+"""A standalone Spark cluster without Ratchet and the user's modules: the driver sends both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ import importlib.resources
 def louder(text):
     return text.upper() + (importlib.resources.files("words") / "mark.txt").read_text().strip()
 """
-#: Makes an interpreter forget where this repository is installed from.
+#: Code that makes an interpreter forget where this repository is installed.
 FORGETFUL = f"""
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in getattr(each, "__module__", "")]
@@ -68,7 +68,7 @@ def users_folder(folder: Path) -> Path:
 
 
 def forgetful_python(folder: Path) -> Path:
-    """An interpreter with everything that is installed here, Ratchet apart."""
+    """An interpreter with everything that is installed here except Ratchet."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(FORGETFUL)
     python = folder / "python"
@@ -87,7 +87,7 @@ def test_the_framework_and_the_users_modules_reach_executors_that_have_neither(
         topics.send(name, [f"w{number % 10}".encode() for number in range(100)], partition)
     python = forgetful_python(tmp_path / "python")
     known = subprocess.run([python, "-c", "import framework"], cwd="/", capture_output=True, text=True, check=False)
-    assert "ModuleNotFoundError" in known.stderr  # or this would show nothing
+    assert "ModuleNotFoundError" in known.stderr  # otherwise this test would show nothing
     table = name.replace("-", "_")
     with SparkCluster(tmp_path / "spark", 1) as cluster:
         settings = {
@@ -155,8 +155,8 @@ def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
         shipping.make_archive(tmp_path)
 
 
-def test_a_master_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    """In a process of its own: one that failed leaves Spark in a bad state."""
+def test_a_master_that_is_not_there_is_reported_in_one_line(tmp_path: Path) -> None:
+    """In a process of its own: a start that failed leaves Spark in a bad state."""
     code = textwrap.dedent("""
         from framework.execution.spark.session import start_context
         from framework.errors import ConfigError

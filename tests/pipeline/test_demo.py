@@ -1,4 +1,4 @@
-"""The demo behind ``make run``, as anybody starts it."""
+"""The demo behind ``make run``, started as a user starts it."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def test_the_demo_starts_its_servers_commits_every_flight_and_compares(tmp_path:
     assert f"sent {FLIGHTS:,} flights to the Kafka topic" in first.stderr
     shown = [json.loads(line) for line in first.stderr.splitlines() if line.startswith('{"topology_id"')]
     assert (shown[-1]["phase"], shown[-1]["committed_rows"], shown[-1]["lag"]) == ("stopped", FLIGHTS, 0)
-    assert f"all {FLIGHTS:,} flights are in the Kafka topic" in demo().stderr  # it goes on where it was
+    assert f"all {FLIGHTS:,} flights are in the Kafka topic" in demo().stderr  # it goes on where it ended

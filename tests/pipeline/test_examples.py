@@ -1,4 +1,4 @@
-"""Each example runs and is right."""
+"""Each example runs and gives the right result."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_plane_sessions_match_those_computed_directly(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_records_that_did_not_arrive_are_told_of(topics: Topics, name: str) -> None:
-    """A producer that has nothing on its way any more may have dropped what it was given."""
+def test_records_that_did_not_arrive_are_reported(topics: Topics, name: str) -> None:
+    """A producer that has nothing in flight any more may have dropped records."""
     topics.create(name, 2)
     with pytest.raises(RetryableError, match=f"2 of 3 records did not arrive in topic '{name}'.*Unknown partition"):
         sending.send(topics.bootstrap_servers, name, [("a", None, 0), ("b", None, 2), ("c", "key", 7)])

@@ -1,4 +1,4 @@
-"""Rows into a Kafka topic: each once, in whole parts, whatever fails."""
+"""The Kafka sink: each row is written once, each task's part as a whole, whatever fails."""
 
 from __future__ import annotations
 
@@ -79,8 +79,10 @@ def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
 def test_each_row_is_one_record_whatever_fails(
     topics: Topics, name: str, tasks: int, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each writer fails before, or after, every third kafka_txn, so that some tasks' parts are there and others are not; a
-    state beside it counts the same rows."""
+    """Of three kafka_txns of a writer, one fails before it is done and one after.
+
+    So the parts of some tasks are in the topic and those of others are not.
+    """
     topic = topics.create(name, 2)
     calls: Counter[str] = Counter()
     real = MarkedWriter._in_one_kafka_txn
@@ -141,7 +143,7 @@ def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topi
 
 
 @pytest.mark.rule("C11")
-def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_bring_a_row_to_another(name: str) -> None:
+def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_send_a_row_to_another_task(name: str) -> None:
     spout = MemoryTransactionalSpout(ROWS, FIELDS, 30)
     with pytest.raises(TopologyError, match=r"component 'pass' is not declared deterministic.*'sink'.*parallelism 1"):
         build(name, spout, KafkaSink("t"), 2, deterministic=False)
@@ -153,7 +155,7 @@ def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_bring_a_row_to_
 
 
 @pytest.mark.rule("C11")
-def test_a_batch_half_written_by_other_tasks_is_not_finished_by_fewer(topics: Topics, name: str) -> None:
+def test_a_batch_half_written_by_three_tasks_is_not_finished_by_two(topics: Topics, name: str) -> None:
     """C11: the number of tasks is part of the marker."""
     marker = Marker("t", "sink/0", 1, 5, 1, "digest", 3)
     assert marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 3))
@@ -229,7 +231,7 @@ def test_a_topic_that_is_not_there_is_found_before_anything_starts(topics: Topic
         submit(unnamed, store=MemoryStore(), executor="local")
 
 
-def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics: Topics, name: str) -> None:
+def test_a_zombie_producer_is_fenced_and_its_open_kafka_txn_is_never_seen(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     settings = {"bootstrap.servers": topics.bootstrap_servers, "transaction.timeout.ms": 60_000}
     zombie = Producer({**settings, "transactional.id": f"ratchet-{name}/sink/0"})
@@ -247,8 +249,10 @@ def test_a_zombie_producer_is_fenced_and_what_it_left_open_is_never_seen(topics:
 
 
 def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Producer:
-    """What a worker leaves that is killed between its marker and the end of its kafka_txn; the broker would keep it open for a
-    quarter of an hour."""
+    """Leave a kafka_txn open, as a worker does that is killed between its marker and its commit.
+
+    The broker would keep it open for a quarter of an hour.
+    """
     dead = topics.producer(transactional_id=f"ratchet-{topology}/{writer}", transaction_timeout_ms=900_000)
     dead.init_transactions(30)
     dead.begin_transaction()
@@ -261,10 +265,12 @@ def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Produce
 
 @pytest.mark.rule("C11", "C26")
 @pytest.mark.parametrize("writer", ["sink/0", pytest.param("sink/2", marks=pytest.mark.slow), "sink/7"])
-def test_a_kafka_txn_that_a_dead_task_left_open_holds_up_no_other_one(
+def test_a_kafka_txn_that_a_dead_task_left_open_blocks_no_other_task(
     topics: Topics, name: str, writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its successor ends it, even if others must read the markers before that one's turn comes, or there is none any more."""
+    """The next writer of the id ends it; also when others must read the markers first,
+    or when the task exists no more.
+    """
     monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.1)
     topic = topics.create(name, 2)
     spout = OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 30)
@@ -272,14 +278,14 @@ def test_a_kafka_txn_that_a_dead_task_left_open_holds_up_no_other_one(
     store = MemoryStore()
     with submit(topology, store=store, executor="local") as run:
         run.wait_until_caught_up(60)
-        writers.close()  # other workers go on: they begin anew
+        writers.close()  # the next writers are new, as in other workers
         dead = left_open(topics, topic, name, writer)
         spout.append(0, ["late", 1])
         spout.append(1, ["later", 2])
         run.wait_until_caught_up(60)
     writers.close()
     again = left_open(topics, topic, name, writer)
-    with submit(topology, store=store, executor="local") as run:  # a new leader looks at all markers first
+    with submit(topology, store=store, executor="local") as run:  # a new leader first reads all markers
         run.wait_until_caught_up(60)
     assert pairs(topics, topic) == sorted([*ALL, ("late", 1), ("later", 2)])
     del dead, again
@@ -292,7 +298,7 @@ def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
 ) -> None:
     markers = topics.create(f"ratchet-markers-{name}")
     open_one = left_open(topics, topics.create(name), name, "sink/0")
-    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 5.0)  # a slow machine's broker answers within
+    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 5.0)  # also a slow machine's broker answers in this time
     monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.0)
     with pytest.raises(RetryableError, match=rf"the markers in '{markers}' could not be read to offset 1 yet"):
         read_markers(KafkaSettings(topics.bootstrap_servers, None), markers, "another")
@@ -300,17 +306,17 @@ def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
 
 
 @pytest.mark.rule("C25")
-def test_markers_of_a_broker_that_does_not_answer_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_markers_from_a_silent_broker_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError, match="127.0.0.1"):
         read_markers(KafkaSettings(f"127.0.0.1:{silent.getsockname()[1]}", None), "markers", "wordcount")
 
 
-# --- whose markers, and of when (C25) ----------------------------------------------------------------------------------
+# --- whose markers, and of when (C25) -------------------------------------------------------------
 
 
 class SinkRuns:
-    """One topology into one topic, started as often as one likes."""
+    """One topology that writes to one topic; it can be started many times."""
 
     def __init__(self, topics: Topics, name: str, *, marker_topic: str | None = None) -> None:
         self.topics, self.name = topics, name
@@ -321,12 +327,12 @@ class SinkRuns:
         self.store = MemoryStore()
 
     def catch_up(self) -> None:
-        writers.close()  # another start is another process
+        writers.close()  # as if each start were another process
         with submit(self.topology, store=self.store, executor="local") as run:
             run.wait_until_caught_up(60)
 
     def refused(self, words: str) -> None:
-        """At every start alike."""
+        """Check that every start is refused with ``words``, and writes nothing."""
         before = self.found()
         for _ in range(3):
             with pytest.raises(ConfigError, match=words):
@@ -337,7 +343,7 @@ class SinkRuns:
         return Counter(n for _, n in pairs(self.topics, self.topic))
 
     def kept(self) -> MemoryStore:
-        """ZooKeeper as it is now, as a backup would hold it."""
+        """A backup of ZooKeeper as it is now."""
         copy = MemoryStore()
         copy._nodes, copy._epochs = dict(self.store._nodes), dict(self.store._epochs)
         return copy
@@ -414,8 +420,8 @@ def test_a_reset_that_crashed_halfway_lets_no_driver_start_until_it_is_repeated(
     assert runs.found() == Counter(dict.fromkeys(range(30), 2))
 
 
-def test_state_and_markers_of_the_version_before_are_understood(runs: SinkRuns) -> None:
-    """It had no incarnation, and markers without the topology in their key."""
+def test_state_and_markers_of_the_previous_version_are_understood(runs: SinkRuns) -> None:
+    """That version had no incarnation, and its markers did not have the topology in their keys."""
     runs.catch_up()
     runs.store.apply([Delete(f"{runs.name}/incarnation"), Delete(f"{runs.name}/coordinator/open")])
     markers = read_markers(

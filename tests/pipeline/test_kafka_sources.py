@@ -1,4 +1,4 @@
-"""Section 2 of the behaviour document, by whole topologies over a real broker: sources, starts, loss, groups, progress."""
+"""Kafka spouts in whole topologies over a real broker: topics, starts, loss, groups, progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wait_for(condition: Any, what: str, timeout_s: float = TIMEOUT_S) -> None:
 
 
 def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
-    """Delete a topic, really, and create it again."""
+    """Delete a topic, wait until it is gone, and create it again."""
     topics.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
 
     def created() -> bool:
@@ -53,7 +53,7 @@ def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
     wait_for(created, "the topic to be created again")
 
 
-# --- which records -------------------------------------------------------------------------------------------------
+# --- which records --------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("2.1", "2.2")
@@ -72,7 +72,7 @@ def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginn
         topics.send(topics.create(f"other-{name}"), [b"no"])
         runs.await_counts(run, {"p": 4, "b": 5})
         plans = [record.plan for record in run.transactions()]
-    assert set(plans[0]) == {f"{name}-a/0"}  # what is planned is planned: the first batch knows one partition for ever
+    assert set(plans[0]) == {f"{name}-a/0"}  # the first plan does not change: it has one partition
     assert {f"{name}-a/2", f"{name}-b/0"} <= set(plans[-1])
 
 
@@ -83,7 +83,7 @@ def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
     with runs.start(pattern=f"{runs.name}-.*", start="latest") as run:
         wait_for(lambda: run.status().phase == "running", "the run")
-        run.wait_until_caught_up(TIMEOUT_S)  # nothing is soon read
+        run.wait_until_caught_up(TIMEOUT_S)  # there is nothing to read yet
         runs.topics.send(runs.topics.create(f"{runs.name}-late"), [b"x"] * 3)
         runs.await_counts(run, {"x": 3})
 
@@ -147,13 +147,13 @@ def test_a_limit_of_bytes_is_learned_after_a_small_first_batch(runs: KafkaRuns) 
     topics.send(topics.create(name), [b"x" * 500] * 12_000)
     run = runs.catch_up(batch_bytes_max=1_000_000)
     sizes = [record.attempts[-1].source_bytes for record in run.transactions()]
-    assert sizes[0] == 500_000  # a thousand records, before anything is known of their size
+    assert sizes[0] == 500_000  # a thousand records, since their size is not known yet
     assert len(sizes) >= 6
     assert all(0 < size <= 1_000_000 for size in sizes)
     assert sum(sizes) == 6_000_000
 
 
-# --- what is lost --------------------------------------------------------------------------------------------------
+# --- what is lost ---------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("2.6")
@@ -208,7 +208,8 @@ def test_records_of_a_topic_created_again_under_a_run_are_never_committed(runs: 
         run.wait_until_caught_up(TIMEOUT_S)
         recreate(topics, name)
         topics.send(name, [b"new"] * 25)
-        # Whoever notices first: the reader, to whom the new topic is too short, or the planner, who asks for its id.
+        # Either the reader notices it (the new topic is too short) or the planner (it asks for the
+        # id).
         with pytest.raises(DataLossError, match="created again"):
             run.wait_for_commit(99, TIMEOUT_S)
     assert runs.counts() == {"old": 10}
@@ -216,7 +217,9 @@ def test_records_of_a_topic_created_again_under_a_run_are_never_committed(runs: 
 
 @pytest.mark.behaviour("2.6")
 def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_reading(runs: KafkaRuns) -> None:
-    """Nothing else would: the planner has looked before, and the consumer reads topics by name."""
+    """Nothing else finds it: the planner has checked before,
+    and the consumer reads topics by name.
+    """
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     context = TopologyContext(name, "spout", 0, 1)
@@ -234,7 +237,7 @@ def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_readi
 
 @pytest.mark.behaviour("2.6")
 def test_records_that_a_kept_consumer_prefetched_from_a_deleted_topic_are_discarded(runs: KafkaRuns) -> None:
-    """It stands right where the next range begins, with old records already fetched."""
+    """The consumer stands exactly where the next range begins, with old records already fetched."""
     topics, name = runs.topics, runs.name
     context = TopologyContext(name, "spout", 0, 1)
     topics.send(topics.create(name), [b"old"] * 30)
@@ -267,7 +270,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
 
 
 @pytest.mark.behaviour("2.6")
-def test_a_topic_that_is_deleted_unread_is_lost_data_and_one_that_was_read_is_none(
+def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
@@ -290,12 +293,15 @@ def test_a_topic_that_is_deleted_unread_is_lost_data_and_one_that_was_read_is_no
     wait_for(lambda: planner.plan(plan) is not None, "a plan that is never read")
     topics.admin.delete_topics([f"{name}-b"], operation_timeout=30)[f"{name}-b"].result(30)
     with pytest.raises(DataLossError, match=f"{name}-b/0 was deleted, and offsets 7 to 10 were not read"):
-        wait_for(lambda: plans_nothing(planner, plan), "the loss")
+        wait_for(lambda: ask_for_a_plan(planner, plan), "the loss")
     planner.close()
 
 
-def plans_nothing(planner: Any, after: Any) -> bool:
-    """Asks for a plan, as the driver does: again, when the source does not answer. Never true."""
+def ask_for_a_plan(planner: Any, after: Any) -> bool:
+    """Ask for a plan, as a condition that never holds: the caller waits for the error of ``plan``.
+
+    A source that does not answer is no such error: the caller asks again.
+    """
     with contextlib.suppress(RetryableError):
         planner.plan(after)
     return False
@@ -303,7 +309,9 @@ def plans_nothing(planner: Any, after: Any) -> bool:
 
 @pytest.mark.behaviour("2.6")
 def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_its_leader_epoch(tmp_path: Path, name: str) -> None:
-    """The end of the log is beyond what was read, as if nothing had happened; only the epochs tell."""
+    """The end of the log is again beyond what was read;
+    only the leader epochs show the truncation.
+    """
     server = KafkaBroker(tmp_path / "broker")
     server.start()
     try:
@@ -353,7 +361,7 @@ def test_another_cluster_is_refused_or_read_from_its_beginning(
         other.stop()
 
 
-# --- gaps that are no loss -----------------------------------------------------------------------------------------
+# --- gaps that are no loss ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +387,7 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
         for key in range(50):
             producer.produce(name, f"{round_}", key=f"k{key}")
         producer.arrived()
-        time.sleep(0.3)  # a segment is closed by the first record after its time
+        time.sleep(0.3)  # the first record after a segment's time closes the segment
     producer.produce(name, "last", key="last")
     producer.arrived()
     wait_for(lambda: sum(values_in(cleaning.bootstrap_servers, name).values()) < 150, "compaction", 90)
@@ -394,7 +402,9 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
 def test_a_compacted_topic_under_a_transactional_state_is_refused_by_name(
     topics: Topics, name: str, tmp_path: Path
 ) -> None:
-    """C5: also when nothing is to be read of it; and not under an opaque state, nor when at-least-once is asked for."""
+    """C5: refused also when nothing is to be read of it; accepted under an opaque state,
+    and at-least-once.
+    """
     topics.create(name, 1, cleanup_policy="compact,delete")
     runs = KafkaRuns(topics, tmp_path, name, opaque=False)
     refused = rf"topic '{name}' is compacted .cleanup.policy=compact,delete.*bolt 'count'.*counts.*transactional.*opaque state"
@@ -426,7 +436,7 @@ def send_keyed(topics: Topics, topic: str, records: int) -> None:
     producer.arrived()
 
 
-def test_a_topic_whose_records_are_all_gone_is_caught_up_with(runs: KafkaRuns) -> None:
+def test_a_run_catches_up_with_a_topic_whose_records_are_all_gone(runs: KafkaRuns) -> None:
     runs.topics.create(runs.name)
     runs.topics.send(runs.name, [b"gone"] * 5)
     where = TopicPartition(runs.name, 0, 5)
@@ -440,7 +450,7 @@ def test_a_topic_whose_records_are_all_gone_is_caught_up_with(runs: KafkaRuns) -
 
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(18)
-def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
+def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_allows_it(
     cleaning: Topics, name: str, tmp_path: Path
 ) -> None:
     cleaning.create(name, 1, cleanup_policy="delete", segment_ms="100", retention_ms="-1")
@@ -448,7 +458,7 @@ def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
     cleaning.send(name, [b"first"] * 5)
     runs.catch_up()
     assert runs.counts() == {"first": 5}
-    cleaning.alter(name, retention_ms="500")  # from now on: what was not read yet must not be gone before
+    cleaning.alter(name, retention_ms="500")  # only from now on, so that no unread record was removed before
     cleaning.send(name, [b"expired"] * 40)
     time.sleep(0.2)
     cleaning.send(name, [b"roll"])
@@ -460,7 +470,7 @@ def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_says_so(
         return int(cleaning.admin.list_offsets({where: OffsetSpec.earliest()})[where].result(30).offset)
 
     wait_for(lambda: beginning() >= 45, "retention", 90)
-    cleaning.alter(name, retention_ms="-1")  # else a slow machine finds what comes now expired too
+    cleaning.alter(name, retention_ms="-1")  # otherwise the next records may expire too on a slow machine
     cleaning.send(name, [b"fresh"] * 3)
     run = runs.catch_up()
     assert runs.counts().get("fresh") == 3
@@ -485,7 +495,7 @@ def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(r
     assert runs.counts() == dict(values_in(topics.bootstrap_servers, name))
 
 
-# --- what others see -----------------------------------------------------------------------------------------------
+# --- what others see ------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("2.12")
@@ -506,7 +516,7 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
         f"{name}/0": (12, 12, 0, 0),
         f"{name}/1": (4, 4, 0, 0),
     }
-    assert run.status().partitions == progress  # also when it has ended
+    assert run.status().partitions == progress  # also after the run has ended
     label = f'{{partition="{name}/1",topology="{name}"}}'
     assert f"ratchet_source_end_offset{label} 4.0" in text
     assert f"ratchet_source_committed_offset{label} 4.0" in text
@@ -538,7 +548,7 @@ def test_a_lag_is_known_while_nothing_can_be_committed(runs: KafkaRuns) -> None:
 
 
 def published(topics: Topics, topic: str, group: str, partitions: int) -> list[int]:
-    """What a consumer group has committed, per partition; -1001 for nothing."""
+    """The offsets that a consumer group has committed, per partition; -1001: none."""
     consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
     found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
     consumer.close()
@@ -553,7 +563,7 @@ def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: Kafka
     topics.send(name, [b"y"] * 3, 1)
     group = f"{name}-watchers"
     runs.catch_up()
-    assert published(topics, name, group, 2) == [-1001, -1001]  # nobody asked for it
+    assert published(topics, name, group, 2) == [-1001, -1001]  # it was not asked for
     with runs.start(consumer_group=group) as run:
         run.wait_until_caught_up(TIMEOUT_S)
         topics.send(name, [b"x"] * 2, 0)
@@ -561,11 +571,11 @@ def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: Kafka
         wait_for(lambda: published(topics, name, group, 2) == [12, 3], "the offsets in the group")
         topics.send(name, [b"x"], 1)
         run.wait_until_caught_up(TIMEOUT_S)
-    assert published(topics, name, group, 2) == [12, 4]  # what the last commit left is there when the run has ended
+    assert published(topics, name, group, 2) == [12, 4]  # the offsets of the last commit, after the run has ended
 
 
 @pytest.mark.behaviour("2.13")
-def test_the_last_of_many_offsets_is_published_before_the_end(topics: Topics, name: str) -> None:
+def test_the_last_of_many_offsets_is_published_before_the_run_ends(topics: Topics, name: str) -> None:
     topics.create(name, 1)
     group = GroupOffsets(KafkaSettings(topics.bootstrap_servers, None), name)
     for offset in range(1, 50):
@@ -575,8 +585,8 @@ def test_the_last_of_many_offsets_is_published_before_the_end(topics: Topics, na
 
 
 @pytest.mark.behaviour("2.13")
-def test_a_group_that_cannot_be_written_is_said_once_and_stops_nothing(runs: KafkaRuns) -> None:
-    """Somebody reads with it: the broker refuses offsets from outside."""
+def test_a_group_that_cannot_be_written_is_logged_once_and_stops_nothing(runs: KafkaRuns) -> None:
+    """A consumer is in the group, so the broker refuses offsets from outside."""
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"x"] * 10)
     member = Consumer(

@@ -1,4 +1,4 @@
-"""The flights, with the driver, the broker and ZooKeeper killed under way: exact all the same."""
+"""The flights end exact, though the driver, the broker and ZooKeeper are killed during the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from examples.flights import TOPIC
 from integration import EmbeddedServers
 from tests.kit.flights import FlightsRun
 
-#: How often the driver is killed: with ``make faults``, and in the usual run, where a kill costs up to half a minute.
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
@@ -43,11 +42,11 @@ def test_driver_killed_again_and_again_ends_exact(
         while killed < kills:
             before = run.committed_txid()
             run.start()
-            if killed and chance.random() < 0.1:  # now and then while it starts
+            if killed and chance.random() < 0.1:  # now and then, kill it while it starts
                 _pause(run, chance.uniform(0.5, 4.0))
             else:
                 run.wait_for(lambda: run.said("driver.leads"))
-                if not killed:  # one life at least gets something done
+                if not killed:  # the first driver commits at least one transaction
                     run.wait_for(lambda before=before: run.committed_txid() > before)  # type: ignore[misc]
                 _pause(run, chance.uniform(0.0, 1.6))
             if not run.kill():
@@ -65,7 +64,7 @@ def test_driver_killed_again_and_again_ends_exact(
 
 
 def _pause(run: FlightsRun, seconds: float) -> None:
-    """A random moment is the point here, so this waits for nothing but time."""
+    """Wait for time to pass, and for nothing else: the kill comes at a random moment."""
     assert run.process is not None
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.process.wait(seconds)

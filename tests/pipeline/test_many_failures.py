@@ -1,4 +1,6 @@
-"""A topology with every grouping and every kind of bolt, exact after fifty random failures, on memory and on Kafka."""
+"""A topology with every grouping and every kind of bolt, exact after fifty random failures,
+on memory and on Kafka.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ ALL = [word for words in rows().values() for word in words]
 
 
 class ByFirstLetter(Grouping):
-    """A grouping of the user's own."""
+    """A custom grouping, as a user writes it."""
 
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         targets = [ord(word[0]) % task_count for word in batch.column("word").to_pylist()]
@@ -68,7 +70,7 @@ class ByFirstLetter(Grouping):
 
 
 class Route(BaseBasicBolt):
-    """The word on the default stream; its length, directly, to the task of that number."""
+    """Emits the word on the default stream, and its length on a direct stream."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.tasks = context.tasks_of("direct")
@@ -83,7 +85,7 @@ class Route(BaseBasicBolt):
 
 
 class AtTask(ArrowBolt):
-    """Each row with the number of the task that saw it."""
+    """Emits each row with the number of the task that got it."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.task = context.task_index
@@ -96,7 +98,9 @@ class AtTask(ArrowBolt):
 
 
 class CountOf(BaseBatchBolt):
-    """The number of tuples of a batch in its task, under a name; fails by chance, in whichever phase it runs."""
+    """Counts the tuples of a batch in its task, under a name; fails by chance,
+    in whichever phase it runs.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -142,7 +146,9 @@ def build(spout: Any, path: Path) -> Topology:
 
 
 class Chaos:
-    """Around a real executor: loses answers before or after the work, loses results, and deposes the leader."""
+    """Wraps a real executor: loses answers before or after the work, loses results,
+    and deposes the leader.
+    """
 
     def __init__(self, inner: BatchExecutor, store: MemoryStore, seed: int) -> None:
         self.inner, self.store, self.chance = inner, store, random.Random(seed)

@@ -1,7 +1,7 @@
-"""An hour's worth of mixed trouble in minutes: producers, aborted and open kafka_txns, new topics and partitions, bad
-records, brokers and ZooKeeper killed or paused, drivers killed. At the end every figure is exact, for both spouts.
+"""An hour's worth of mixed trouble in minutes, for both spouts; at the end every figure is exact.
 
-The oracle reads the topics themselves.
+The trouble: aborted and open kafka_txns, new topics and partitions, bad records, brokers and
+ZooKeeper killed or paused, drivers killed. The oracle reads the topics themselves.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from tests.kit.oracle import is_stable, read_topics
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
 
-#: More of them with RATCHET_TROUBLE_STEPS=n.
-#: Steps of a script, if not as many as the target wants.
+#: The number of steps of a script; by default, the target decides it.
 STEPS = os.environ.get("RATCHET_TROUBLE_STEPS")
 KEYS = 40
 PARTITIONS_MAX = 6
@@ -45,7 +44,7 @@ def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSe
 
 
 class Script:
-    """Decides by a seed what happens next, and does it."""
+    """Decides from a seed what happens next, and does it."""
 
     def __init__(self, seed: int, servers: EmbeddedServers, run: RunProcess, name: str) -> None:
         self.chance = random.Random(seed)
@@ -88,7 +87,7 @@ class Script:
         while self.open:
             self.end_open()
 
-    # --- what may happen -------------------------------------------------------------------------------------
+    # --- what may happen --------------------------------------------------------------------------
 
     def _value(self) -> bytes:
         self._number += 1
@@ -102,7 +101,7 @@ class Script:
             partition = self.chance.randrange(self.partitions[topic])
             try:
                 producer.produce(topic, self._value(), partition=partition)
-            except KafkaException as error:  # this producer has not heard of a partition that is new
+            except KafkaException as error:  # this producer does not know a new partition yet
                 if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
                     raise
             producer.poll(0)
@@ -120,12 +119,12 @@ class Script:
             self._some(producer, 300)
             producer.flush(20)
         except KafkaException:
-            return None  # whatever became of it, the topic says
+            return None  # the topic says what became of it
         return producer
 
     @staticmethod
     def _end(end: Callable[[float], None]) -> None:
-        with contextlib.suppress(KafkaException):  # as above: the broker ends it after its timeout
+        with contextlib.suppress(KafkaException):  # the broker ends it after its timeout
             end(20)
 
     def produce_in_kafka_txn(self) -> None:
@@ -191,8 +190,10 @@ class Script:
 
 
 class Oracle:
-    """Every committed record of the topics up to where the topology says that it has read, folded one after the other.
-    ``ends``: the last stable offsets, where it must have come to."""
+    """A fold over the committed records of the topics, up to the topology's positions.
+
+    ``ends``: the last stable offsets, which the topology must have reached.
+    """
 
     def __init__(self, servers: str, topics: list[str], positions: dict[str, int]) -> None:
         self.records: Counter[str] = Counter()
@@ -214,7 +215,7 @@ class Oracle:
 
 
 def positions_of(zookeeper: str, root: str, spout: str) -> dict[str, int]:
-    """Partition -> where the topology goes on, as the coordination store has it."""
+    """The positions of the topology in the coordination store: partition -> next offset."""
     store = ZooKeeperStore(zookeeper, root)
     try:
         currtx = TransactionalState(store, f"trouble-{spout}").get_data("coordinator/currtx")
@@ -249,13 +250,13 @@ def test_mixed_trouble_ends_exact(
         script.play(int(STEPS or (30 if in_all else 8)))
         stable = is_stable(own_servers.bootstrap_servers, list(script.partitions), 45)
         assert run.kill(), run.tail()
-        # A driver knows new topics and partitions when it starts, so caught up means all of them.
+        # A driver that starts knows all topics and partitions, so it catches up on all of them.
         run.start("--until-caught-up")
         assert run.finish() == 0, run.tail()
         positions = positions_of(own_servers.zookeeper, f"/{name}", spout)
         oracle = Oracle(own_servers.bootstrap_servers, sorted(script.partitions), positions)
         assert len(oracle.ends) == sum(script.partitions.values())
-        # A partition that nothing was written to is in no plan yet.
+        # A partition without records is in no plan yet.
         assert not stable or oracle.ends == {partition: positions.get(partition, 0) for partition in oracle.ends}
         print(f"{dict(script.happened)}; {sum(oracle.records.values())} records, {len(oracle.letters)} bad")
         with sqlite3.connect(database) as connection:

@@ -1,4 +1,6 @@
-"""What a run finds when it starts: goes on where it left off, or stops with one line that says what is wrong."""
+"""A run that starts goes on where the last one ended,
+or stops with one line that says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_an_empty_source_makes_no_transactions(setup: Setup) -> None:
 
 
 class Crash:
-    """An executor whose commits go wrong around the real one: before it, or after it did its work."""
+    """Wraps an executor: commits fail before or after the real one has done its work."""
 
     def __init__(self, inner: LocalExecutor, when: str, times: int) -> None:
         self.inner, self.when, self.left = inner, when, times
@@ -90,7 +92,9 @@ def test_commits_whose_answer_is_lost_are_redone_exactly_once(setup: Setup, when
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_an_opaque_batch_is_planned_afresh_unless_its_commit_had_opened(setup: Setup, opened: bool) -> None:
-    """A driver that dies after it emitted txid 2, before or after it raised the header of the state."""
+    """The driver dies after it has emitted txid 2, before or after it
+    has raised the header of the state.
+    """
     hold = threading.Event()
 
     class Hold(Crash):
@@ -118,10 +122,10 @@ def test_an_opaque_batch_is_planned_afresh_unless_its_commit_had_opened(setup: S
     assert setup.counts() == EXACT
     assert planned["0"] == {"first": 10, "next": 20}
     done = setup.backend.read_header().done
-    assert done == (4 if opened else 3)  # afresh: 10, then 15 and 15; as pinned: 10, 10, then 15 and 5
+    assert done == (4 if opened else 3)  # planned afresh: 10, 15, 15; as pinned: 10, 10, 15, 5
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def refused(setup: Setup, kind: type[Exception], message: str, topology: Topology | None = None) -> None:
@@ -167,7 +171,7 @@ def test_a_missing_plan_of_the_last_transaction_is_named(setup: Setup) -> None:
 
 @pytest.mark.rule("C2")
 def test_a_wiped_store_under_a_live_sink_stops(setup: Setup) -> None:
-    """Fault 13: never txid 1 over rows that hold more."""
+    """Txid 1 must never be written over rows of later transactions."""
     setup.run_all()
     setup.store = MemoryStore()
     refused(
@@ -222,11 +226,11 @@ def test_submit_takes_a_topology_and_known_executors_only(setup: Setup) -> None:
         submit(setup.topology(), executor="flink")
 
 
-# --- leadership ----------------------------------------------------------------------------------------------------
+# --- leadership -----------------------------------------------------------------------------------
 
 
 def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
-    """Fault 11: the session ends under way; the run goes on by itself, under a new epoch, and is exact."""
+    """The session ends during the run, which goes on by itself under a new epoch."""
     with setup.start(**{"topology.max.spout.pending": 1}) as run:
         run.wait_for_commit(1, 20)
         setup.store.depose("words")
@@ -237,7 +241,7 @@ def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
 
 
 def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None:
-    """Fault 4."""
+    """The second driver stands by until the first one has stopped."""
     first = setup.start()
     first.wait_until_caught_up(20)
     second = setup.start()
@@ -253,7 +257,7 @@ def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None
     assert setup.counts() == {**EXACT, "w1": 11, "w2": 11}
 
 
-def test_a_standby_driver_leaves_the_lead_to_another_one_first(setup: Setup) -> None:
+def test_a_driver_started_as_standby_lets_another_driver_lead_first(setup: Setup) -> None:
     second = setup.start(standby=True)
     with pytest.raises(TimeoutError, match="standby"):
         second.wait_for_commit(1, 1)
@@ -261,7 +265,7 @@ def test_a_standby_driver_leaves_the_lead_to_another_one_first(setup: Setup) -> 
     first = setup.start()
     first.wait_until_caught_up(20)
     assert second.status().phase == "standby"
-    time.sleep(0.5)  # it looks ten times a second
+    time.sleep(0.5)  # it checks ten times a second
     first.stop()
     setup.spout.append(0, [["w2"]])
     second.wait_until_caught_up(20)
@@ -270,11 +274,11 @@ def test_a_standby_driver_leaves_the_lead_to_another_one_first(setup: Setup) -> 
     assert setup.counts() == {**EXACT, "w2": 11}
 
 
-# --- what a failed attempt leaves behind ---------------------------------------------------------------------------
+# --- what a failed attempt leaves behind ----------------------------------------------------------
 
 
 class Moody(BaseBasicBolt):
-    """Gives other rows on every attempt, as a look at a clock would."""
+    """Emits other rows in every attempt, like a bolt that reads a clock."""
 
     def execute(self, tup: Any, collector: Any) -> None:
         collector.emit([f"attempt{tup.attempt.attempt_id}"])
@@ -285,7 +289,7 @@ class Moody(BaseBasicBolt):
 
 @pytest.mark.rule("C5")
 def test_rows_of_a_dead_attempt_are_swept_when_its_replay_does_not_touch_them(setup: Setup) -> None:
-    """C5: the commit of 1:1 did its work and its answer was lost; 1:2 writes other keys."""
+    """C5: the commit of 1:1 did its work, but its answer was lost; 1:2 writes other keys."""
     setup.wrap = lambda executor: Crash(executor, "after", 1)
     builder = TransactionalTopologyBuilder("words", "spout", setup.spout, 2)
     builder.set_bolt("moody", Moody(), 2).shuffle_grouping("spout")
@@ -301,7 +305,7 @@ def test_rows_of_a_dead_attempt_are_swept_when_its_replay_does_not_touch_them(se
 def test_rows_that_get_lost_between_tasks_fail_the_attempt(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """1.11: sent = received per edge, or the attempt fails and is replayed."""
+    """On each edge as many rows are received as were sent, or the attempt fails and is replayed."""
     real = collapsed.run_level
     faults: list[int] = []
 
@@ -343,7 +347,7 @@ def test_state_of_another_cluster_or_topic_is_refused(
 
 
 def test_a_transaction_costs_two_writes_to_the_store(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One multi to emit it, one to close it; on a first start one more, for the meta document."""
+    """One multi emits it, one closes it; on a first start one more writes the meta document."""
     writes: list[int] = []
     real = MemoryStore._apply_as
     monkeypatch.setattr(

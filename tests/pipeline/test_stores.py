@@ -1,4 +1,4 @@
-"""The stores under real processes: two drivers of which one is paused, and kills at random."""
+"""The stores under real processes: a paused leader with a standby driver, and random kills."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.kit.stores import Feed, server_of, wait_for
 from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
-#: Kills per store and kind of values, if not as many as the target wants.
+#: Kills per store and kind of values; by default, the target decides it.
 KILLS = os.environ.get("RATCHET_SINK_KILLS")
 
-#: Held in ``make test`` by one store; the others are the campaign's.
+#: ``make test`` runs one store; the others are slow.
 SLOW = pytest.mark.slow
 
 
@@ -64,7 +64,9 @@ def job(
 
 
 def pause(run: RunProcess, job: Job) -> None:
-    """SIGSTOP; but not while it holds the one lock of a SQLite file, which nobody can take from it."""
+    """SIGSTOP the driver, but not while it holds the lock of a SQLite file:
+    no other process could take that.
+    """
     while True:
         run.signal(signal.SIGSTOP)
         if job.settings["app.store"] != "sqlite":
@@ -89,7 +91,9 @@ def pause(run: RunProcess, job: Job) -> None:
 @pytest.mark.fault(3)
 @pytest.mark.rule("C14")
 def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:
-    """SIGSTOP beyond its session, in mid-run; a standby driver takes over; then SIGCONT."""
+    """SIGSTOP for longer than its session, in mid-run; a standby driver takes over;
+    then SIGCONT.
+    """
     first, second = job.process(), job.process()
     second.start("--standby")
     second.wait_for(lambda: second.said("waits for another driver to lead"))

@@ -1,4 +1,6 @@
-"""Every kind of sink written by Spark's tasks: in workers of this machine, and in executors that are processes of their own."""
+"""Every kind of sink, written by Spark tasks: in local workers,
+and in executors of their own processes.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def test_every_kind_of_sink_is_exact_when_spark_tasks_write_it(
             fields = dict(zip(backend.fields[1], found[word], strict=True))
             assert fields["count"] == count
             assert fields["mean"] == pytest.approx(sum(numbers) / len(numbers))
-            assert fields["users"] == len(set(numbers))  # exact for so few
+            assert fields["users"] == len(set(numbers))  # with so few it is exact
             bits = 0
             for each in numbers:
                 bits |= each

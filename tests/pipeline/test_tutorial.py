@@ -1,4 +1,6 @@
-"""The tutorial runs: its classes are those of the examples, its calls print what it shows."""
+"""The tutorial is right: its classes are those of the examples,
+and its calls print what it shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``verify``: agrees with what is right, names what is not, and says when it cannot know."""
+"""``verify`` accepts right sinks, names differences, and says when it cannot know."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WRITTEN: list[int] = []
 
 
 class Elsewhere(BaseBatchBolt):
-    """Commits to a place that Ratchet does not see."""
+    """A committer that writes to a place that Ratchet does not see."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.rows = 0
@@ -241,7 +241,7 @@ def test_a_bolt_that_fails_during_verify_is_an_error_not_a_result(
         verify(audited.topology, audited.store)
 
 
-# --- arithmetic of its own ------------------------------------------------------------------------------------------
+# --- arithmetic of its own ------------------------------------------------------------------------
 
 NUMBERS = Fields(k=float, n=int, d=pa.decimal128(38, 2), f=float)
 LONG = Decimal("123456789012345678901234567890.12")
@@ -268,8 +268,10 @@ FAULTS: dict[str, list[tuple[Any, str, Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_contradicts_sinks_that_compute_wrong_by_the_same_code(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """The fault is there when the sinks are written and when they are verified."""
+def test_verify_finds_wrong_sums_though_it_runs_with_the_same_wrong_code(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The same wrong code runs when the sinks are written and when they are verified."""
     for where, name, wrong in FAULTS[fault]:
         monkeypatch.setattr(where, name, wrong)
     spout = OpaqueMemoryTransactionalSpout(SUMMED, NUMBERS, 7)
@@ -297,11 +299,11 @@ def test_it_contradicts_sinks_that_compute_wrong_by_the_same_code(monkeypatch: p
     assert report.states[0].compared == 2
 
 
-# --- from Kafka, by the command line ------------------------------------------------------------------------------
+# --- from Kafka, by the command line --------------------------------------------------------------
 
 
 def kafka_topology(app: Any) -> Topology:
-    """Named on the command line."""
+    """The topology, for the command line."""
     spout = OpaqueKafkaTransactionalSpout(
         [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec("word"), batch_records_max=40
     )
@@ -385,7 +387,9 @@ NIGHT = datetime.datetime(2024, 10, 27, 0, 30, tzinfo=datetime.UTC)
 def test_rows_of_any_type_are_compared_in_a_table_of_files(
     tmp_path: Path, kind: pa.DataType, values: list[Any]
 ) -> None:
-    """NaN is one value, nested values count as values, and the hour that comes twice is two."""
+    """NaN equals NaN, nested values are compared by value,
+    and the hour that comes twice is two hours.
+    """
     store = MemoryStore()
 
     def over(*values: Any) -> Topology:
@@ -404,7 +408,7 @@ def test_rows_of_any_type_are_compared_in_a_table_of_files(
 
 
 def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
-    """Their scale is negative."""
+    """The scale of such decimals is negative."""
     store, fields = MemoryStore(), Fields.of({"word": pa.string(), "n": pa.decimal128(5, -2)})
     spout = OpaqueMemoryTransactionalSpout({0: [["a", Decimal(100)], ["a", Decimal(300)]]}, fields, 1)
     builder = TransactionalTopologyBuilder("audited", "spout", spout)
@@ -417,7 +421,7 @@ def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
 
 
 def test_a_state_that_joined_later_is_left_out_and_the_report_says_since_when(tmp_path: Path) -> None:
-    """It holds nothing from before, and rightly so."""
+    """It rightly holds nothing from before it joined."""
     store = MemoryStore()
 
     def with_states(*names: str, rows: int) -> Topology:

@@ -24,7 +24,7 @@ for _rows in transactional_words.data().values():
 
 
 class Failing(transactional_words.Bucketize):
-    """Between the two committers: fails attempts, or ends the whole process, by a seed."""
+    """Runs between the two committers; by a seed, it fails attempts or ends the process."""
 
     def __init__(self, seed: int, probability: float, *, exits: bool = False) -> None:
         self.seed, self.probability, self.exits = seed, probability, exits
@@ -60,7 +60,7 @@ def test_words_and_histogram_agree_over_failures_between_their_commits(
 def test_words_and_histogram_agree_after_the_process_died_between_their_commits(
     servers: EmbeddedServers, name: str, tmp_path: Path, opaque: bool, often: Often
 ) -> None:
-    """The process ends, without a word, when one table is written and the other is not; again and again."""
+    """Again and again the process ends at once when one table is written and the other is not."""
     database = tmp_path / "words.db"
     died, lives = 0, often(2, 10)
     for seed in range(30):

@@ -1,4 +1,4 @@
-"""Three brokers, three ZooKeeper servers, a Spark cluster: any one server may die."""
+"""Clusters of three brokers, three ZooKeeper servers, and Spark: any one server may die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded servers: what a person sees when something is missing, and that nothing is left behind."""
+"""The embedded servers: clear messages when something is missing, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def script(folder: Path, text: str) -> str:
     return str(folder)
 
 
-# --- Java ----------------------------------------------------------------------------------------------------------
+# --- Java -----------------------------------------------------------------------------------------
 
 
-def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_java_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match="Java 17 or newer is needed, and there is no java on the PATH"):
@@ -55,7 +55,7 @@ def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("echo nothing", "says nothing about its version"),
     ],
 )
-def test_too_old_a_java_is_one_clear_line(
+def test_a_java_that_is_too_old_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str, message: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", script(tmp_path, answer))
@@ -63,7 +63,7 @@ def test_too_old_a_java_is_one_clear_line(
         find_java()
 
 
-# --- jars ----------------------------------------------------------------------------------------------------------
+# --- jars -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def small_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def fake_ivy(folder: Path, content: str) -> str:
-    """A java that retrieves one jar with that content."""
+    """A stand-in for java that retrieves one jar with the given content."""
     return script(
         folder,
         textwrap.dedent(f"""
@@ -119,13 +119,13 @@ def test_a_damaged_cache_is_fetched_again(small_lock: Path, monkeypatch: pytest.
     assert (folder / "one-1.0.jar").read_bytes() == b"right"
 
 
-def test_no_network_on_a_first_run_is_one_clear_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_run_without_network_is_reported_in_one_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", fake_ivy(small_lock / "java", "echo 'Server access error at url x'; exit 1"))
     with pytest.raises(ServerError, match=r"nothing arrived. Ivy says: Server access error.*Check the network"):
         kafka_jars(lambda line: None)
 
 
-def test_a_full_disk_is_one_clear_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = fake_ivy(small_lock / "java", "echo 'java.io.IOException: No space left on device'; exit 1")
     monkeypatch.setenv("JAVA_HOME", home)
     with pytest.raises(ServerError, match="No space left on device"):
@@ -138,17 +138,17 @@ def test_the_lock_file_names_kafka_and_nothing_twice() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_free_port_is_none_that_an_outgoing_connection_may_be_given() -> None:
-    """Or it may be taken between its choice and its use."""
+def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
+    """Otherwise such a connection could take the port between its choice and its use."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1_024 <= free_port() < lowest for _ in range(200))
 
 
-# --- servers -------------------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
-def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -216,7 +216,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path: Path, how: signal.Signal
     parent.send_signal(how)
     parent.wait(10)
     _wait_for(lambda: not _runs(pid))
-    _wait_for(lambda: not port_taken(port))  # the kernel closes a dead JVM's sockets after its first thread is gone
+    _wait_for(lambda: not port_taken(port))  # the kernel closes a dead JVM's sockets after its first thread has gone
 
 
 @pytest.mark.integration
@@ -270,7 +270,7 @@ def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether it runs: a process that has ended and that nobody has asked about yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -284,8 +284,10 @@ def _wait_for(condition: object, timeout_s: float = 30) -> None:
         time.sleep(0.05)
 
 
-def test_a_server_that_is_ending_is_there_until_its_ports_are_free(tmp_path: Path) -> None:
-    """Its memory goes first: the more it has, the longer its ports outlive its command line."""
+def test_a_server_that_is_ending_counts_as_running_until_its_ports_are_free(tmp_path: Path) -> None:
+    """A process frees its memory first: the more it has,
+    the longer its ports outlive its command line.
+    """
     code = """
 import socket, sys
 held, server = b"x" * (1 << 30), socket.create_server(("127.0.0.1", 0))

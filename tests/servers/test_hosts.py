@@ -1,4 +1,6 @@
-"""Servers of every kind, wherever they run: what is written outlives kill -9, a paused one answers late, each says its name."""
+"""Servers of every kind, on every host: writes outlive SIGKILL,
+and a paused server answers later.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def write(server: Server, value: str) -> None:
-    """What a client of that kind does to store a value; back when it is acknowledged."""
+    """Store a value with a client of that kind, and wait for the acknowledgement."""
     if isinstance(server, PostgresServer):
         with psycopg.connect(server.dsn) as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS x (v text)")
@@ -99,7 +101,7 @@ def test_acknowledged_writes_outlive_a_kill_and_the_port_stays(server: Server) -
 def test_a_paused_server_answers_once_it_goes_on(server: Server) -> None:
     write(server, "a")
     server.pause()
-    assert port_taken(server.port)  # it is there, and says nothing
+    assert port_taken(server.port)  # it listens, but does not answer
     done = threading.Event()
     thread = threading.Thread(target=lambda: (write(server, "b"), done.set()), daemon=True)
     thread.start()
@@ -122,7 +124,7 @@ def test_a_registry_stand_in_registers_counts_and_fails_on_request(tmp_path: Pat
         assert registry.register("s", {"type": "int"}) == 101
 
 
-def test_an_unknown_kind_of_servers_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unknown_kind_of_servers_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(VARIABLE, "cloud")
     with pytest.raises(
         ServerError, match="RATCHET_SERVERS is 'cloud': it must be one of embedded, containers, external"
@@ -149,7 +151,9 @@ def test_external_servers_are_named_by_the_environment_and_never_started(
 
 @pytest.mark.integration
 def test_the_suite_runs_on_external_servers_and_says_what_it_skips(servers: EmbeddedServers, tmp_path: Path) -> None:
-    """A store of ZooKeeper's on a server that this test run did not start, and a test that wants a server to kill."""
+    """Two tests: one uses a ZooKeeper server that this run did not start,
+    one wants a server to kill.
+    """
     environment = {
         **os.environ,
         VARIABLES["kafka"]: servers.bootstrap_servers,
@@ -167,7 +171,7 @@ def test_the_suite_runs_on_external_servers_and_says_what_it_skips(servers: Embe
 
 @pytest.mark.integration
 def test_no_server_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """A Redis server: quick to start and to end, in a container too."""
+    """With a Redis server, which starts and ends quickly, in a container too."""
     code = (
         "import sys, time; from pathlib import Path; from integration import RedisServer\n"
         "server = RedisServer(Path(sys.argv[1])); server.start(); print(server.port, flush=True); time.sleep(600)"

@@ -1,4 +1,4 @@
-"""What is kept on this host for one user: nobody else decides where it goes. No servers."""
+"""Lock files belong to one user of the host: no other user decides where they are. No servers."""
 
 from __future__ import annotations
 

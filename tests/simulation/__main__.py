@@ -1,4 +1,8 @@
-"""The long run: ``make simulate SCHEDULES=1000000``, or one again: ``python -m tests.simulation --only trees --seed 42``."""
+"""The long run of all simulators, and the replay of one schedule.
+
+``make simulate SCHEDULES=1000000`` is the long run; ``python -m tests.simulation --only trees
+--seed 42`` runs one schedule again.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ from tests.simulation.caught import write_table
 from tests.simulation.schedule import Coverage
 from tests.simulation.simulators import SIMULATORS, Verdict, shares
 
-#: Pairs of a fault and a step that are met less often than this are named.
+#: Pairs of a fault and a step that come in a smaller share of schedules than this are named.
 RARE = 1 / 1_000
 PROGRAM = "python -m tests.simulation"
 
 
 @dataclass
 class Tally:
-    """What one simulator has done of its ``wanted`` schedules."""
+    """How many of its ``wanted`` schedules one simulator has run, and what they showed."""
 
     wanted: int
     done: int = 0
@@ -36,10 +40,10 @@ class Tally:
 
 
 def _quiet() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the seeds
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that hands out the seeds handles Ctrl-C
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.freeze()
-    gc.set_threshold(50_000)  # a world is full of cycles, and forgotten as a whole
+    gc.set_threshold(50_000)  # a world is full of cycles, and is dropped as a whole
 
 
 def _chunk(name: str, first: int, count: int) -> tuple[str, int, Coverage, list[Verdict]]:
@@ -49,7 +53,7 @@ def _chunk(name: str, first: int, count: int) -> tuple[str, int, Coverage, list[
 
 
 def _chunks(tallies: dict[str, Tally], first_seed: int) -> Iterator[tuple[str, int, int]]:
-    """All simulators come forward side by side: (name, first seed, count)."""
+    """Chunks (name, first seed, count), in an order in which all simulators progress evenly."""
     found = [
         (first / tally.wanted, name, first_seed + first, min(SIMULATORS[name].chunk, tally.wanted - first))
         for name, tally in tallies.items()
@@ -92,7 +96,10 @@ def main() -> int:
 
 
 def _run_all(tallies: dict[str, Tally], first_seed: int, processes: int) -> bool:
-    """Until all is done, or there is a violation; True when it was stopped by Ctrl-C."""
+    """Run until all schedules are done or one has a violation.
+
+    Returns True when Ctrl-C stopped it.
+    """
     started, shown = time.monotonic(), 0.0
     stopped: list[int] = []
     todo = _chunks(tallies, first_seed)
@@ -144,7 +151,7 @@ def _replay(name: str, seed: int) -> int:
 
 
 def _show(coverage: Coverage, schedules: int) -> None:
-    """How often each fault met each step: steps that the same faults may meet are a table."""
+    """Print how often each fault met each step; steps with the same faults share a table."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for step in sorted({step for _, step in coverage}):
         alike.setdefault(tuple(sorted(fault for fault, other in coverage if other == step)), []).append(step)

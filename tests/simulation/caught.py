@@ -1,4 +1,6 @@
-"""How soon each mutation is noticed, as a table in ``docs/simulation.md``: ``python -m tests.simulation --mutations 3``."""
+"""How soon each mutation is noticed, as a table in ``docs/simulation.md``: ``python -m
+tests.simulation --mutations 3``.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from tests.simulation.schedule import run_schedule
 
 PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- mutations: begin -->", "<!-- mutations: end -->"
-#: More than a test gives a mutation.
+#: More than the ``SCHEDULES_PER_MUTATION`` of the test.
 SCHEDULES_MAX = 20_000
-#: Of the first seeds of two runs.
+#: The distance between the first seeds of two runs.
 APART = 1_000_000
 
 
 def write_table(runs: int, first_seed: int) -> int:
-    """Measure every mutation so often, and write the table into the page. Returns how many were not noticed in a run."""
+    """Measure every mutation ``runs`` times, and write the table into the page.
+
+    Returns the number of mutations that at least one run did not notice.
+    """
     rows = [f"| Taken out | Median of {runs} | Most | Looked for in |", "|---|---|---|---|"]
     missed = 0
     for mutation in MUTATIONS:
@@ -41,6 +46,6 @@ def schedules_until_noticed(mutation: Mutation, first_seed: int) -> int:
 
 
 def _share(mutation: Mutation) -> float:
-    """Of the worlds, those that the mutation is looked for in."""
+    """The share of worlds in which the mutation is looked for."""
     seeds = list(mutation.seeds(0, 200))
     return len(seeds) / (seeds[-1] + 1)

@@ -1,10 +1,12 @@
-"""Simulated processes: drivers, which are the real ``Driver`` and ``Term``, and commit tasks, one step at a time.
+"""Simulated processes, one step at a time: drivers (the real ``Driver`` and ``Term``) and commit
+tasks.
 
-A *process* performs a generator of steps, as ``framework.coordination.steps.perform`` does in a run. Each step is an event
-of the schedule: it may succeed, fail before or after it did its work, come late, come twice, or meet a crash. Threads of a
-driver die with it; commit tasks do not: they run elsewhere, and may write long after whoever started them is gone.
+A *process* performs a generator of steps, as ``framework.coordination.steps.perform`` does in a
+run. Each step is an event of the schedule: it may succeed, fail before or after it did its work,
+come late, come twice, or meet a crash. The threads of a driver die with it. Commit tasks do not:
+they run elsewhere, and may write long after the driver that started them is gone.
 
-What a driver waits for (messages, the end of a pause, an election, commit tasks) is a step that answers ``Later``.
+A step that waits (for messages, the end of a pause, an election, commit tasks) returns a ``Later``.
 """
 
 from __future__ import annotations
@@ -76,9 +78,10 @@ TASKS = 2
 TOTAL = {"total": Sum("weight")}
 TIMEOUT_MS = 1_500
 IDLE_POLL_MAX_S = 0.06
-#: A pause of this length lasts as long as the schedule wants, and not longer: steps are faster here than in a run.
+#: A pause of this length or more ends at a random moment before its end: steps are faster here than
+#: in a run.
 PAUSE_S = 0.2
-#: Of threads of a driver, in labels of steps.
+#: Thread name of a driver -> its name in the labels of steps.
 NAMES = {"rollback": "roll back", "fence": "close fence"}
 
 Operations = list[tuple[str, int | None]]
@@ -86,7 +89,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def waits(function: F) -> F:
-    """Mark a step that is nothing but waiting: it has no faults of its own."""
+    """Mark a step that only waits: it has no faults of its own."""
     function.waits = True  # type: ignore[attr-defined]
     return function
 
@@ -95,7 +98,7 @@ Move = Callable[[Steps[Any]], Step]
 
 
 class Later:
-    """What a step returns whose answer is not there yet. The first answer counts."""
+    """What a step returns when its answer comes later. Only the first answer counts."""
 
     def __init__(self) -> None:
         self.over = False
@@ -121,7 +124,7 @@ class Later:
 
 
 class SimExecutor:
-    """The ``BatchExecutor`` of one run: kept results. Its tasks outlive it."""
+    """The ``BatchExecutor`` of one run; it keeps the results of batches. Its tasks outlive it."""
 
     def __init__(self, world: World, topology: Topology) -> None:
         self.world = world
@@ -156,7 +159,7 @@ class SimExecutor:
         return PhaseResult()
 
     def _read(self, job: ProcessingJob) -> list[int]:
-        """What the tasks read: every range whole, or an error."""
+        """What the tasks read: every range whole. Raises an error when a range is short."""
         found: list[int] = []
         for partition in sorted(job.ranges):
             meta = job.ranges[partition]
@@ -167,7 +170,10 @@ class SimExecutor:
 
     @waits
     def commit(self, header: AttemptHeader) -> Any:
-        """Start the commit tasks; answer when all have ended, or at the first failure, while the others go on."""
+        """Start the commit tasks.
+
+        The answer comes when all have ended, or at the first failure; the others go on then.
+        """
         result = self.kept.get(header)
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
@@ -195,7 +201,10 @@ class SimExecutor:
         return later
 
     def cancel(self, header: AttemptHeader) -> None:
-        """Whoever waits for the tasks hears of it soon, perhaps. The tasks go on: nobody can reach them."""
+        """Perhaps fail the wait for the tasks soon.
+
+        The tasks themselves go on: nobody can reach them.
+        """
         self.dead.add(header)
         self.kept.pop(header, None)
         later = self.committing.pop(header, None)
@@ -234,7 +243,10 @@ class SimExecutor:
         return None
 
     def merge(self, state: MapState, attempt: TransactionAttempt, operations: Operations) -> None:
-        """Hand over what was counted, in one of the workers, each of which knows the states that it has written to."""
+        """Hand over the counts, in one of the workers.
+
+        Each worker remembers the states that it has written to.
+        """
         workers = self.world.workers
         worker = int(self.world.chance.random() * len(workers))
         if self.world.fault("worker", ("dies",), 0.03):
@@ -250,7 +262,10 @@ class SimExecutor:
     def _topic_task(
         self, header: AttemptHeader, task: int, operations: Operations, life: int
     ) -> Steps[TaskFailure | None]:
-        """One commit task of the committer to Kafka, in workers of this life. Returns its failure, or None."""
+        """One commit task of the committer to Kafka, in the workers of ``life``.
+
+        Returns its failure, or None.
+        """
         context = TopologyContext(TOPOLOGY, TOPIC, task, self.world.shape.topic_tasks)
         marker = marker_of(header.attempt(TOPIC, task), context)
         records = [KafkaRecord(key.encode(), str(record).encode()) for key, record in operations]
@@ -284,8 +299,10 @@ def _updater(weight: int | None) -> Callable[[Any], Any]:
 
 
 class SimProcess:
-    """A generator of steps under the scheduler. ``owner`` None: a task, which nobody's death ends; else a thread of that
-    driver."""
+    """A generator of steps under the scheduler.
+
+    ``owner``: the driver whose thread it is; None: a task, which ends with no driver.
+    """
 
     FAULTS = ("fails before", "fails after", "late", "crash before", "crash after", "freeze")
     TASK_FAULTS = ("fails before", "fails after", "late", "doubled")
@@ -308,7 +325,7 @@ class SimProcess:
         self.again = again
         self.step: Step = lambda: None
         self.label = ""
-        self.waits = False  # the step is nothing but waiting
+        self.waits = False  # the step only waits
         self.command = False  # the step carries out a command of the coordinator
         self.over = False  # ended, or killed
         self.disturbed = False  # a step has failed
@@ -322,7 +339,7 @@ class SimProcess:
         self.steps.close()
 
     def perform(self) -> None:
-        """The step that is due, and those after it that take no time of their own."""
+        """Perform the step that is due, and those after it that take no time of their own."""
         world = self.world
         while not self.over and not world.finished:
             if self._wait_for_thaw(self.perform):
@@ -341,11 +358,16 @@ class SimProcess:
         return self.world.fault(self.label, self.FAULTS if self.owner is not None else self.TASK_FAULTS)
 
     def _at_once(self) -> bool:
-        """Whether the next step follows without a pause: waiting does, and commands mostly do."""
+        """Whether the next step follows without a pause: always after a wait,
+        mostly after a command.
+        """
         return self.waits or (self.command and self.world.chance.random() < 0.9)
 
     def _perform(self, fault: str | None) -> bool:
-        """Returns whether there is another step, to be performed now or soon."""
+        """Perform the step with a fault.
+
+        Returns whether there is another step to perform now or soon.
+        """
         world, owner, step = self.world, self.owner, self.step
         if fault == "late":
             world.at(int(world.chance.random() * 2_500), self._perform_late)
@@ -390,7 +412,7 @@ class SimProcess:
             self.world.soon(self.perform)
 
     def _resume(self, move: Move) -> None:
-        """What was waited for has come."""
+        """Go on: the answer that the step waited for has come."""
         if self.over or self._wait_for_thaw(partial(self._resume, move)):
             return
         if self._advance(move):
@@ -404,7 +426,7 @@ class SimProcess:
         return True
 
     def _advance(self, move: Move) -> bool:
-        """Returns whether there is another step."""
+        """Move the generator on. Returns whether there is another step."""
         try:
             step = self.step = move(self.steps)
         except StopIteration as end:
@@ -454,7 +476,10 @@ class SimThread:
         return not self._process.over
 
     def join(self, timeout_s: float) -> None:
-        """The phases of a term that ends have heard of it, and have ended, or they hang, to end when they can."""
+        """End the thread of a term that ends, one time in two.
+
+        Otherwise it hangs, and ends when it can. A planner always does so.
+        """
         if self._process.name != "planner" and self._driver.world.chance.random() < 0.5:
             self._process.kill()
 
@@ -497,7 +522,7 @@ class SimEvent:
 
 
 class SimQueue(queue.Queue[Any]):
-    """What a term is told. Answers come late, twice, or with a crash around them."""
+    """The messages to a term. Answers come late, twice, or with a crash before or after them."""
 
     def __init__(self, driver: SimDriver) -> None:
         self._driver = driver
@@ -571,7 +596,7 @@ class SimClient(CoordinationStore):
         pass
 
     def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Any:
-        """The epoch rises before anything is read (C3)."""
+        """Stand for election. The epoch rises before anything is read (C3)."""
         driver, world = self._driver, self._driver.world
         if driver.leadership is not None:
             driver.leadership.resign()  # the answer to the election was lost
@@ -599,7 +624,7 @@ class SimClient(CoordinationStore):
 
 
 class WatchedDriver(Driver):
-    """The real driver. What it does is held against the invariants where nobody else would see it."""
+    """The real driver, with checks of invariants on what only the driver itself can see."""
 
     def __init__(self, owner: SimDriver) -> None:
         shape = owner.world.shape
@@ -656,7 +681,7 @@ class WatchedDriver(Driver):
 
 
 def _is_late(event: Event, coordinator: Coordinator) -> bool:
-    """Whether an answer is that of an attempt which is not the live one."""
+    """Whether an event is the answer of an attempt that is not the live one."""
     if not isinstance(event, (Processed, Committed, RolledBack)):
         return False
     live = coordinator.in_flight().get(event.txid)
@@ -664,12 +689,12 @@ def _is_late(event: Event, coordinator: Coordinator) -> bool:
 
 
 class SimDriver:
-    """The process of a driver, which dies, freezes, is stopped, and comes back."""
+    """The process of a driver: it dies, freezes, is stopped, and comes back."""
 
     def __init__(self, world: World, topology: Topology, name: str) -> None:
         self.world = world
         self.topology = topology
-        self.next_topology = topology  # what it is started with the next time
+        self.next_topology = topology  # for its next start
         self.name = name
         self.life = 0
         self.frozen_until = 0
@@ -695,7 +720,7 @@ class SimDriver:
 
     @property
     def leadership(self) -> SimLeadership | None:
-        """The one that it believes to have."""
+        """The leadership that the driver believes it has."""
         held = self._leadership
         return held if held is not None and not held.noticed else None
 
@@ -711,19 +736,21 @@ class SimDriver:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the topology is what it becomes."""
+        """Whether its topology is the changed one."""
         shape, parts = self.world.shape, self.topology.parallelisms()
         return SPOUTS[shape.renames] in parts and (not shape.joins or shape.joins in parts)
 
     @property
     def accepts_change(self) -> bool:
-        """What the user says: the topology may become another, once."""
+        """Whether the user accepts a changed topology: once, at the first run of it."""
         return not self.world.joined and self.is_whole
 
-    # --- trouble -------------------------------------------------------------------------------------------------
+    # --- trouble ----------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Nothing of this driver goes on; its session ends a while later; it comes back some time."""
+        """Everything of this driver ends at once; its session ends a while later;
+        it starts again some time.
+        """
         world = self.world
         world.note(f"{self.name} dies")
         for state in self.topology.states:
@@ -740,7 +767,9 @@ class SimDriver:
         self.start_after(int(world.chance.random() * 1_000))
 
     def freeze(self) -> None:
-        """Stops, as under SIGSTOP, and goes on as if nothing had been; its session may end meanwhile."""
+        """Stop for a while, as under SIGSTOP, and go on as before;
+        the session may end meanwhile.
+        """
         pause = int(self.world.chance.random() * 3 * SESSION_MS)
         self.frozen_until = self.world.now + pause
         self.world.note(f"{self.name} freezes for {pause} ms")
@@ -748,7 +777,7 @@ class SimDriver:
             self.expire(after_ms=SESSION_MS)
 
     def expire(self, after_ms: int = 0) -> None:
-        """The session ends; the driver hears of it only later, and may try to write before."""
+        """End the session; the driver learns of it only later, and may try to write before."""
         leadership = self.leadership
         if leadership is not None:
             self.world.at(after_ms, partial(self.world.store.expire, leadership))
@@ -756,11 +785,11 @@ class SimDriver:
             self.world.at(notice, partial(setattr, leadership, "noticed", True))
 
     def request_stop(self) -> None:
-        """As ``kill`` would, or a user who stops the run: what is being committed is finished, the rest is abandoned."""
+        """Stop as on SIGTERM: the commit under way is finished, the rest is abandoned."""
         if self._driver is not None:
             self._driver.request_stop()
 
-    # --- the end of a run ------------------------------------------------------------------------------------------
+    # --- the end of a run -------------------------------------------------------------------------
 
     def _ended(self, driver: Driver) -> None:
         self._driver = None
@@ -769,7 +798,7 @@ class SimDriver:
         elif driver.failure is not None:
             self._stopped_by(driver.failure)
         else:
-            self._resume_some_time()  # it has stopped, as it was asked to
+            self._resume_some_time()  # it was asked to stop
 
     def _resume_some_time(self) -> None:
         self.world.note(f"{self.name} has stopped")
@@ -781,7 +810,7 @@ class SimDriver:
         if refused and self.topology is not self.next_topology:
             self._resume_some_time()  # the state is of another topology now
         elif isinstance(error, CorruptStateError) and world.corrupted in str(error):
-            world.finished = True  # refused, and named: what must happen
+            world.finished = True  # the corrupt node was refused and named, as it must be
         elif refused and world.oracle.may_stop(str(error)):
             world.stop(str(error))
         elif isinstance(error, Violation):
@@ -790,7 +819,7 @@ class SimDriver:
             raise Violation(f"{self.name} fails: {error!r}") from error
 
     def _stopped_by(self, failure: TaskFailure) -> None:
-        """A stop that cannot be avoided, and says why."""
+        """The topology stopped. Raises ``Violation`` unless it had to, and says why."""
         if self.world.oracle.may_stop(failure.message):
             self.world.stop(str(failure))
             return
@@ -802,7 +831,9 @@ class SimDriver:
 
 
 class ResetTool:
-    """``reset`` of the positions, as an operator would call it: takes the leadership when it is free."""
+    """``reset`` of the positions, as an operator calls it:
+    it takes the leadership when that is free.
+    """
 
     def __init__(self, driver: SimDriver) -> None:
         self.driver = driver
@@ -811,7 +842,7 @@ class ResetTool:
         driver = self.driver
         store = driver.world.store
         if not driver.world.joined:
-            return  # nobody does both at once
+            return  # no operator resets while the topology changes
         leadership = store.lead(TOPOLOGY, "reset")
         if leadership is None:
             store.waiting.append(self.run)
@@ -841,7 +872,7 @@ class ResetTool:
 
 
 def build_topology(world: World, *, whole: bool) -> Topology:
-    """The topology as it becomes, or as it is at first."""
+    """The topology as it is at first or, with ``whole``, as it is after the change."""
     shape = world.shape
     spout, without = SPOUTS[whole and shape.renames], "" if whole else shape.joins
     builder = TransactionalTopologyBuilder(TOPOLOGY, spout, world.spout, 1)

@@ -1,7 +1,9 @@
-"""A simulated Kafka: two topics, markers, transactional ids. The writer is the real one, with a broker that loses answers.
+"""A simulated Kafka: two topics, markers, transactional ids. The writer is real; the broker loses
+answers.
 
-A commit that has no answer may be done, may never be done, and may be done later, as long as nobody has initialised its
-transactional id. Between two requests of a writer, anybody else may go on.
+A commit without an answer may be done, or may never be done, or may be done later, as long as
+nobody has initialised its transactional id meanwhile. Between two requests of a writer, other
+processes may go on.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _SETTINGS = KafkaSettings("simulated:9092", None)
 
 
 class SimKafka:
-    """What the broker holds, and the processes that keep producers."""
+    """What the broker holds, and the workers that keep producers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -46,7 +48,7 @@ class SimKafka:
         return self.epochs[transactional_id]
 
     def commit(self, transactional_id: str, epoch: int, marker: Marker, records: list[int]) -> bool:
-        """End a kafka_txn; False when another producer has taken the id over, or its process is gone."""
+        """Commit a kafka_txn. False when another producer has taken over its transactional id."""
         if self.epochs[transactional_id] != epoch:
             return False
         self.world.oracle.sent(marker.writer.split("/")[0], marker, records)
@@ -54,13 +56,13 @@ class SimKafka:
         return True
 
     def check(self, context: TopologyContext, standing: Standing) -> None:
-        """Hold what a component has written against what a new leader knows."""
+        """Check the markers of a component against what a new leader knows."""
         for marker in self.markers.values():
             if marker.writer.startswith(f"{context.component_id}/"):
                 marker.check(context.topology_id, standing)
 
     def restart_workers(self) -> None:
-        """Tasks that were under way end, and so do kept producers."""
+        """End the tasks that are under way, and the kept producers."""
         self.life += 1
         self._writers.clear()
 
@@ -70,7 +72,7 @@ class SimKafka:
         self._writer(marker.writer).write("topic", records, marker)
 
     def write_letters(self, attempt: TransactionAttempt, records: Sequence[int], life: int) -> None:
-        """The commit task of the dead letters: the real one."""
+        """Run the real commit task of the dead letters."""
         if life != self.life:
             raise RetryableError("the worker is gone")
         context = TopologyContext("sim", LETTERS, 0, 1)
@@ -86,7 +88,10 @@ class SimKafka:
         return self._writer(writer_of(context))
 
     def _writer(self, name: str) -> SimWriter:
-        """The writer that one of the workers keeps, which may have died meanwhile; never one that is in use."""
+        """The writer that a random worker keeps; the worker may have died meanwhile.
+
+        Never one that is in use.
+        """
         chance = self.world.chance
         first = int(chance.random() * WORKERS)
         if self.world.fault("worker", ("dies",), 0.03):
@@ -174,7 +179,7 @@ class SimProducer:
 
 
 class SimLetters(DeadLetterTopic):
-    """The dead letters' committer in the topology: its tasks are the simulator's."""
+    """The committer of dead letters in the topology. The simulator runs its tasks itself."""
 
     def __init__(self, kafka: SimKafka) -> None:
         super().__init__("letters")
@@ -185,7 +190,7 @@ class SimLetters(DeadLetterTopic):
 
 
 class TopicSink(BaseTransactionalBolt, Committer):
-    """Stands for a ``KafkaSink`` in the topology: its tasks are the simulator's."""
+    """Stands for a ``KafkaSink`` in the topology. The simulator runs its tasks itself."""
 
     deterministic = True
 

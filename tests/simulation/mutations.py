@@ -1,6 +1,6 @@
-"""What the simulator must catch: each rule of the protocol, taken out of the code that holds it.
+"""What the simulator must catch: each mutation takes one rule of the protocol out of the code.
 
-Every mutation is a patch of one or two attributes; ``applied`` puts it in and takes it out again.
+A mutation patches one or two attributes; ``applied`` puts the patch in and takes it out again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
 
 @dataclass(frozen=True)
 class Mutation:
-    """``patches``: (object, attribute, replacement). ``worlds``: in which it can show, where those are rare."""
+    """``patches``: (object, attribute, replacement).
+
+    ``worlds``: those in which the mutation can show, where they are rare.
+    """
 
     name: str
     patches: Sequence[tuple[Any, str, Any]]
     worlds: Callable[[Shape], bool] = lambda shape: True
 
     def seeds(self, first: int, count: int) -> Iterator[int]:
-        """So many seeds of such worlds."""
+        """The first ``count`` seeds, from ``first`` on,
+        of worlds in which the mutation can show.
+        """
         fit = (each for each in itertools.count(first) if self.worlds(Shape.of(random.Random(each))))
         return itertools.islice(fit, count)
 
@@ -64,7 +69,7 @@ def _nothing(*arguments: Any, **options: Any) -> None:
     return None
 
 
-# --- the coordinator ---------------------------------------------------------------------------------------------
+# --- the coordinator ------------------------------------------------------------------------------
 
 
 def _any_attempt(self: Coordinator, txid: int, attempt_id: int, phase: TransactionPhase) -> Any:
@@ -101,7 +106,7 @@ def _fails_one_only(real: Callable[..., Any]) -> Callable[..., Any]:
     return fail
 
 
-# --- the store ---------------------------------------------------------------------------------------------------
+# --- the store ------------------------------------------------------------------------------------
 
 
 def _save_then_cleanup_first(self: TopologyDocuments, change: Any, record: Any = None) -> None:
@@ -114,7 +119,7 @@ _real_save = TopologyDocuments.save
 
 
 def _save_by_partition(self: TopologyDocuments, change: Any, record: Any = None) -> None:
-    """Half of a batch's metadata first, then all of it."""
+    """Write half of a batch's metadata first, then all of it."""
     for txid, (attempt_id, plan) in change.plans.items():
         half = {each: plan[each] for each in sorted(plan)[: (len(plan) + 1) // 2]}
         _real_save(self, replace(change, plans={txid: (attempt_id, half)}), None)
@@ -184,7 +189,7 @@ def _send_raising_epoch(self: SimLeadership, changes: Any, fence: bytes, version
     _real_send(self, changes, fence, version)
 
 
-# --- the sinks ---------------------------------------------------------------------------------------------------
+# --- the sinks ------------------------------------------------------------------------------------
 
 
 def _begin_without_header(self: MapState, attempt: Any) -> None:
@@ -251,7 +256,7 @@ def _stays_done(self: Header, epoch: int, open_commit: OpenCommit) -> Header:
     return replace(self, epoch=epoch, open=open_commit)
 
 
-# --- committers without a header ---------------------------------------------------------------------------------
+# --- committers without a header ------------------------------------------------------------------
 
 
 def _every_plan_is_opened(self: TopologyDocuments, currtx: int, digests: Any) -> bool:
@@ -296,7 +301,7 @@ def _holds_or_reset(self: Marker, wanted: Marker) -> bool:
 _real_take_over = CommitPhase._take_over
 _real_check, _real_holds = Marker.check, Marker.already_holds
 
-# --- the source --------------------------------------------------------------------------------------------------
+# --- the source -----------------------------------------------------------------------------------
 
 
 def _plan_of_the_available(self: Any, previous: Any, divisor: int) -> Any:

@@ -16,7 +16,7 @@ Coverage = Counter[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a schedule; ``violation`` None: everything held."""
+    """How a schedule ended. ``violation`` None: every invariant held."""
 
     seed: int
     shape: Shape
@@ -26,8 +26,10 @@ class Outcome:
 
 
 def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: bool = False) -> Outcome:
-    """Run the schedule of a seed. The same seed gives the same schedule, on any machine. The trace of what happened comes
-    with a violation, or when it is asked for."""
+    """Run the schedule of a seed. The same seed gives the same schedule, on any machine.
+
+    The outcome has a trace when there is a violation, or with ``keep_trace``.
+    """
     world = World(seed, Counter() if coverage is None else coverage)
     try:
         names = ("A", "B") if world.shape.second_driver else ("A",)
@@ -50,7 +52,7 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
 
 
 def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
-    """What happens to the source and to sessions, from outside."""
+    """Plan what happens from outside, to the source, to sessions and to drivers."""
     chance, spout, shape = world.chance, world.spout, world.shape
     for _ in range(shape.changes):
         partition = chance.randrange(shape.partitions)
@@ -89,8 +91,12 @@ def _changes(world: World) -> bool:
 
 
 def _plan_change_of_topology(world: World, drivers: list[SimDriver]) -> None:
-    """A committer joins, or the spout gets another id, at any time, or while a commit is open. One driver at least is started
-    again with the new topology. Another may lead again with the one before, as long as nobody has led with the new one."""
+    """Plan that a committer joins or the spout gets another id, at any time or while a commit is
+    open.
+
+    At least one driver is started again with the new topology. Another driver may lead again with
+    the old topology, as long as nobody has led with the new one.
+    """
     chance = world.chance
     if world.shape.joins:
         world.coverage[("joins", world.shape.joins if world.shape.joins == TOPIC else "state")] += 1
@@ -114,7 +120,7 @@ def _change_topology(world: World, drivers: list[SimDriver], while_open: bool, t
 
 
 def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
-    """Ranges of open commits are lost, and what then goes wrong, goes wrong while they are rolled back."""
+    """Plan the loss of ranges whose commit is open; the faults that follow strike the roll-back."""
     for _ in range(world.shape.losses):
         world.coverage[("source: lose", "any time")] += 1
         when = int(world.chance.random() * 1_200)
@@ -122,7 +128,9 @@ def _plan_losses(world: World, drivers: list[SimDriver]) -> None:
 
 
 def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
-    """A store is put back to what it was a moment before, twice perhaps: in the middle of a commit, or at any time."""
+    """Plan that a store goes back to an earlier state, perhaps twice:
+    in the middle of a commit, or at any time.
+    """
     chance, shape = world.chance, world.shape
     if shape.back == "another life":
         world.coverage[("goes back", shape.back)] += 1
@@ -139,8 +147,12 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
 
 
 def _stop_all(world: World, drivers: list[SimDriver]) -> None:
-    """Nothing tells tasks that write to Kafka that ZooKeeper went back: whoever restores it must have stopped everything.
-    What writes under headers may go on, and is refused."""
+    """Stop all drivers and workers where a committer writes to Kafka, as who restores ZooKeeper
+    must.
+
+    Tasks that write to Kafka do not learn that ZooKeeper went back. Tasks that write under headers
+    may go on, and are refused.
+    """
     if world.shape.headerless:
         world.kafka.restart_workers()
         for driver in drivers:
@@ -161,7 +173,7 @@ def _take_snapshot(
 
         def restore() -> None:
             if times < len(world.restores):
-                return  # of a life that never was
+                return  # the snapshot is of a time that another restore has undone
             world.restores.append(store)
             world.note(f"{type(store).__name__} goes back by {pause_ms} ms")
             if store is world.store:
@@ -174,7 +186,7 @@ def _take_snapshot(
 
 
 def _corrupt(world: World, drivers: list[SimDriver]) -> None:
-    """Bits flip in a znode that the next leader reads; whoever leads now dies with it."""
+    """Flip bits in a znode that the next leader reads, and crash the leader of now."""
     nodes = [each for each in world.store.nodes if not each.endswith("/epoch")]
     if nodes and world.corrupted == "nothing":
         world.corrupted = nodes[int(world.chance.random() * len(nodes))]
@@ -185,8 +197,10 @@ def _corrupt(world: World, drivers: list[SimDriver]) -> None:
 
 
 def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tries: int = 300) -> None:
-    """As soon as the commit of a txid is open, or done in a state, what it was planned from is gone, and its driver dies, or
-    the commit fails: whoever leads next must roll back (C7)."""
+    """As soon as the commit of a txid is open, or done in a state, remove the records of its plan.
+
+    Then the driver dies, or the commit fails: the next leader must roll back (C7).
+    """
     currtx = world.store.currtx()
     plan = world.store.plan(currtx)
     done = any((header := each.header()) is not None and header.done == currtx for each in world.backends)
@@ -205,7 +219,7 @@ def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tr
 
 
 def _expire(world: World, partition: int) -> None:
-    """Retention passes the oldest rows, read or not."""
+    """Retention removes the oldest rows, read or not."""
     source = world.spout._source
     assert source is not None
     held = len(source.partitions[str(partition)])

@@ -1,8 +1,9 @@
-"""A simulated log that loses its end and grows again, under the real sessions that keep consumers and fetch ahead (C26).
+"""Simulated logs that lose their ends and grow again, under the real sessions, which fetch ahead
+(C26).
 
-Simulated are the broker and the client, as librdkafka behaves: what it has fetched it hands out, whatever has become of
-the log; a position that it is given with a leader epoch is checked by the broker, and so is where it stands when the log has
-another leader.
+The broker and the client are simulated as librdkafka behaves. The client hands out what it has
+fetched, whatever has become of the log. The broker checks a position that is given with a leader
+epoch, and checks where a consumer stands when the log gets another leader.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ SILENCE_S = 0.5
 
 @dataclass(frozen=True)
 class SimMessage:
-    """As much of a ``confluent_kafka.Message`` as a session uses; ``failure``: an event instead of a record."""
+    """As much of a ``confluent_kafka.Message`` as a session uses; ``failure``:
+    an event instead of a record.
+    """
 
     number: int
     at: int
@@ -67,7 +70,7 @@ class SimLog:
         self.epoch += 1
 
     def end_of(self, epoch: int) -> int:
-        """Where what was written in an epoch, or before, ends."""
+        """The end of the records that were written in ``epoch`` or before."""
         return next((offset for offset, (each, _) in enumerate(self.records) if each > epoch), len(self.records))
 
 
@@ -98,7 +101,9 @@ class SimConsumer:
             self._fetching[each.partition] = _Fetching(log, each.offset, epoch, leader=log.epoch)
 
     def seek(self, position: TopicPartition) -> None:
-        """Only now, and when there is another leader, the broker is asked whether the log is still the same."""
+        """Have the next fetch ask the broker whether the log is still the same,
+        as after a change of leader.
+        """
         self._fetching[position.partition].leader = -1
 
     def incremental_unassign(self, positions: Sequence[TopicPartition]) -> None:
@@ -107,7 +112,7 @@ class SimConsumer:
             self._fetched = [message for message in self._fetched if message.number != each.partition]
 
     def fetch(self) -> None:
-        """What the client does by itself: ask the leader of each partition for a few records more."""
+        """Ask the leader of each partition for a few more records; the client does so by itself."""
         for each in self._fetching.values():
             log = each.log
             truncated = each.leader != log.epoch and each.epoch is not None and log.end_of(each.epoch) < each.position
@@ -136,7 +141,9 @@ class SimConsumer:
 
 
 class SessionsWorld:
-    """Batches are planned and read, by one worker or another, while logs grow, lose their ends, and grow again."""
+    """Batches are planned and read, by one worker or another, while logs grow,
+    lose their ends, and grow again.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"sessions {seed}")
@@ -144,7 +151,7 @@ class SessionsWorld:
         self.next_record = 0
         self.logs = [SimLog(number) for number in range(PARTITIONS)]
         self.lost = 0
-        self.told = False  # of a loss: the planner asks which logs are other ones only then
+        self.told = False  # of a loss: only then the planner asks which logs have changed
         self.truncations = 0
         self.troubled = self.chance.random() < 0.8
 
@@ -154,7 +161,7 @@ class SessionsWorld:
             log.records.append((log.epoch, self.next_record))
 
     def meanwhile(self) -> None:
-        """What happens to a log: rarely, it loses its end."""
+        """Let a random log grow; now and then, it loses its end."""
         log = self.chance.choice(self.logs)
         if self.troubled and self.chance.random() < 0.08 and log.records:
             log.lose_end(len(log.records) - self.chance.randint(0, min(5, len(log.records))))
@@ -163,7 +170,10 @@ class SessionsWorld:
             self.grow(log)
 
     def run(self) -> str | None:
-        """What is wrong, or None: each batch is what was planned, or an error, and no error without a loss."""
+        """Run the world: each batch is what was planned, or an error that has a loss as its cause.
+
+        Returns None. Raises ``Wrong``.
+        """
         consumers: list[SimConsumer] = []
 
         def made(conf: Any) -> SimConsumer:
@@ -179,7 +189,7 @@ class SessionsWorld:
                 self.meanwhile()
                 positions = self._batch(sessions, positions)
                 for each in consumers:
-                    each.fetch()  # ahead of what anybody asks for
+                    each.fetch()  # ahead of any request
         return None
 
     def _batch(self, sessions: list[KafkaSession], positions: list[tuple[int, int | None]]) -> list[Any]:
@@ -189,7 +199,7 @@ class SessionsWorld:
         for log, (first, epoch) in zip(self.logs, positions, strict=True):
             cut = epoch is not None and min(log.end_of(epoch), len(log.records)) < first
             if cut and epoch is not None and (told or len(log.records) < first):
-                first, epoch, cut = log.end_of(epoch), None, False  # it goes on where the log is another one
+                first, epoch, cut = log.end_of(epoch), None, False  # go on where the log changed
             end = min(first + self.chance.randint(0, 5), len(log.records))
             misplaced = misplaced or (cut and first < end)
             ranges["topic", log.number] = Range(first, end, epoch, "id", log.epoch)

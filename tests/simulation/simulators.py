@@ -1,7 +1,8 @@
-"""The simulators: of the transaction protocol, of the trees of tuples, of states and their checkpoints.
+"""The simulators: of the transaction protocol, of the trees of tuples, of states and their
+checkpoints.
 
-Each makes a world from a seed and runs it to its end, and an oracle of its own watches. The same seed gives the same world on
-any machine.
+Each makes a world from a seed and runs it to its end under an oracle of its own. The same seed
+gives the same world on any machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ TRACE_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a schedule; ``violation`` None: everything held. ``trace``: what happened in it, when that was asked for."""
+    """How a schedule ended.
+
+    ``violation`` None: everything held. ``trace``: what happened, if it was asked for.
+    """
 
     seed: int
     shape: str
@@ -31,8 +35,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """``parts``: how many of a hundred schedules it gets, so that each takes about a third of the time. ``chunk``: how many
-    a process is handed at once, a second of work or less."""
+    """``parts``: its share of a hundred schedules, such that each simulator takes a third of the
+    time.
+
+    ``chunk``: schedules that a process gets at once; about a second of work or less.
+    """
 
     name: str
     parts: int
@@ -49,7 +56,9 @@ def run_protocol(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 
 def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
-    """Trees of tuples and their ackers (``tests/kit/tree_world.py``): few messages or many, under some troubles or all."""
+    """Trees of tuples and their ackers (``tests/kit/tree_world.py``): few messages or many,
+    under some troubles or all.
+    """
     chance = random.Random(f"trees {seed}")
     messages, pending = chance.choice([(60, 8), (400, 100)])
     troubles = _some(chance, tree_world.TROUBLES)
@@ -64,8 +73,9 @@ def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 
 def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
-    """States and checkpoints (``tests/kit/state_world.py``): exactly-once or at-least-once, under some troubles or all, with some
-    changes, all or none, and with windows or without."""
+    """States and checkpoints (``tests/kit/state_world.py``): exactly-once or at-least-once, under
+    some troubles or all, with some changes, all or none, and with windows or without.
+    """
     chance = random.Random(f"states {seed}")
     exact = chance.random() < 0.5
     troubles = _some(chance, state_world.ALL_TROUBLES)
@@ -85,7 +95,7 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 
 def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
-    """All, one time in two."""
+    """All troubles, one time in two; else each of them, one time in two."""
     return troubles if chance.random() < 0.5 else tuple(each for each in troubles if chance.random() < 0.5)
 
 
@@ -95,10 +105,12 @@ def _cover(coverage: Coverage, found: Any, where: str) -> None:
 
 
 def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) -> Verdict:
-    """These oracles raise. Whatever else the code under test raises is a violation too."""
+    """Turn what ``run`` raises into a violation, be it from the
+    oracle or from the code under test.
+    """
     try:
         return Verdict(seed, shape, run())
-    except Exception as error:  # noqa: BLE001 - as said
+    except Exception as error:  # noqa: BLE001 - any exception is a violation
         last = traceback.extract_tb(error.__traceback__)[-1]
         text = (
             f"{type(error).__name__}: {error} ({last.name}, line {last.lineno} of {last.filename.rsplit('/', 1)[-1]})"
@@ -117,7 +129,7 @@ SIMULATORS = {
 
 
 def shares(schedules: int, names: list[str]) -> dict[str, int]:
-    """How many schedules each gets of so many.
+    """How many of ``schedules`` each simulator gets.
 
     >>> shares(100_000, ["protocol", "trees", "states"])
     {'protocol': 97000, 'trees': 2000, 'states': 1000}

@@ -1,4 +1,4 @@
-"""The command of the long run: every simulator has its share, a violation can be run again, Ctrl-C tells how to go on."""
+"""The command of the long run: shares of the simulators, replay of a violation, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from tests.kit.processes import ROOT
 
 COMMAND = [sys.executable, "-m", "tests.simulation"]
-#: Only acks reach the ackers.
+#: A program whose ledgers name no edges: every tree seems complete at once.
 BROKEN = """
 import sys
 from framework.acking.ledger import Ledger
@@ -34,7 +34,7 @@ def test_every_simulator_runs_and_shows_which_troubles_came(seed: int) -> None:
     assert re.search(r"^states, (exactly|at-least)-once +.*: \d", done.stdout, re.MULTILINE)
 
 
-def test_a_violation_is_an_exit_code_and_the_command_that_shows_it_again() -> None:
+def test_a_violation_gives_exit_code_1_and_the_command_that_replays_it() -> None:
     done = run(sys.executable, "-c", BROKEN, "--schedules", "20", "--only", "trees", "--processes", "1")
     assert done.returncode == 1, done.stdout + done.stderr
     again = re.search(r"again: python -m tests.simulation (--only trees --seed \d+)", done.stdout)
@@ -44,7 +44,7 @@ def test_a_violation_is_an_exit_code_and_the_command_that_shows_it_again() -> No
     assert "was acked before" in shown.stdout
 
 
-def test_a_seed_is_told_again_by_each_simulator() -> None:
+def test_a_seed_can_be_replayed_in_each_simulator() -> None:
     done = run(*COMMAND, "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("every invariant held\n") == 3
@@ -52,7 +52,7 @@ def test_a_seed_is_told_again_by_each_simulator() -> None:
         assert f"{name}, seed 7: " in done.stdout
 
 
-def test_ctrl_c_ends_with_what_was_done_and_the_command_that_goes_on() -> None:
+def test_ctrl_c_prints_what_was_done_and_the_command_that_goes_on() -> None:
     command = [*COMMAND, "--schedules", "10000000", "--only", "trees", "--processes", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None

@@ -15,7 +15,7 @@ from spouts.kafka.session import KafkaSession, Range
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, instead_of_kafka, run_sessions
 
 SCHEDULES = 1_500
-#: The mutations show in one schedule of ten.
+#: Each mutation shows in about one schedule of ten.
 SCHEDULES_PER_MUTATION = 1_000
 
 
@@ -43,7 +43,7 @@ def test_every_batch_is_what_was_planned_while_logs_lose_their_ends_and_grow_aga
         "the broker is not asked about the log",
     ],
 )
-def test_what_is_taken_out_of_the_sessions_is_noticed(
+def test_the_simulator_notices_each_check_that_is_taken_out_of_the_sessions(
     target: Any, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(target, name, replacement)
@@ -52,8 +52,10 @@ def test_what_is_taken_out_of_the_sessions_is_noticed(
 
 
 @pytest.mark.rule("C26")
-def test_records_of_a_partition_that_is_taken_away_in_the_same_answer_are_not_those_of_the_other() -> None:
-    """A partition that nobody reads now was fetched ahead, and lost its end: its records and the error come together."""
+def test_an_answer_with_records_of_an_unassigned_partition_adds_none_to_the_others() -> None:
+    """A partition that is no longer read was fetched ahead, and lost its end:
+    its record and the error come in one answer.
+    """
     world = SessionsWorld(0)
     answers = [
         [SimMessage(0, 0, record=1), SimMessage(1, 0, record=2)],

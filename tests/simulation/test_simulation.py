@@ -1,4 +1,5 @@
-"""The simulator holds every invariant on the code as it is, and loses one as soon as a rule is taken out.
+"""The simulator holds every invariant on the code as it is, and loses one as soon as a rule is
+taken out.
 
 The long run is ``make simulate SCHEDULES=1000000``.
 """
@@ -19,11 +20,11 @@ from tests.kit.targets import Often
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.schedule import Coverage, run_schedule
 
-#: The rarest step comes once in 1,000 schedules: forty times as many miss it never.
+#: The rarest step comes once in 1,000 schedules; forty times as many practically never miss it.
 SCHEDULES_MAX = 40_000
 #: The mutation that shows least (C21) shows once in 500 to 1,000 schedules of its worlds.
 SCHEDULES_PER_MUTATION = 20_000
-#: At least one fault of each has to come.
+#: Each of these steps must meet at least one fault.
 STEPS = {
     "start: take_over",
     "commit: raise",
@@ -43,7 +44,7 @@ STEPS = {
 
 @pytest.fixture(autouse=True)
 def silent() -> Iterator[None]:
-    """What drivers would warn of is what schedules are made of."""
+    """Silence the drivers: schedules consist of what they warn of."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
@@ -78,7 +79,7 @@ def test_a_seed_gives_the_same_schedule_again(seed: int) -> None:
 
 
 def marks(mutation: Mutation) -> list[pytest.MarkDecorator]:
-    """A mutation of one of the protocol's rules bears its name in front: ``C5: no sweep``."""
+    """The name of a mutation of a rule begins with the rule: ``C5: no sweep``."""
     rule = re.match(r"(C\d+): ", mutation.name)
     return [pytest.mark.rule(rule[1])] if rule else []
 
@@ -93,8 +94,8 @@ def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Mutation, s
 
 
 @pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name) for each in MUTATIONS])
-def test_what_a_mutation_puts_in_place_takes_what_was_there_took(mutation: Mutation) -> None:
-    """Or it would be noticed for that."""
+def test_each_replacement_in_a_mutation_has_the_signature_of_the_original(mutation: Mutation) -> None:
+    """Otherwise the mutation would be noticed for its signature, not for the rule."""
     for target, name, replacement in mutation.patches:
         original = target.__dict__[name]
         if inspect.isfunction(original):

@@ -1,9 +1,11 @@
-"""The world of a simulated schedule: virtual time, one ZooKeeper, sinks, a source, and the oracle that watches them.
+"""The world of a simulated schedule: virtual time, one ZooKeeper, sinks, a source, and their
+oracle.
 
-What is real here: the coordinator, the documents and their rotation, the fence, the commit phase, states and value
-logic, the planner of the memory spout. What is simulated: time, processes, the network, the servers.
+Real: the coordinator, the documents and their rotation, the fence, the commit phase, states and
+value logic, the planner of the memory spout. Simulated: time, processes, the network, the servers.
 
-Every check quotes the invariant of ``RELIABILITY.md`` that it holds (or the rule of ``CORRECTNESS.md``).
+Every check quotes the invariant of ``RELIABILITY.md`` (or the rule of ``CORRECTNESS.md``) that it
+holds.
 """
 
 from __future__ import annotations
@@ -36,18 +38,21 @@ FENCE = f"{TOPOLOGY}/epoch"
 INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
 TOPIC = "topic"
-#: The ids of the spout, before and after the topology is changed.
+#: The ids of the spout, before and after the topology changes.
 SPOUTS = ("spout", "renamed")
-#: What large plans hold beside ranges, and what ZooKeeper takes in one request then: one of them, and little else.
+#: What large plans hold beside ranges. ``REQUEST_BYTES_MAX``: what ZooKeeper takes in one request
+#: then: one such plan, and little else.
 PADDING = "." * 2_000
 REQUEST_BYTES_MAX = 3_600
-#: What a close holds of its plan beside: a record, which has a bound of its own, and where partitions were first read.
+#: Paths that do not count for a request's size: the record of a transaction, which has a bound of
+#: its own, and where partitions were first read.
 UNMEASURED = (f"{TOPOLOGY}/history/", f"{TOPOLOGY}/origin")
 SESSION_MS = 400
-#: A schedule that needs more steps than this after its last fault does not make progress (invariant 13).
+#: A schedule that needs more steps than this after its last fault does not make progress (invariant
+#: 13).
 STEPS_MAX = 12_000
 TRACE_MAX = 2_000
-#: Of a fault at steps that come seldom: every fault must meet them.
+#: The probability of a fault at rare steps: every fault must meet them.
 PROBABILITIES = {
     "roll back: raise": 0.2,
     "roll back: undo": 0.3,
@@ -66,7 +71,7 @@ class Violation(AssertionError):
 
 
 class Crashed(BaseException):
-    """A driver dies inside a call: nothing of it goes on."""
+    """A driver dies inside a call: all of it ends at once."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Shape:
 
     opaque: bool
     opaque_state: bool
-    moody: bool  # results depend on the attempt: allowed above opaque states only
+    moody: bool  # results depend on the attempt; allowed with opaque states only
     pending: int
     partitions: int
     records: int
@@ -87,17 +92,17 @@ class Shape:
     back: str  # what goes back in time: "", "sink", "zookeeper"; or "another life", of ZooKeeper
     second_driver: bool
     states: int
-    losses: int  # of ranges whose commit is open
-    topic_tasks: int  # of the committer to Kafka, which has no header; 0: there is none
-    letters: bool  # some records are bad, and there is a committer for them, which has no header either
-    merges: str  # who adds what a task has counted to the rows: "task" or "store", by a guessed header; "": tasks update keys
-    joins: str  # the committer that joins the running topology, between two runs; "": none
-    renames: bool  # whether the spout has another id then, and the plans must move
-    large: bool  # whether plans are so large that ZooKeeper takes one at a time
+    losses: int  # how many ranges whose commit is open are lost
+    topic_tasks: int  # tasks of the committer to Kafka, which has no header; 0: there is none
+    letters: bool  # some records are bad; their committer has no header either
+    merges: str  # who adds a task's counts to rows, by a guessed header: "task", "store"; "": tasks update keys
+    joins: str  # the committer that joins the topology between two runs; "": none
+    renames: bool  # the spout has another id then, and the plans must move
+    large: bool  # plans are so large that ZooKeeper takes one at a time
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The states."""
+        """The names of the states."""
         return SINKS[: self.states]
 
     @property
@@ -145,7 +150,7 @@ class Shape:
 
 
 class World:
-    """One schedule."""
+    """What a schedule runs in: time, servers, faults, and the oracle."""
 
     def __init__(self, seed: int, coverage: Counter[tuple[str, str]]) -> None:
         self.seed = seed
@@ -168,22 +173,20 @@ class World:
         self.kafka = SimKafka(self)
         self.spout.large = self.shape.large
         self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
-        self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of states that it has written to
+        self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of the states it has written to
         self.oracle = Oracle(self)
         self.finished = False
-        self.stopped: str | None = None  # why it ended before everything was committed, as it had to
+        self.stopped: str | None = None  # why the topology had to stop before everything was committed
         self.corrupted = "nothing"
         self.failing_commits = 0
         self.restored: dict[int, int] = {}  # sink -> how often it went back in time
         self.zookeeper_restored = False
-        self.joined = not (
-            self.shape.joins or self.shape.renames
-        )  # whether a driver of the topology with all its committers has led
+        self.joined = not (self.shape.joins or self.shape.renames)  # whether a driver with the changed topology has led
         self.restores: list[Any] = []
         self._met: set[str] = set()
         self._depth = 0
 
-    # --- time ----------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._tie += 1
@@ -193,7 +196,7 @@ class World:
         self.at(1 + int(self.chance.random() * 12), action)
 
     def run(self) -> None:
-        """Until everything is committed; ``Violation`` when something is wrong."""
+        """Run until everything is committed, or the topology had to stop. Raises ``Violation``."""
         quiet_from = 0
         while not self.finished:
             if not self._heap:
@@ -210,7 +213,7 @@ class World:
         action()
 
     def meanwhile(self) -> None:
-        """In the middle of a step that is several requests: let others go on between two of them."""
+        """Let other processes go on between two requests of one step."""
         if self._depth > 3 or self.chance.random() > 0.3:
             return
         self._depth += 1
@@ -220,15 +223,15 @@ class World:
         self._depth -= 1
 
     def stop(self, reason: str) -> None:
-        """The topology has stopped, as it had to."""
+        """End the schedule: the topology had to stop."""
         self.note(f"stops: {reason}")
         self.stopped, self.finished = reason, True
 
-    # --- faults --------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def fault(self, step: str, kinds: Sequence[str], probability: float = 0.06) -> str | None:
-        """Whether, and how, this step goes wrong."""
-        if step not in self._met:  # a pair that never comes shows as such
+        """How this step goes wrong; None: it does not."""
+        if step not in self._met:  # so that a pair that never comes shows with 0
             self._met.add(step)
             for kind in kinds:
                 self.coverage[(kind, step)] += 0
@@ -246,7 +249,7 @@ class World:
         if len(self.trace) < TRACE_MAX:
             self.trace.append(f"{self.now:6d} {what}")
 
-    # --- records -------------------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------
 
     def record(self) -> list[int]:
         self.next_id += 1
@@ -256,7 +259,10 @@ class World:
         return self.shape.letters and record * 2654435761 >> 7 & 3 == 0
 
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
-        """(key, weight) that a record means for a sink; weight None deletes the key, 0 sets it to 0."""
+        """What a record does to a sink, as (key, weight).
+
+        Weight None deletes the key, 0 sets it to 0.
+        """
         mixed = (record * 2654435761 + sink * 40503) & 0xFFFFFFFF
         shift = attempt_id if self.shape.moody and mixed % 3 == 0 else 0
         key = f"k{((mixed >> 8) + shift) % self.shape.keys}"
@@ -286,7 +292,9 @@ class World:
         return opened
 
     def opened_range_is_lost(self) -> bool:
-        """Whether the commit of the next transaction was opened, and what it was planned from is gone from the source."""
+        """Whether the commit of the next transaction was opened,
+        and records of its plan are gone from the source.
+        """
         currtx = self.store.currtx()
         source, plan = self.spout._source, self.store.plan(currtx)
         assert source is not None
@@ -297,7 +305,9 @@ class World:
         )
 
     def rows(self, plan: dict[str, Any], committer: str) -> list[int]:
-        """The records of a plan that are for a committer to Kafka, also those that the source has forgotten."""
+        """The records of a plan that go to a committer to Kafka;
+        also those that are gone from the source.
+        """
         source = self.spout._source
         assert source is not None
         records = [
@@ -313,7 +323,7 @@ class World:
 
 
 class _LargePlanner(_MemoryPlanner):
-    """Plans, one entry of which says more than where it begins and ends."""
+    """Makes plans whose first entry has padding."""
 
     def plan_smaller(self, previous: Any, divisor: int) -> Any:
         plan = super().plan_smaller(previous, divisor)
@@ -324,7 +334,7 @@ class _LargePlanner(_MemoryPlanner):
 
 
 class _SimSpout(_MemorySpout):
-    """A spout that gives the records which it cannot decode to a committer of their own, and whose plans may be large."""
+    """A spout with an optional committer for bad records; its plans may be large."""
 
     letters: SimLetters | None = None
     large = False
@@ -353,7 +363,7 @@ class OpaqueSimSpout(_SimSpout, OpaqueMemoryTransactionalSpout):
 
 
 class SimBackend(MemoryBackend):
-    """A sink that may write a part of what it is given, or lose its answer."""
+    """A sink that may write only a part of what it is given, or lose its answer."""
 
     def __init__(self, world: World, index: int, name: str) -> None:
         super().__init__(name)
@@ -377,18 +387,18 @@ class SimBackend(MemoryBackend):
 
     @property
     def _identity(self) -> str:
-        """What tells this store from another one that takes its place (C27)."""
+        """Tells this store from another one that takes its place (C27)."""
         return f"store {self._world.restored.get(self._index, 0)}"
 
     def forget_process(self) -> None:
-        """Whoever has opened something here is gone."""
+        """The process that opened a commit here is gone."""
         self._opened_in = ""
 
     def snapshot(self) -> tuple[Header, dict[tuple[Any, ...], Row]]:
         return self.header() or Header(TOPOLOGY, f"first of {self._name}"), dict(self.rows())
 
     def restore(self, snapshot: tuple[Header, dict[tuple[Any, ...], Row]]) -> None:
-        """Be as it was then, as after a restart from a backup."""
+        """Go back to a snapshot, as after a restart from a backup."""
         shared = self._rows()
         header, rows = snapshot
         shared.header = header
@@ -410,7 +420,7 @@ class SimBackend(MemoryBackend):
             raise RetryableError("the sink's answer was lost")
 
     def apply(self, header: Any, writer: str, value_type: ValueType, deltas: Any, *others: Any, **options: Any) -> None:
-        """What a database does in one statement, under the header."""
+        """Merge deltas under the header, as a database does in one statement."""
         if self._world.shape.merges != "store":
             raise NotImplementedError
         fault = self._fault("merge rows", ("answer lost", "refused"))
@@ -431,7 +441,7 @@ class SimBackend(MemoryBackend):
             raise RetryableError("the sink's answer was lost")
 
     def _fault(self, step: str, kinds: Sequence[str]) -> str | None:
-        """What goes wrong with a write, unless it is refused at once."""
+        """The fault of a write. Raises ``RetryableError`` at once when the write is refused."""
         world = self._world
         fault = world.fault(step, kinds)
         if world.failing_commits:
@@ -454,10 +464,10 @@ class SimStore(CoordinationStore):
     def __init__(self, world: World) -> None:
         self._world = world
         self.nodes: dict[str, bytes] = {}
-        self.written: dict[str, bytes] = {}  # as ``nodes``, without what the schedule corrupts: for the oracle
+        self.written: dict[str, bytes] = {}  # like ``nodes``, but never corrupted: for the oracle
         self.version = 0
         self.epoch = 0
-        self.life = 0  # one more with each restore: sessions of before are unknown then
+        self.life = 0  # rises with each restore: sessions from before it are unknown then
         self.incarnations = 0
         self.holder: SimLeadership | None = None
         self.waiting: list[Callable[[], None]] = []
@@ -488,7 +498,7 @@ class SimStore(CoordinationStore):
         return self.holder
 
     def expire(self, leadership: SimLeadership) -> None:
-        """The session of a leader ends; it may be the last to hear of it."""
+        """End the session of a leader. The leader itself may learn of it last."""
         if self.holder is leadership:
             self.holder = None
             waiting, self.waiting = self.waiting, []
@@ -501,7 +511,7 @@ class SimStore(CoordinationStore):
         return nodes, written, self.version, self.epoch, self._world.joined, dict(known.model), dict(known.positions)
 
     def restore(self, snapshot: Any) -> None:
-        """Be as it was then. Sessions are over; whoever had one hears of it with its next request."""
+        """Go back to a snapshot. All sessions end; a client learns of it with its next request."""
         if snapshot[0] == self.nodes:
             return
         nodes, written, self.version, self.epoch, self._world.joined, model, positions = snapshot
@@ -513,14 +523,16 @@ class SimStore(CoordinationStore):
             self.expire(self.holder)
 
     def become_another(self) -> None:
-        """Be that of another topology of the same name, which has made as many transactions, of other records."""
+        """Become the ZooKeeper of another topology of the same name,
+        with as many transactions, of other records.
+        """
         currtx = self.currtx()
         held = [each for each in SPOUTS if f"{TOPOLOGY}/user/{each}/{currtx - 1}" in self.written]
         before = self.plan(currtx - 1)
         if before is None or not any(meta["next"] for meta in before.values()):
             return
         if not self._world.backends and not self._world.kafka.markers:
-            return  # no sink holds anything of the life before: nothing contradicts this one
+            return  # no sink holds anything of the old life, so nothing could contradict the new one
         plan = {each: {"first": 0, "next": max(meta["next"] - 1, 0)} for each, meta in before.items()}
         documents = {
             INCARNATION: "another one",
@@ -539,7 +551,7 @@ class SimStore(CoordinationStore):
         pass
 
     def commit(self, changes: Sequence[Any], fence: bytes, version: int) -> None:
-        """The one way in: a multi that checks the fence."""
+        """Apply a multi that checks the fence. There is no other way to write."""
         if not self.fence_holds(version):
             raise FenceMoved
         puts = [each for each in changes if isinstance(each, Put) and not each.path.startswith(UNMEASURED)]
@@ -573,7 +585,7 @@ class SimStore(CoordinationStore):
         return "" if raw is None else str(decode_document(raw, "incarnation"))
 
     def opened(self) -> dict[str, Any] | None:
-        """What committers without a header were opened for last (C24)."""
+        """What committers without a header were last opened for (C24)."""
         raw = self.written.get(f"{TOPOLOGY}/coordinator/open")
         return None if raw is None else decode_document(raw, "open")
 
@@ -586,7 +598,7 @@ class SimStore(CoordinationStore):
 
 
 class SimLeadership(FencedLeadership):
-    """The real fence over the simulated store. ``driver`` may die inside a call."""
+    """The real fence over the simulated store. The driver may die inside a call."""
 
     def __init__(self, world: World, store: SimStore, epoch: int, version: int, identity: str) -> None:
         super().__init__(TOPOLOGY, epoch, version)
@@ -619,7 +631,7 @@ class SimLeadership(FencedLeadership):
         return self._store.get(FENCE)
 
     def die(self) -> None:
-        """The process that has it is gone: nothing is said any more, and the session ends by itself."""
+        """The process is gone without a word: its session ends by itself."""
         self.noticed = self._dead = True
 
     def resign(self) -> None:
@@ -630,7 +642,7 @@ class SimLeadership(FencedLeadership):
 
 @dataclass
 class Oracle:
-    """The short sequential fold, and what may never be seen."""
+    """A short sequential fold over the records, and checks of what may never happen."""
 
     world: World
     model: dict[tuple[int, str], int | None] = field(default_factory=dict)
@@ -645,7 +657,7 @@ class Oracle:
     behind: set[int] = field(default_factory=set)
     must_stop: str = ""
 
-    # --- what drivers do -----------------------------------------------------------------------------------------
+    # --- what drivers do --------------------------------------------------------------------------
 
     def emitting(self, txid: int, attempt_id: int) -> None:
         if (txid, attempt_id) in self.emitted and not self.world.zookeeper_restored:
@@ -654,7 +666,7 @@ class Oracle:
 
     def processed(self, header: AttemptHeader, result: list[list[tuple[str, int | None]]]) -> None:
         if header.epoch < self.reset_epoch:
-            return  # of a leader that does not know yet that the positions were reset: it will not commit
+            return  # its leader does not know yet that the positions were reset, and will not commit
         txid, attempt_id = header.txid, header.attempt_id
         self.results[(header.epoch, txid, attempt_id)] = result
         if not self.world.shape.opaque and not self.world.shape.moody and not self.world.zookeeper_restored:
@@ -662,7 +674,7 @@ class Oracle:
             if first != result:
                 raise Violation(f"4: {txid}:{attempt_id} carries {result}, an attempt before it {first}")
 
-    # --- what the store sees -------------------------------------------------------------------------------------
+    # --- what the store sees ----------------------------------------------------------------------
 
     def stored(self, writer: int, before: int) -> None:
         store = self.world.store
@@ -679,15 +691,19 @@ class Oracle:
             self._closed(before, writer)
 
     def sink_went_back(self, sink: int, header: Header) -> None:
-        self.dead.clear()  # fences that were closed may be open again, until the next raise
+        self.dead.clear()  # closed fences may be open again, until the next raise
         self.digests = {key: each for key, each in self.digests.items() if key[0] != sink}
         if header.open is not None:
             self.digests[(sink, header.open.txid)] = header.open.plan_digest
 
     def zookeeper_went_back(self, model: dict[tuple[int, str], int | None], positions: dict[str, int]) -> None:
-        """At most the close of one transaction may be lost without a stop: it is then as if it had not been closed yet."""
+        """Follow ZooKeeper back.
+
+        Losing the close of one transaction is as if it had not been closed; losing more must stop
+        the topology.
+        """
         lost = self.committed + 1 - self.world.store.currtx()
-        self.reset_epoch = 0  # epochs begin again below it, and whoever did not know of the reset has lost its session
+        self.reset_epoch = 0  # epochs begin below it again; leaders that did not know of the reset have no session
         if lost in (0, 1):
             self.model, self.positions = dict(model), dict(positions)
             self.committed -= lost
@@ -695,7 +711,7 @@ class Oracle:
             self.must_stop = f"ZooKeeper has forgotten {lost} transactions"
 
     def _closed(self, txid: int, epoch: int) -> None:
-        """A transaction is over: apply its last attempt to the model, and compare."""
+        """A transaction was closed: apply its last attempt to the model, and compare."""
         world = self.world
         headers = {
             sink: backend.read_header() for sink, backend in enumerate(world.backends) if self.takes_part(SINKS[sink])
@@ -706,13 +722,13 @@ class Oracle:
                 continue
             if sink not in world.restored or sink in self.behind:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
-            self.behind.add(sink)  # it went back after it was done, and the next raise finds out
+            self.behind.add(sink)  # it went back after it was done; the next raise notices
         attempts = {each.open.attempt_id for each in headers.values() if each.open is not None and each.done == txid}
         opened = world.store.opened()
         if world.shape.headerless and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
-            self.must_stop = "no sink holds the transaction before"  # nobody is left to tell which attempt it was
+            self.must_stop = "no sink holds the transaction before"  # nothing says which attempt it was
             self._tile(txid, world.store.plan(txid) or {})
             self.committed = txid
             world.finished = world.finished or world.done()
@@ -739,7 +755,7 @@ class Oracle:
             world.finished = True
 
     def takes_part(self, committer: str) -> bool:
-        """Whether a committer is one of those that every transaction waits for now."""
+        """Whether transactions wait for a committer now; false before it has joined."""
         return self.world.joined or committer != self.world.shape.joins
 
     def _tile(self, txid: int, plan: dict[str, Any]) -> None:
@@ -759,7 +775,7 @@ class Oracle:
         self.reset_epoch = self.world.store.epoch
         self.results = {key: each for key, each in self.results.items() if key[1] <= self.committed}
 
-    # --- what the sinks see --------------------------------------------------------------------------------------
+    # --- what the sinks see -----------------------------------------------------------------------
 
     def header_changed(self, sink: int, before: Header, after: Header) -> None:
         again = after.open is not None and after.open.txid == before.done
@@ -783,12 +799,14 @@ class Oracle:
         self.digests[(sink, after.open.txid)] = after.open.plan_digest
 
     def is_behind(self, sink: int) -> bool:
-        """Whether a sink has lost a transaction that is closed: whoever raises its header next must stop."""
+        """Whether a sink has lost a closed transaction: the next raise of
+        its header must stop the topology.
+        """
         header = self.world.backends[sink].header()
         return sink in self.world.restored and header is not None and header.done < self.committed
 
     def may_stop(self, reason: str) -> bool:
-        """Whether a stop names a store that went back, and has lost something."""
+        """Whether the reason of a stop names a store that went back and has lost something."""
         world = self.world
         if world.zookeeper_restored:
             known = (
@@ -827,10 +845,10 @@ class Oracle:
         if header.open.txid == self.committed:
             self.compare()
 
-    # --- what Kafka sees -----------------------------------------------------------------------------------------
+    # --- what Kafka sees --------------------------------------------------------------------------
 
     def sent(self, committer: str, marker: Marker, records: Sequence[int]) -> None:
-        """A kafka_txn is committed: nobody can undo it."""
+        """Check a kafka_txn that was committed, and note its records: it cannot be undone."""
         if marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
         held = self.topics.setdefault((committer, marker.txid), [])
@@ -841,7 +859,9 @@ class Oracle:
         held += records
 
     def probe_values(self) -> None:
-        """The second line behind the header: a writer of an older txid is refused by the row itself."""
+        """Check the second line of defence behind the header:
+        a row refuses a writer of an older txid.
+        """
         for backend in self.world.backends:
             for key, row in backend.rows().items():
                 for value in (TransactionalValue(row.stamp.txid, 0), OpaqueValue(row.stamp.txid, 0, 0)):
@@ -852,7 +872,7 @@ class Oracle:
                     raise Violation(f"2: {key} of txid {row.stamp.txid} takes a value of the txid below")
 
     def compare(self) -> None:
-        """Invariant 1, for every key of every sink."""
+        """Check invariant 1 for every key of every sink."""
         for sink, backend in enumerate(self.world.backends):
             if self.is_behind(sink):
                 continue
@@ -868,10 +888,10 @@ class Oracle:
 
 
 def applied(weight: int | None, old: int | None) -> int | None:
-    """What a record makes of a value; None: there is none, or it was deleted."""
+    """The value after a record; None: there is none, or it was deleted."""
     return (old or 0) + weight if weight else weight
 
 
 def _bits(value: int | None) -> list[int] | None:
-    """The records that a value counts (one that is counted twice shows as its successor)."""
+    """The records that a value counts; a record that is counted twice shows as the next one."""
     return None if value is None else [each for each in range(value.bit_length()) if value >> each & 1]

@@ -1,4 +1,4 @@
-"""Every backend under the one contract suite, on real servers."""
+"""Every backend passes the contract suite, on real servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sinks.contract import BackendContract
 from tests.kit.targets import Often
 
 pytestmark = pytest.mark.behaviour("3.1", "3.2", "3.3")
-#: The suite is part of the package and carries no marks of ours.
+#: The suite is part of the package, so it cannot carry these marks itself.
 RULES = {
     "C1": [
         BackendContract.test_raise_header_is_a_compare_and_set,
@@ -46,7 +46,7 @@ for _rule, _tests in RULES.items():
 
 
 class Contract(BackendContract):
-    """Of the calls that may fail, a third; all of them in ``make test-all``."""
+    """The suite. ``make test`` lets a third of the calls fail, ``make test-all`` all of them."""
 
     @pytest.fixture(autouse=True)
     def some_faults(self, often: Often, seed: int) -> None:
@@ -77,7 +77,7 @@ class StagedSqlite(SqliteBackend):
 
 
 class TestStagedSqliteBackend(TestSqliteBackend):
-    """Batches of any size by way of the temporary table."""
+    """All batches go through the temporary table, whatever their size."""
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return StagedSqlite(self.path, name, key, value)
@@ -85,7 +85,7 @@ class TestStagedSqliteBackend(TestSqliteBackend):
 
 @pytest.mark.behaviour("3.6")
 class TestLmdbBackend(Contract):
-    """A backend that is none of ours, by the suite that its author runs."""
+    """A backend from outside, under the suite that its author runs."""
 
     longest_key = 505
 
@@ -139,7 +139,7 @@ class StagedPostgres(PostgresBackend):
 
 
 class TestStagedPostgresBackend(TestPostgresBackend):
-    """Batches of any size by COPY."""
+    """All batches go through COPY, whatever their size."""
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return StagedPostgres(self.dsn, name, key, value)

@@ -1,4 +1,4 @@
-"""StateCommitter's folding: exact, in any split of the rows."""
+"""``StateCommitter`` folds exactly, however the rows are split."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def either(one: int, other: int) -> int:
 
 
 @given(st.lists(rows, max_size=5), st.integers(0, 4))
-def test_aggregates_of_several_columns_and_of_ones_own_fold_in_any_split(
+def test_aggregates_of_several_columns_and_custom_ones_fold_in_any_split(
     parts: list[list[tuple[str, int | None]]], cut: int
 ) -> None:
     def make() -> StateCommitter:
@@ -206,7 +206,7 @@ def test_decimals_too_long_for_any_sum_are_refused() -> None:
 
 
 def folded_floats(values: list[float], key: str = "word") -> list[dict[str, object]]:
-    """One row per key, of which ``values`` are either the keys or what is aggregated."""
+    """Fold floats. ``values`` are either the keys or the aggregated field."""
     source = Input("spout", "default", Fields(word=float, n=float), GlobalGrouping())
     aggregates = {"rows": Count(), "least": Min("n"), "most": Max("n")}
     committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates=aggregates)
@@ -255,7 +255,7 @@ def test_columns_that_would_collide_and_fields_that_do_not_fit_are_refused() -> 
         StateCommitter(state, key=["word"], aggregates={"mean": Mean("n")}).bind("count", [text], 1)
 
 
-def test_an_estimate_of_many_is_close() -> None:
+def test_approx_distinct_of_many_values_is_close() -> None:
     committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"users": ApproxDistinct("n")})
     committer.bind("count", [INPUT], 1)
     combiner = committer.combiner()
@@ -268,7 +268,7 @@ def test_an_estimate_of_many_is_close() -> None:
 
 
 def test_a_function_that_returns_what_its_column_cannot_hold_is_refused() -> None:
-    """Arrow would cut the fraction off."""
+    """Arrow would truncate the fraction."""
     state = OpaqueMapState(MemoryBackend())
     halves = StateCommitter(state, key=["word"], aggregates={"half": Reduce("n", lambda one, other: (one + other) / 2)})
     halves.bind("count", [INPUT], 1)
@@ -307,7 +307,7 @@ SECOND = datetime.timedelta(seconds=1)
     ids=str,
 )
 def test_every_type_that_an_aggregate_takes_is_folded(kind: pa.DataType, values: list[Any]) -> None:
-    """Arrow groups by some types, and has no least or first of them."""
+    """Arrow can group by some types of which it computes no minimum or first value."""
     first, least, most = values
     aggregates: dict[str, Aggregate] = {
         "first": First("v"),
@@ -335,7 +335,7 @@ def test_every_type_that_an_aggregate_takes_is_folded(kind: pa.DataType, values:
 
 
 @pytest.mark.parametrize("values", [["", "a", "\0", "\0" * 8, "", None], [b"", b"a", b"\0", b"\0" * 8, b"", None]])
-def test_an_empty_value_is_one_of_several_that_differ(values: list[Any]) -> None:
+def test_approx_distinct_counts_an_empty_value_as_a_value(values: list[Any]) -> None:
     kind = pa.array(values).type
     committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"n": ApproxDistinct("v")})
     committer.bind("count", [Input("spout", "default", Fields(word=str, v=kind), GlobalGrouping())], 1)
@@ -345,7 +345,7 @@ def test_an_empty_value_is_one_of_several_that_differ(values: list[Any]) -> None
     assert made is not None and made.column("n").to_pylist() == [4]
 
 
-def test_a_dictionary_groups_as_its_values() -> None:
+def test_a_dictionary_column_groups_by_its_values() -> None:
     kind = pa.dictionary(pa.int32(), pa.float64())
     source = Input("spout", "default", Fields(word=kind, n=int), GlobalGrouping())
     committer = StateCommitter(OpaqueMapState(MemoryBackend()), key=["word"], aggregates={"rows": Count()})

@@ -1,5 +1,7 @@
-"""Random values of every type, in every backend, against an oracle in exact arithmetic: batches that are folded, committers of
-one's own, replays that differ, deletions, purges."""
+"""Random values of every type, in every backend, against an oracle in exact arithmetic.
+
+The work: folded batches, a user's own committer, replays that differ, deletions, purges.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +66,12 @@ INPUT = {
     "day": pa.date32(),
 }
 MADE = {"count": Count, "sum": Sum, "min": Min, "max": Max, "first": First, "last": Last, "mean": Mean}
-#: What no column takes.
+#: Values that a column refuses.
 WRONG = [("total", 1.5), ("exact", Decimal("0.00001")), ("exact", Decimal("1E+34")), ("real", "1")]
 
 
 def check_row(found: dict[str, Exact], expected: dict[str, Exact]) -> None:
-    """A quotient may be rounded twice, by whoever divides; all else is exact."""
+    """Compare rows exactly; only the mean may differ by rounding, since it is a quotient."""
     means = (found.get("mean"), expected.get("mean"))
     assert means == (None, None) or math.isclose(*means, rel_tol=1e-14)
     assert {**found, "mean": None} == {**expected, "mean": None}
@@ -103,7 +105,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], MapBack
 
 
 class Run:
-    """One state, worked on at random, and what it should hold."""
+    """One state under random work, and the oracle of what it should hold."""
 
     def __init__(self, state: MapState, kind: str, columns: Columns, chance: random.Random) -> None:
         self.state, self.kind, self.chance = state, kind, chance
@@ -121,7 +123,10 @@ class Run:
         state.prepare("topology")
 
     def transaction(self, txid: int) -> None:
-        """A few attempts, of which the last one counts. Opaque states take another batch each time."""
+        """Run a few attempts, of which the last one counts.
+
+        Opaque states get another batch in each.
+        """
         before = self.oracle
         attempts = self.chance.choice([1, 1, 2, 3])
         again = self.chance.getstate()
@@ -141,7 +146,7 @@ class Run:
         self.check(txid)
 
     def fold(self, granted: TransactionAttempt, *, checked: bool) -> None:
-        """Rows from several upstream tasks, as they are folded before they travel."""
+        """Fold rows of several upstream tasks, before they travel and in the committer."""
         self.committer.prepare({}, None, None, granted)  # type: ignore[arg-type]
         touched = set()
         for _ in range(self.chance.choice([1, 1, 3])):
@@ -167,7 +172,7 @@ class Run:
             self.compare([(key, values) for key, *values in found], touched)
 
     def compare(self, found: Iterable[tuple[Any, Sequence[Any]]], keys: Collection[Exact]) -> None:
-        """Whether these are the rows of those keys, each once."""
+        """Check that ``found`` has the right row of each of ``keys``, once, and no other."""
         rows = [(exact(key), self.row_of(values)) for key, values in found]
         held = dict(rows)
         assert len(held) == len(rows)
@@ -179,7 +184,9 @@ class Run:
         return dict(zip(self.oracle.columns, map(exact, values), strict=True))
 
     def work(self, granted: TransactionAttempt, *, checked: bool) -> None:
-        """A committer of one's own: reads, puts, updates, deletions, each seeing those before."""
+        """Work as a user's own committer: reads, puts, updates and deletions,
+        each of which sees those before it.
+        """
         self.state.begin_commit(granted)
         for _ in range(self.chance.randrange(8)):
             key = self.values.key(self.kind)
@@ -220,7 +227,7 @@ class Run:
         return tuple({**held, "total": (held["total"] or 0) + 1}.values())
 
     def check(self, txid: int) -> None:
-        """Every row, and of every key whether it is there."""
+        """Check every row, and for every key whether it exists."""
         rows = [(key[0], row.value) for key, row in self.state.backend.scan() if row.value is not None]
         self.compare(rows, self.oracle.rows)
         for key in self.values.keys[self.kind]:
@@ -238,7 +245,7 @@ class Run:
     [*((kind, COLUMNS) for kind in KEYS), ("text", PLAIN_COLUMNS), ("real", PLAIN_COLUMNS)],
     ids=lambda each: each if isinstance(each, str) else f"{len(each)} columns",
 )
-def test_whatever_is_written_is_there_exactly(
+def test_random_values_are_stored_exactly(
     make: Callable[[], MapBackend], kind: str, columns: Columns, state_class: type[MapState], seed: int, often: Often
 ) -> None:
     run = Run(state_class(make()), kind, columns, random.Random(seed))
@@ -248,7 +255,7 @@ def test_whatever_is_written_is_there_exactly(
 
 
 MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
-#: Type of a column, and what it does not hold.
+#: Type of a column, and values that it cannot hold.
 MISFITS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.string(), [5, b"x", True]),
     (pa.binary(), ["x", 5]),
@@ -267,7 +274,9 @@ MISFITS: list[tuple[pa.DataType, list[Any]]] = [
 
 
 def test_a_value_of_another_type_or_size_is_refused_and_never_made_to_fit(make: Callable[[], MapBackend]) -> None:
-    """A duration was cut to its unit; a moment in a column of dates could be written, and never read again."""
+    """A duration was once truncated to its unit; a moment in a column of dates was written,
+    and could not be read.
+    """
     for kind, wrong in MISFITS:
         for key, value in ((kind, pa.int64()), (pa.int64(), kind)):
             backend = make()
@@ -282,7 +291,7 @@ def test_a_value_of_another_type_or_size_is_refused_and_never_made_to_fit(make: 
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_what_verify_computes_by_itself_agrees(kind: str, seed: int, tmp_path: Path) -> None:
+def test_the_recount_of_verify_agrees_with_the_committer(kind: str, seed: int, tmp_path: Path) -> None:
     run = Run(OpaqueMapState(MemoryBackend()), kind, COLUMNS, random.Random(seed))
     recount = run.committer.recounting(tmp_path)
     assert isinstance(recount, Recount)

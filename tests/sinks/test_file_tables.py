@@ -1,4 +1,4 @@
-"""Tables of files: whole batches, once, whatever fails; compaction; what is refused."""
+"""Tables of files hold whole batches, once, whatever fails; compaction; refusals."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_attempt_that_died_leaves_orphans_only(table: FileTable) -> None:
 
 
 def test_a_leader_that_was_paused_while_it_published_changes_nothing(kind: type[FileTable], tmp_path: Path) -> None:
-    """It had looked at the header already; its successor has finished the transaction since."""
+    """It has read the header already; since then its successor has finished the transaction."""
     table = kind(tmp_path / "table")
     table.bind(FIELDS)
     table.prepare("topology")
@@ -148,7 +148,7 @@ def test_a_batch_without_rows_leaves_nothing_unless_it_replaces_something(table:
 
 
 @pytest.mark.rule("C1")
-def test_headers_are_compared_and_set(table: FileTable) -> None:
+def test_a_header_is_written_by_compare_and_set(table: FileTable) -> None:
     first = table.read_header()
     opened(table, 1, 1, epoch=4)
     with pytest.raises(StaleWriterError) as refused:
@@ -157,7 +157,9 @@ def test_headers_are_compared_and_set(table: FileTable) -> None:
 
 
 def test_one_of_many_writers_of_a_header_wins(table: FileTable) -> None:
-    """By threads that all hold the same header; also when names of versions have been used up and removed."""
+    """Threads that all hold the same header write; also when names of
+    versions were used and removed before.
+    """
     for _ in range(15):
         before = table.read_header()
         won: list[int] = []
@@ -223,8 +225,10 @@ def test_types_that_readers_of_delta_do_not_have_are_refused_in_one_line(tmp_pat
     assert "\n" not in str(refused.value)
 
 
-def test_a_table_inside_of_another_one_is_refused_and_spared(kind: type[FileTable], table: FileTable) -> None:
-    """What an earlier version has put there is not removed by the outer table's vacuum."""
+def test_a_table_inside_of_another_one_is_refused_and_not_vacuumed(kind: type[FileTable], table: FileTable) -> None:
+    """The outer table's vacuum does not remove an inner table that
+    an earlier version has put there.
+    """
     commit(table, 1, "dog")
     inner = kind(table.path / "inner")
     inner.bind(FIELDS)
@@ -294,8 +298,9 @@ def test_the_last_transaction_may_be_replayed_and_is_not_compacted(tmp_path: Pat
 
 
 def test_files_published_late_of_a_compacted_transaction_are_not_read(tmp_path: Path) -> None:
-    """By a driver that was paused before it linked the manifest; and by a compaction that was killed before it had removed
-    what it had merged."""
+    """A driver was paused before it linked the manifest;
+    or a compaction was killed before it had removed what it merged.
+    """
     table = ParquetTable(tmp_path / "table")
     table.bind(FIELDS)
     table.prepare("topology")
@@ -378,7 +383,7 @@ def test_a_roll_back_takes_a_parquet_transaction_out_and_a_late_writer_cannot_br
     undone = opened(table, 2, 2, digest="lost")
     assert table.roll_back(undone) == 1
     assert words(table) == ["a"]
-    table.publish_files(lost, table.files_of(1))  # as if it had been paused behind its look at the header
+    table.publish_files(lost, table.files_of(1))  # as if the writer had been paused after it had read the header
     assert words(table) == ["a"]
     commit(table, 2, "b", attempt=3, digest="planned anew")
     assert words(table) == ["a", "b"]
@@ -394,7 +399,9 @@ def topology(spout: Any, table: FileTable, parallelism: int = 2) -> Any:
 def test_a_topology_appends_every_row_once_after_failures(
     kind: type[FileTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opaque: bool
 ) -> None:
-    """Publishing and raising headers fail before or after they were done, one time in five."""
+    """Writes, publishing and raises of headers fail one time in five,
+    before or after they were done.
+    """
     data = {part: [[f"{part}-{each}", each] for each in range(100)] for part in range(3)}
     spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)(data, FIELDS, 25)
     table = kind(tmp_path / "table")
@@ -420,13 +427,15 @@ def test_a_topology_appends_every_row_once_after_failures(
 
 @pytest.mark.rule("C8")
 def test_a_delta_table_counts_as_irreversible_and_a_parquet_table_does_not(tmp_path: Path) -> None:
-    """C8: the source loses the range of a batch whose commit was opened."""
+    """C8: this matters when the source loses the range of a batch whose commit was opened."""
     spout = OpaqueMemoryTransactionalSpout({0: [["a", 1], ["b", 2]]}, FIELDS, 2, on_data_loss="skip")
     assert topology(spout, DeltaLakeTable(tmp_path / "delta")).irreversible() == [f"table {tmp_path / 'delta'}"]
     assert topology(spout, ParquetTable(tmp_path / "parquet")).irreversible() == []
 
 
-def test_a_read_only_folder_is_one_line_before_the_first_batch(kind: type[FileTable], tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported_in_one_line_before_the_first_batch(
+    kind: type[FileTable], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("x")
     table = kind(tmp_path / "file" / "table")
     spout = MemoryTransactionalSpout({0: [["a", 1]]}, FIELDS, 1)

@@ -1,4 +1,4 @@
-"""Names that a database folds, truncates or reserves: quoted and right, or refused at the start (C33)."""
+"""Names that a database folds, truncates or reserves are quoted, or refused at the start (C33)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Make = Callable[..., MapBackend]
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Makes backends of an empty database."""
+    """Makes backends in an empty database."""
     if request.param == "sqlite":
         yield lambda table, key=KEY, value=VALUE: SqliteBackend(tmp_path / "rows.db", table, key, value)
         return
@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
 
 def applied(backend: MapBackend, *amounts: int, rows: int = 1) -> dict[str, Any]:
-    """What a state holds after a transaction for each amount, of so many keys."""
+    """Run a transaction per amount, each with ``rows`` keys. Returns what the state holds then."""
     key, value = backend.fields
     state = OpaqueMapState(backend)
     state.prepare("topology")
@@ -142,7 +142,7 @@ class TwoStates(BaseBatchBolt):
     def finish_batch(self) -> None: ...
 
 
-def test_two_states_of_a_bolt_may_not_be_one_place(tmp_path: Path) -> None:
+def test_two_states_of_a_bolt_at_one_place_are_refused(tmp_path: Path) -> None:
     source = OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str, n=int), 1)
     builder = TransactionalTopologyBuilder("t", "spout", source)
     builder.set_committer_bolt("both", TwoStates(tmp_path / "x.db")).global_grouping("spout")
@@ -150,8 +150,10 @@ def test_two_states_of_a_bolt_may_not_be_one_place(tmp_path: Path) -> None:
         builder.build()
 
 
-def test_one_place_by_two_addresses_is_named_as_such(tmp_path: Path) -> None:
-    """A folder that a link leads to, a host by its name and by its number: the addresses say nothing, the header does."""
+def test_two_states_at_one_place_by_different_addresses_are_refused(tmp_path: Path) -> None:
+    """Two addresses may lead to one place, by a link or by a host's name and number;
+    only the header shows it.
+    """
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     builder = TransactionalTopologyBuilder("t", "spout", OpaqueMemoryTransactionalSpout({0: []}, KEY, 1))
@@ -165,7 +167,7 @@ def test_one_place_by_two_addresses_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_table_made_anew_with_other_columns_is_staged_anew(tmp_path: Path) -> None:
-    """In the same process, whose connection keeps its temporary tables."""
+    """This happens in one process, whose connection keeps its temporary tables."""
     path = tmp_path / "rows.db"
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     applied(backend, 1, rows=150)

@@ -1,4 +1,6 @@
-"""Tables of files that are partitioned: what is in the table is enough to read it, and every value comes back as it was."""
+"""Partitioned tables of files can be read from what they contain,
+and every value comes back unchanged.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def test_a_reader_of_delta_finds_every_partition_value(tmp_path: Path, name: str
     assert list(map(repr, values_in(found))) == list(map(repr, batch_of(table, values).column("p").to_pylist()))
 
 
-def test_texts_that_others_take_for_null_or_cannot_name_a_folder_by_come_back(tmp_path: Path) -> None:
+def test_texts_that_look_like_null_or_cannot_name_a_folder_come_back(tmp_path: Path) -> None:
     values = ["", "__HIVE_DEFAULT_PARTITION__", "x" * 300, None]
     table = partitioned(ParquetTable, tmp_path / "parquet")
     for txid in (1, 2, 3):
@@ -112,7 +114,7 @@ def test_texts_that_delta_takes_for_null_are_refused(tmp_path: Path, value: str)
         append(delta, 1, batch_of(delta, ["a", value]))
 
 
-def test_what_delta_cannot_compact_is_one_line(tmp_path: Path) -> None:
+def test_a_table_that_delta_cannot_compact_is_reported_in_one_line(tmp_path: Path) -> None:
     table = partitioned(DeltaLakeTable, tmp_path / "table")
     for txid in (1, 2):
         append(table, txid, batch_of(table, ["x" * 300]))
@@ -121,7 +123,7 @@ def test_what_delta_cannot_compact_is_one_line(tmp_path: Path) -> None:
         table.compact()
 
 
-def test_the_command_compacts_a_partitioned_table_that_it_is_told_nothing_about(
+def test_the_command_compacts_a_partitioned_table_of_which_it_gets_only_the_path(
     kind: type[FileTable], tmp_path: Path
 ) -> None:
     table = partitioned(kind, tmp_path / "table")
@@ -207,7 +209,7 @@ def test_a_batch_may_have_thousands_of_partition_values(kind: type[FileTable], t
 def test_a_new_folder_is_durable_in_its_parent(
     kind: type[FileTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power cuts: a folder is there afterwards when its parent was synced since it was made."""
+    """A new folder survives a power cut when its parent was synced after it was made."""
     durable: set[Path] = set()
     real = os.fsync
 
@@ -226,7 +228,9 @@ def test_a_new_folder_is_durable_in_its_parent(
 
 
 @pytest.mark.parametrize("partition_by", [[], ["p"], ["p", "day"]])
-def test_a_table_of_the_version_before_is_read_and_compacted_rightly(tmp_path: Path, partition_by: list[str]) -> None:
+def test_a_table_of_the_previous_version_is_read_and_compacted_correctly(
+    tmp_path: Path, partition_by: list[str]
+) -> None:
     expected = old_partitioned_table(tmp_path / "table", partition_by)
     table = ParquetTable(tmp_path / "table")
     assert table.to_table().schema == expected.schema
@@ -236,8 +240,10 @@ def test_a_table_of_the_version_before_is_read_and_compacted_rightly(tmp_path: P
     assert sorted(map(repr, table.to_table().to_pylist())) == sorted(map(repr, expected.to_pylist()))
 
 
-def test_a_table_whose_partitions_were_lost_by_the_version_before_is_refused(tmp_path: Path) -> None:
-    """That version's compaction wrote its files beside the partitions' folders, with nulls for what the folders said."""
+def test_a_table_whose_partitions_the_previous_version_lost_is_refused(tmp_path: Path) -> None:
+    """Its compaction wrote files outside the partitions' folders,
+    with nulls for the values in the folders' names.
+    """
     old_partitioned_table(tmp_path / "table", ["p"], compacted_by_old_command=True)
     with pytest.raises(CorruptStateError, match=r"compacted-1-0.parquet has no values of \['p'\]"):
         ParquetTable(tmp_path / "table").to_table()

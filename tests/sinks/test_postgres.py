@@ -1,4 +1,6 @@
-"""What is PostgreSQL's own: rights, sql_txns that hang, answers that get lost, columns that any client reads."""
+"""The PostgreSQL backend: rights, sql_txns that hang, lost answers,
+columns that any client reads.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,13 @@ def admin(postgres: PostgresServer) -> Iterator[Any]:
 
 @pytest.fixture
 def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
-    """A user with a schema of its own and nothing else: (name, dsn)."""
+    """A user that has a schema of its own and no other rights: (name, dsn)."""
     name = f"u_{uuid.uuid4().hex[:10]}"
     admin.execute(f"CREATE ROLE {name} LOGIN")
     admin.execute(f"CREATE SCHEMA {name}")
     admin.execute(f"GRANT USAGE ON SCHEMA {name} TO {name}")
     yield name, postgres.dsn.replace("ratchet@", f"{name}@")
-    # A session that its client has closed may last a moment yet, and own its temporary tables.
+    # A session that its client has closed may last a moment longer, and own its temporary tables.
     ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s"
     assert all(each for (each,) in admin.execute(ended, [name]))
     admin.execute(f"DROP SCHEMA {name} CASCADE")
@@ -120,7 +122,7 @@ def test_a_table_made_by_hand_that_would_mix_up_rows_is_refused(
 
 
 def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: Any, table: str) -> None:
-    """One after the other is granted, and each message names the next one."""
+    """The test grants one right after the other; each message names the next missing one."""
     name, dsn = user
     backend = PostgresBackend(dsn, table, KEY, VALUE, schema=name)
     admin.execute("REVOKE TEMPORARY ON DATABASE ratchet FROM PUBLIC")
@@ -181,13 +183,15 @@ def test_an_address_takes_secrets_from_the_environment(
 
 
 @pytest.mark.rule("C1")
-def test_a_sql_txn_that_hangs_gives_the_header_free(
+def test_a_hanging_sql_txn_releases_the_header(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C1: a writer that is paused inside its sql_txn does not hold up its successor for good, and writes nothing after."""
+    """C1: a writer that is paused inside its sql_txn does not block its successor for ever,
+    and writes nothing later.
+    """
     monkeypatch.setattr(postgres_module, "IDLE_TIMEOUT_MS", 300)
     backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
-    backend.close()  # connections that were made with another timeout
+    backend.close()  # drop connections that were made with another timeout
     header = backend.prepare("topology")
     opened = header.opened(1, OpenCommit(1, 1, "d"))
     backend.raise_header(header, opened)
@@ -209,10 +213,10 @@ def test_a_sql_txn_that_hangs_gives_the_header_free(
 
 
 @pytest.mark.parametrize("stuck_in", ["COPY", "a pipeline"])
-def test_a_writer_that_stops_in_the_middle_of_what_it_sends_is_ended(
+def test_a_writer_that_stops_in_the_middle_of_a_request_is_ended(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch, stuck_in: str
 ) -> None:
-    """For the database it is not idle, so no timeout of its own ends it."""
+    """To the database such a writer is not idle, so no timeout of the database ends it."""
     monkeypatch.setattr(postgres_module, "IDLE_TIMEOUT_MS", 200)
     monkeypatch.setattr(postgres_module, "LOCK_TIMEOUT_MS", 400)
     backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
@@ -255,7 +259,7 @@ def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
 def test_a_lock_timeout_or_deadlock_is_retried_not_fatal(
     postgres: PostgresServer, admin: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 22 of the fault table: a lock that another session holds."""
+    """Another session holds the lock."""
     monkeypatch.setattr(postgres_module, "LOCK_TIMEOUT_MS", 200)
     backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
     header = backend.prepare("topology")
@@ -269,7 +273,7 @@ def test_a_lock_timeout_or_deadlock_is_retried_not_fatal(
 
 @pytest.mark.parametrize("how", ["put", "apply"])
 def test_a_key_that_is_too_long_for_the_index_is_a_bad_record(postgres: PostgresServer, table: str, how: str) -> None:
-    """C30: it would be too long at every replay."""
+    """C30: the key would be too long at every replay."""
     state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
     word = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=9_000))
     with pytest.raises(BadRecordError, match="index row"):
@@ -280,7 +284,7 @@ def test_a_key_that_is_too_long_for_the_index_is_a_bad_record(postgres: Postgres
             state.apply(TransactionAttempt(1, 1), deltas, {"n": Max("n")}, want_values=False)
 
 
-def test_keys_that_are_one_for_the_database_are_a_bad_record(
+def test_keys_that_the_database_takes_for_equal_are_a_bad_record(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PostgresBackend, "_staged_from_rows", 0)
@@ -303,7 +307,7 @@ PASSING = {"08006", "08P01", "40001", "40P01", "53100", "53200", "53300", "55P03
     ],
 )
 def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception], states: set[str]) -> None:
-    """C30."""
+    """C30: only errors that are known to pass are retried."""
     backend = PostgresBackend("postgresql://ratchet@localhost/ratchet", "rows", KEY, VALUE)
     for each in sorted(states):
         error = type("Refused", (psycopg.errors.lookup(each),), {"sqlstate": each})("refused")
@@ -320,7 +324,7 @@ def test_an_error_of_the_client_itself_is_permanent_unless_the_connection_is_gon
 def test_two_drivers_may_create_the_first_tables_of_a_database_at_one_time(
     postgres: PostgresServer, admin: Any, table: str
 ) -> None:
-    """What one of them is told then passes: the table is there at the next try."""
+    """One of them may get an error, which passes: the table exists at the next try."""
     admin.execute(f"CREATE SCHEMA {table}")
     errors: list[Exception] = []
 
@@ -366,7 +370,7 @@ def test_a_table_or_a_header_that_vanished_is_not_started_afresh(
 
 
 def test_least_and_greatest_of_text_go_by_bytes(postgres: PostgresServer, admin: Any, table: str) -> None:
-    """As Arrow folds it, and not as the database's language sorts it."""
+    """Text is compared as Arrow compares it, not as the database's locale sorts it."""
     admin.execute(f"CREATE DATABASE {table} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'de'")
     dsn = postgres.dsn.removesuffix("ratchet") + table
 
@@ -380,7 +384,9 @@ def test_least_and_greatest_of_text_go_by_bytes(postgres: PostgresServer, admin:
 
 @pytest.fixture
 def elsewhere(admin: Any, postgres: PostgresServer) -> Iterator[str]:
-    """A database that was set up for other clients, in another country: its dsn."""
+    """The dsn of a database with another encoding and other settings for dates,
+    floats and bytes.
+    """
     name = f"d_{uuid.uuid4().hex[:10]}"
     admin.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     for setting in (
@@ -401,7 +407,7 @@ MOMENT = datetime.datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=datetime.UTC)
 @pytest.mark.parametrize("rows", [1, 150])
 @pytest.mark.parametrize("key", ["é", MOMENT, MOMENT.replace(tzinfo=None), MOMENT.date(), b"\\x\x00'\xe9", 0.1 + 0.2])
 def test_settings_of_the_database_change_no_value(elsewhere: str, table: str, key: Any, rows: int) -> None:
-    """By parameters when there are few rows, by COPY when there are many: one key either way."""
+    """Few rows go as parameters, many rows by COPY: the key is the same either way."""
     kind = pa.scalar(key).type
     keys = Fields.of({"k": pa.timestamp("us", tz="UTC") if key is MOMENT else kind})
     state = OpaqueMapState(PostgresBackend(elsewhere, table, keys, Fields(n=int, x=float)))

@@ -1,4 +1,4 @@
-"""Several sinks, read as of one transaction."""
+"""Several sinks are read as of one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is Redis's own: servers that would lose rows, keys of others, snapshots of before, documents that any client reads."""
+"""The Redis backend: unsafe servers, keys of others, older snapshots,
+documents that any client reads.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ KEY, VALUE = Fields(word=str), Fields(n=int)
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Servers of this test's own."""
+    """Starts Redis servers for one test."""
     started: list[RedisServer] = []
 
     def start(**settings: str) -> RedisServer:
@@ -73,7 +75,7 @@ def test_rows_are_documents_that_any_client_reads(redis_server: RedisServer, cli
 
 @pytest.mark.fault(24)
 def test_a_server_that_may_evict_is_refused_at_start(own: Callable[..., RedisServer], name: str) -> None:
-    """Row 24 of the fault table."""
+    """Eviction would lose rows."""
     server = own(maxmemory="100mb", maxmemory_policy="allkeys-lru")
     with pytest.raises(ConfigError, match=r"evicts keys \(allkeys-lru\) beyond 104857600 bytes.*noeviction"):
         RedisBackend(server.url, name, KEY, VALUE).prepare("topology")
@@ -138,7 +140,7 @@ def test_names_are_allow_listed_and_addresses_checked(redis_server: RedisServer)
 
 
 def test_only_keys_of_the_open_transaction_are_listed(redis_server: RedisServer, client: Any, name: str) -> None:
-    """What a sweep looks at depends on the batch, not on the state."""
+    """So the cost of a sweep depends on the size of the batch, not on that of the state."""
     state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
     for txid in range(1, 6):
         put(state, txid, **{f"w{txid}": 1, "dog": txid})
@@ -146,7 +148,7 @@ def test_only_keys_of_the_open_transaction_are_listed(redis_server: RedisServer,
 
 
 class Proxy:
-    """Between a client and a server; swallows an answer, and the connection with it, when it is told to."""
+    """A proxy to a server; when ``swallow`` is set, it drops the next answer and its connection."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -214,7 +216,7 @@ def test_a_server_that_is_away_is_retried(name: str) -> None:
     ],
 )
 def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception], errors: list[Any]) -> None:
-    """C30."""
+    """C30: only errors that are known to pass are retried."""
     backend = RedisBackend("redis://localhost", "rows", KEY, VALUE)
     for each in errors:
         with pytest.raises(kind) as named, backend._named():
@@ -226,7 +228,7 @@ def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception
 def test_a_server_restored_to_an_older_snapshot_stops_the_topology(
     own: Callable[..., RedisServer], tmp_path: Path, name: str
 ) -> None:
-    """Row 23 of the fault table: in mid-run, and at the next start."""
+    """Both in mid-run and at the next start."""
     server = own()
     spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 5}, Fields(word=str), 1)
     builder = TransactionalTopologyBuilder(name, "spout", spout)

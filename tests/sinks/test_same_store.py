@@ -1,4 +1,4 @@
-"""C27: between ``open`` and ``done`` a store is the same one; what lost rows in between is not declared done."""
+"""C27: a store that lost rows between ``open`` and ``done`` is not declared done."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROW = Row((5,), Stamp(1, 1, 1), None, "w")
 
 @pytest.fixture
 def redis_of(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Redis servers of this test's own."""
+    """Starts Redis servers for one test."""
     started: list[RedisServer] = []
 
     def start(**settings: str) -> RedisServer:
@@ -45,7 +45,7 @@ def redis_of(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
     yield start
     for each in started:
-        each.kill()  # a server with replicas would wait for them
+        each.kill()  # a stop would wait for replicas
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def opened(backend: MapBackend, attempt: int = 1) -> Header:
 
 
 def go_back(server: RedisServer, copy: Path) -> None:
-    """Die, and come back with the data of a copy."""
+    """Kill the server, and start it with the data of a copy."""
     server.kill()
     shutil.rmtree(server.folder / "data")
     shutil.copytree(copy, server.folder / "data")
@@ -70,7 +70,9 @@ def go_back(server: RedisServer, copy: Path) -> None:
 
 
 def refused_then_done_again(backend: MapBackend, header: Header) -> None:
-    """The header cannot be finished, whoever asks how often; another attempt at the transaction can."""
+    """Check that this attempt can never finish its header,
+    and that another attempt at the transaction can.
+    """
     for _ in range(2):
         with pytest.raises(RetryableError, match="is not the one in which 1:1 of epoch 1 was opened"):
             backend.raise_header(header, header.finished(1))
@@ -83,7 +85,7 @@ def refused_then_done_again(backend: MapBackend, header: Header) -> None:
 
 
 @pytest.mark.integration
-def test_redis_that_lost_rows_of_an_open_transaction_does_not_take_its_end(
+def test_redis_that_lost_rows_of_an_open_transaction_refuses_done(
     redis_of: Callable[..., RedisServer], tmp_path: Path, name: str
 ) -> None:
     server = redis_of()
@@ -96,10 +98,10 @@ def test_redis_that_lost_rows_of_an_open_transaction_does_not_take_its_end(
 
 
 @pytest.mark.integration
-def test_redis_that_lost_what_was_rolled_back_is_not_marked(
+def test_redis_that_lost_a_roll_back_is_not_marked_as_rolled_back(
     redis_of: Callable[..., RedisServer], tmp_path: Path, name: str
 ) -> None:
-    """C7 goes by rows too: a plan must not be dropped whose rows came back."""
+    """C7: a plan whose rows came back must not be dropped."""
     server = redis_of()
     backend = RedisBackend(server.url, name, KEY, VALUE)
     header = opened(backend)
@@ -112,7 +114,7 @@ def test_redis_that_lost_what_was_rolled_back_is_not_marked(
 
 
 @pytest.mark.integration
-def test_a_replica_of_redis_that_lagged_and_was_promoted_does_not_take_the_end(
+def test_a_lagging_replica_of_redis_that_was_promoted_refuses_done(
     redis_of: Callable[..., RedisServer], name: str
 ) -> None:
     first = redis_of()
@@ -131,10 +133,10 @@ def test_a_replica_of_redis_that_lagged_and_was_promoted_does_not_take_the_end(
 
 
 @pytest.mark.integration
-def test_a_redis_that_took_another_ones_data_and_leads_again_does_not_take_the_end(
+def test_a_redis_that_copied_another_servers_data_and_leads_again_refuses_done(
     redis_of: Callable[..., RedisServer], name: str
 ) -> None:
-    """The same process, and not the same data."""
+    """The server's process is the same, but its data are not."""
     first, second = redis_of(), redis_of()
     backend = RedisBackend(first.url, name, KEY, VALUE)
     header = opened(backend)
@@ -151,7 +153,9 @@ def test_a_redis_that_took_another_ones_data_and_leads_again_does_not_take_the_e
 
 
 class LosingState(OpaqueMapState):
-    """Its server dies just before ``done`` of one transaction, and comes back as it was when that one was opened."""
+    """Its server dies just before ``done`` of transaction ``txid``,
+    and comes back as it was when that was opened.
+    """
 
     server: Any = None
     copy: Any = None
@@ -188,7 +192,7 @@ def test_no_batch_is_lost_when_redis_goes_back_within_a_commit(
 
 
 @pytest.mark.integration
-def test_postgres_that_was_restored_within_a_transaction_does_not_take_its_end(name: str) -> None:
+def test_postgres_that_was_restored_within_a_transaction_refuses_done(name: str) -> None:
     with open_folder() as folder:
         server = PostgresServer(folder)
         server.start()
@@ -202,7 +206,7 @@ def test_postgres_that_was_restored_within_a_transaction_does_not_take_its_end(n
             backend.close()
             again = header.opened(1, OpenCommit(1, 2, "digest"))
             backend.raise_header(header, again)
-            backend.raise_header(again, header)  # as the copy has it, under the server that runs now
+            backend.raise_header(again, header)  # the same header as in the copy, under the server that runs now
             backend.multi_put(header, [("dog",)], [None], [ROW])
             server.kill()
             shutil.rmtree(folder / "data")
@@ -226,7 +230,7 @@ def _own(source: Path, target: Path) -> None:
         os.chown(other, found.st_uid, found.st_gid)
 
 
-def test_a_file_that_was_put_in_the_place_of_sqlites_does_not_take_the_end(tmp_path: Path) -> None:
+def test_a_file_that_replaced_the_sqlite_file_refuses_done(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     header = opened(backend)
@@ -238,8 +242,8 @@ def test_a_file_that_was_put_in_the_place_of_sqlites_does_not_take_the_end(tmp_p
     backend.close()
 
 
-def test_a_connection_to_a_file_that_was_replaced_writes_into_the_file_that_is_there(tmp_path: Path) -> None:
-    """Not into the one that nobody finds any more."""
+def test_a_connection_to_a_replaced_sqlite_file_uses_the_new_file(tmp_path: Path) -> None:
+    """It does not write into the replaced file, which has no name any more."""
     path = tmp_path / "rows.db"
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     backend.prepare("topology")
@@ -259,7 +263,7 @@ def replace_file(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-# --- named at the start -------------------------------------------------------------------------------------------
+# --- named at the start ---------------------------------------------------------------------------
 
 
 def reasons(backend: MapBackend) -> list[str]:

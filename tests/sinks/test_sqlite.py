@@ -1,4 +1,6 @@
-"""What is SQLite's own: columns that any client reads, and clear words about a file that is not as it should be."""
+"""The SQLite backend: columns that any client reads,
+and clear messages about damaged or foreign files.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,8 @@ def test_unsupported_columns_are_refused_at_once(path: Path, fields: Fields, mes
         SqliteBackend(path, "rows", KEY, fields)
 
 
-def test_what_cannot_pass_by_itself_is_not_tried_again(path: Path) -> None:
-    """C30: only what is known to pass is retried."""
+def test_errors_that_do_not_pass_by_themselves_are_not_retried(path: Path) -> None:
+    """C30: only errors that are known to pass are retried."""
     backend = SqliteBackend(path, "rows", KEY, VALUE)
     header = backend.prepare("topology")
     with sqlite3.connect(path) as connection:
@@ -122,7 +124,9 @@ def test_a_table_with_other_columns_is_refused_with_the_ddl(path: Path) -> None:
 def test_a_table_made_by_hand_that_would_mix_up_rows_or_numbers_is_refused(
     path: Path, made: str, otherwise: str, message: str | None
 ) -> None:
-    """One that is not STRICT makes floats of large sums; one without the key, or with a collation, takes rows for others."""
+    """A table that is not STRICT turns large sums into floats; without the key,
+    or with a collation, it mixes up rows.
+    """
     backend = SqliteBackend(path, "counts", Fields(word=str), Fields(n=int))
     ddl = backend.shape.ddl()
     assert made in ddl

@@ -1,4 +1,6 @@
-"""Files that nobody needs any more go, and none else: not those of a reader that has begun, or of an attempt that has not ended."""
+"""Vacuum removes only files that nobody needs: not those of a reader that has begun,
+or of a live attempt.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def test_a_reader_that_began_before_a_compaction_reads_to_its_end(table: FileTab
     for txid in range(1, 6):
         append(table, txid, batch(txid))
     for each in data_files(table):
-        os.utime(each, (0, 0))  # written long ago, needed until now
+        os.utime(each, (0, 0))  # written long ago, but needed until now
     reader = table.dataset()
     assert table.compact() != (5, 5)
     table.vacuum(older_than_s=grace_s)
@@ -51,8 +53,10 @@ def test_a_reader_that_began_before_a_compaction_reads_to_its_end(table: FileTab
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_what_an_attempt_is_writing_stays(table: FileTable, finished: bool) -> None:
-    """Also one that repeats a transaction that the table says is finished, because its driver died before ZooKeeper was told."""
+def test_vacuum_keeps_the_files_that_an_attempt_is_writing(table: FileTable, finished: bool) -> None:
+    """Also files of an attempt that repeats a finished transaction,
+    since the driver died before ZooKeeper knew of it.
+    """
     append(table, 1, batch(1))
     if finished:
         header = opened(table, 2, 1)
@@ -66,7 +70,9 @@ def test_what_an_attempt_is_writing_stays(table: FileTable, finished: bool) -> N
     assert numbers_in(table.to_table()) == [1, 2]
 
 
-def test_files_go_when_nobody_has_needed_them_for_so_long(table: FileTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_removes_files_that_were_not_needed_for_the_given_time(
+    table: FileTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = opened(table, 1, 1)
     table.write(granted(dead), [batch(0)])
     for txid in range(1, 6):

@@ -1,4 +1,4 @@
-"""Avro into Arrow: both ways agree on every value, and on which values are none (2.9)."""
+"""Avro into Arrow: the fast way and the slow way agree on every value, good or bad (2.9)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def word(n: int, **changes: Any) -> dict[str, Any]:
 
 
 def one_by_one(codec: AvroCodec) -> AvroCodec:
-    """The same codec, without the way of many at once."""
+    """The same codec without the fast way, which decodes many values at once."""
     slow = pickle.loads(pickle.dumps(codec))
     slow.decode([])
     slow._decoder._bulk = None
@@ -88,7 +88,7 @@ def test_many_at_once_and_one_by_one_give_the_same_rows(rows: list[dict[str, Any
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
 def test_damaged_values_are_found_and_take_nothing_from_their_neighbours(chance: random.Random, damaged: int) -> None:
-    """Whatever happens to a few values, the others come out as they went in."""
+    """Whatever is wrong with a few values, the others are decoded correctly."""
     values = encoded(WORD, *(word(n) for n in range(40)))
     codec = AvroCodec(WORD)
     slow = one_by_one(codec)
@@ -115,7 +115,7 @@ PLAIN = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "string
     ("schema", "rows"), [(WORD, (word(1), word(2))), (PLAIN, ({"a": "dog", "b": 300}, {"a": "cat", "b": 7}))]
 )
 def test_a_value_that_reads_into_its_neighbour_is_bad(schema: Any, rows: Any) -> None:
-    """Joined, these two read as two whole values: only their lengths tell that neither is one."""
+    """Joined, the two decode as two whole values; only their lengths show that neither is whole."""
     first, second = encoded(schema, *rows)
     moved = [first[:-1], first[-1:] + second]
     codec = AvroCodec(schema)
@@ -241,7 +241,7 @@ def test_a_schema_may_come_from_a_file(tmp_path: Path) -> None:
     assert AvroCodec(str(file)).fields == AvroCodec(WORD).fields
 
 
-# --- the Schema Registry -------------------------------------------------------------------------------------------
+# --- the Schema Registry --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ class TestRegistry:
         ]
         assert len(found) == 120
         codec.decode(values)
-        assert registry.requests[f"/schemas/ids/{old}"] == 1  # asked once, however many values name it
+        assert registry.requests[f"/schemas/ids/{old}"] == 1  # asked for once, however many values have it
 
     def test_undecodable_values_are_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
         known = registry.register("words-value", SMALL)

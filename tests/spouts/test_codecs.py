@@ -1,4 +1,4 @@
-"""Codecs: what decodes, what does not, and which value it was."""
+"""Codecs: which values decode, which do not, and the index of a bad one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_json_decodes_what_pythons_own_encoder_writes(rows: list[dict[str, objec
         for value in values:
             (value or b"").decode("utf-8")
     except UnicodeDecodeError:
-        return  # a lone surrogate: not UTF-8
+        return  # a lone surrogate has no UTF-8 form
     decoded = CODEC.decode(values).to_pylist()
     expected = [{name: (row or {}).get(name) for name in CODEC.fields} for row in rows]
     assert decoded == expected
@@ -131,7 +131,7 @@ def test_bytes_and_text_keep_null_and_empty_apart() -> None:
 
 
 class Picky(Codec):
-    """As a user would write one: only ``decode``."""
+    """A codec as a user writes it: it has only ``decode``."""
 
     fields = Fields(value=bytes)
 
@@ -154,7 +154,7 @@ class Picky(Codec):
 def test_decode_good_gives_good_values_in_order_and_bad_ones_by_index(
     codec: Codec, good: bytes, bad: bytes, pattern: list[str]
 ) -> None:
-    """Good, bad and null in any order: as if each had been decoded alone."""
+    """Good values, bad ones and nulls, in any order, are decoded as if each were alone."""
     values = [{"g": good, "b": bad, "n": None}[each] for each in pattern]
     batch, found = codec.decode_good(values)
     assert [each.index for each in found] == [index for index, each in enumerate(pattern) if each == "b"]

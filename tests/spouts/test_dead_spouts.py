@@ -1,4 +1,4 @@
-"""Spout tasks that die with their process: what they had emitted is for their sources to hand out again."""
+"""Spout tasks that die with their process: their sources hand out again what was not done."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.6"), pytest.mark
 
 
 class Holding(BaseRichBolt):
-    """Writes down what comes, and holds every third for ever."""
+    """Writes down its tuples, and holds every third one for ever."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -47,7 +47,7 @@ class Holding(BaseRichBolt):
 
 
 class Lives:
-    """A topology in one home, and in another one after that is killed."""
+    """A topology in one home, and in another home after the first is killed."""
 
     def __init__(self, folder: Path, spout: BaseRichSpout) -> None:
         builder = TopologyBuilder("lives")

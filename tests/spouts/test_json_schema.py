@@ -1,4 +1,4 @@
-"""Where a JsonCodec's schema comes from: a JSON Schema, or a sample (2.9)."""
+"""The schema of a ``JsonCodec``, from a JSON Schema or from a sample (2.9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The Kafka spouts against a real broker: exactly the planned range, whatever lies in the log."""
+"""The Kafka spouts against a real broker: they read exactly the planned range,
+whatever the log holds.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def values(source: Any, ranges: Plan) -> list[str]:
     return [row[0] for row in read(source, ranges)]
 
 
-# --- settings: bad input gets one clear line -----------------------------------------------------------------------
+# --- settings: bad input gets one clear line ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_broker_that_is_away_is_waited_for_and_named() -> None:
         source.planner({}, CONTEXT).plan({})
 
 
-# --- planning ------------------------------------------------------------------------------------------------------
+# --- planning -------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -156,7 +158,7 @@ class TestPlanning:
 
     @pytest.mark.rule("C15")
     def test_every_partition_ever_planned_is_in_every_plan(self, topics: Topics, name: str) -> None:
-        """Also one that metadata does not show."""
+        """Also a partition that is missing from the metadata."""
         topics.create(name, 1)
         topics.send(name, [b"x"])
         before = {f"{name}-gone/0": {"first_offset": 3, "next_offset": 7}}
@@ -168,7 +170,7 @@ class TestPlanning:
         topics.create(name, 1)
         topics.send(name, [b"x"])
         planner = spout(topics, name).planner({}, CONTEXT)
-        assert planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 9}}) is None  # perhaps it is coming back
+        assert planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 9}}) is None  # the log may come back
         monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.0)
         with pytest.raises(DataLossError, match=rf"{name}/0 ends at offset 1, and offsets up to 9"):
             plan(spout(topics, name), {f"{name}/0": {"first_offset": 0, "next_offset": 9}})
@@ -193,7 +195,7 @@ class TestPlanning:
     def test_an_invalid_offset_from_the_broker_is_asked_for_again(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """librdkafka answers -1001, without an error, when the broker dies under the request."""
+        """librdkafka answers -1001, without an error, when the broker dies during the request."""
         from concurrent.futures import Future
         from types import SimpleNamespace
 
@@ -222,7 +224,7 @@ class TestPlanning:
 
         topics.send(topics.create(name), [b"x"])
         consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
-        consumer.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)  # makes __consumer_offsets
+        consumer.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)  # creates __consumer_offsets
         consumer.close()
         found = spout(topics, name, pattern=".*").planner({}, CONTEXT).partitions()
         assert f"{name}/0" in found
@@ -235,7 +237,7 @@ class TestPlanning:
         assert list(identity["topics"]) == [name]
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -257,7 +259,9 @@ class TestReading:
             assert [value for value in found if value != "other"] == [str(number) for number in range(7, count - 9)]
 
     def test_a_kept_consumer_reads_earlier_and_later_ranges_alike(self, topics: Topics, name: str) -> None:
-        """The consumer stays positioned between reads, and what it has ahead is never lost or doubled."""
+        """The consumer keeps its position between reads; records that it has
+        fetched ahead are not lost or doubled.
+        """
         topics.create(name, 1)
         topics.send(name, [b"%d" % number for number in range(1_000)])
         source = spout(topics, name)
@@ -276,7 +280,9 @@ class TestReading:
             assert found == [str(number) for number in range(first, end)]
 
     def test_reads_side_by_side_in_one_process_do_not_take_each_others_records(self, topics: Topics, name: str) -> None:
-        """As two attempts in the in-process executor: the same task, interleaved, over different ranges."""
+        """Like two attempts in the in-process executor: the same task reads different ranges,
+        interleaved.
+        """
         topics.send(topics.create(name, 1), [str(number).encode() for number in range(30_000)])
         source = spout(topics, name)
         reader = source.reader({}, CONTEXT)
@@ -310,7 +316,7 @@ class TestReading:
 
     @pytest.mark.rule("C16")
     def test_aborted_records_and_markers_are_gaps_also_at_the_end(self, topics: Topics, name: str) -> None:
-        """2.5: markers at the end of a range must not hang it."""
+        """Markers at the end of a range must not make the read hang (2.5)."""
         topics.create(name, 1)
         topics.send(name, [b"a"])
         topics.send_in_kafka_txn(name, [b"kept"], end=lambda producer: producer.commit_transaction(30))
@@ -392,7 +398,7 @@ class TestReading:
 
 @pytest.mark.integration
 def test_asking_about_topics_leaves_nothing_behind(topics: Topics, name: str) -> None:
-    """One such question is asked per transaction: what it leaves behind adds up."""
+    """There is one such request per transaction, so anything that it left behind would add up."""
     topics.create(name)
     metadata = KafkaMetadata(KafkaSettings(topics.bootstrap_servers, None), (name,), None)
     topic_ids = metadata.topics().topic_ids

@@ -1,4 +1,4 @@
-"""Partitions are looked up before they are assigned, and sought where an epoch says which log is meant."""
+"""A partition is looked up before it is assigned, and sought if its position has a leader epoch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spouts.kafka.assignment import Assignment, placed
 
 
 class NotedConsumer:
-    """A consumer of a cluster, which notes what is asked of it; a look-up of None is one of everything."""
+    """A stand-in for a consumer that notes its calls; a look-up of None asks for all topics."""
 
     def __init__(self) -> None:
         self.partitions = {"a": 1, "b": 2}
         self.noted: list[tuple[str, Any]] = []
         self.away = False
-        self.refusals: list[int] = []  # of seeks
+        self.refusals: list[int] = []  # how many seeks are refused
 
     def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         self.noted.append(("look up", topic))
@@ -51,7 +51,7 @@ def begin(assignment: Assignment, *where: tuple[str, int], epoch: int | None = N
     assignment.begin([placed(each, 5, epoch) for each in where])
 
 
-def test_what_is_not_known_yet_is_looked_up_before_it_is_assigned() -> None:
+def test_an_unknown_partition_is_looked_up_before_it_is_assigned() -> None:
     consumer = NotedConsumer()
     assignment = Assignment(consumer)  # type: ignore[arg-type]
     begin(assignment, ("b", 0))
@@ -71,7 +71,7 @@ def test_a_partition_that_was_added_is_looked_up_and_many_topics_in_one_request(
     assert consumer.taken("look up") == ["a"]
 
 
-def test_a_cluster_that_is_away_is_asked_again_the_next_time_and_what_is_assigned_waits() -> None:
+def test_a_look_up_that_fails_is_repeated_the_next_time() -> None:
     consumer = NotedConsumer()
     assignment = Assignment(consumer)  # type: ignore[arg-type]
     consumer.away = True
@@ -98,7 +98,7 @@ def test_a_partition_that_has_not_begun_yet_is_sought_again() -> None:
     assert [kind for kind, _ in consumer.noted] == ["look up", "assign", "seek", "seek", "seek"]
 
 
-def test_what_cannot_be_sought_is_not_assigned() -> None:
+def test_a_partition_that_cannot_be_sought_is_not_assigned() -> None:
     consumer = NotedConsumer()
     consumer.refusals = [KafkaError._TIMED_OUT]
     with pytest.raises(KafkaException, match="(?i)timed out"):

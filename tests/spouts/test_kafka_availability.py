@@ -1,4 +1,4 @@
-"""Brokers that die, pause and come back, in a cluster of two (2.7): time is lost, never a record."""
+"""Brokers of a cluster of two die, pause and come back (2.7): that costs time, but no record."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_opaque_goes_on_without_a_dead_broker_and_returns_to_its_partition(
     with runs.start() as run:
         run.wait_until_caught_up(TIMEOUT_S)
         second.kill()
-        for number in range(3):  # also before the cluster has noticed that the broker is gone
+        for number in range(3):  # the first ones before the cluster notices that the broker is gone
             split.send(name, [b"meanwhile"] * 5, 0)
             until(
                 lambda number=number: runs.counts().get("meanwhile") == 5 * (number + 1), "the partition that is left"
@@ -86,7 +86,7 @@ def test_transactional_waits_for_a_dead_broker_and_says_for_what(
 def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is still the leader, as far as anyone knows; it just does not answer."""
+    """For the cluster the paused broker is still the leader; it just does not answer."""
     runs = KafkaRuns(split, tmp_path, name)
     planner = runs.spout().planner({}, TopologyContext("t", "spout", 0, 1))
     first = planner.plan({})
@@ -114,7 +114,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
             assert offsets(plan) == {f"{name}/0": (8 + 2 * number, 10 + 2 * number), f"{name}/1": (10, 10)}
     finally:
         os.kill(second.pid, signal.SIGCONT)
-    assert waited_for.count(2) == 1  # afterwards it is asked, when no answer is due, and not waited for
+    assert waited_for.count(2) == 1  # later it is asked, but not waited for
     assert asked_twice == []
     split.send(name, [b"y"] * 3, 1)
     until(lambda: offsets(planner.plan(plan) or plan)[f"{name}/1"] == (10, 13), "the broker to be counted in again")
@@ -144,7 +144,7 @@ def test_clients_are_kept_by_their_whole_configuration_and_closed(split: Topics,
     other = KafkaRuns(split, tmp_path, name, settings={"client.id": "another"}).spout()._settings
     with pool.lend(plain, "g", 0) as first, pool.lend(other, "g", 0) as second, pool.lend(plain, "g", 1) as third:
         assert len({id(first), id(second), id(third)}) == 3
-        with pool.lend(plain, "g", 0) as meanwhile:  # the first one is somebody's
+        with pool.lend(plain, "g", 0) as meanwhile:  # the first one is in use
             assert meanwhile is not first
     with pool.lend(plain, "g", 0) as again:
         assert again is first or again is meanwhile
@@ -159,7 +159,9 @@ def test_clients_are_kept_by_their_whole_configuration_and_closed(split: Topics,
 def test_leaders_that_change_under_a_run_cost_no_record(
     cluster_of_two: KafkaCluster, name: str, tmp_path: Path, opaque: bool
 ) -> None:
-    """Replicated twice: the other broker takes over, under a new leader epoch, and nothing was truncated."""
+    """The topic has two replicas: the other broker takes over under a new leader epoch,
+    without truncation.
+    """
     topics = Topics(cluster_of_two.bootstrap_servers)
     topics.create_placed(name, [[2, 1], [1, 2]], min_insync_replicas="1")
     for partition in (0, 1):

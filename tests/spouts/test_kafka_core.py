@@ -68,7 +68,7 @@ def words(values: list[tuple[Any, ...]]) -> list[str]:
 
 
 @pytest.mark.behaviour("4.9")
-def test_every_partition_is_read_by_one_task_and_what_is_acked_is_committed(topics: Topics, name: str) -> None:
+def test_every_partition_is_read_by_one_task_and_acked_offsets_are_committed(topics: Topics, name: str) -> None:
     topics.create(name, 4)
     for number in range(4):
         topics.send(name, [b"%d-%d" % (number, n) for n in range(50)], number)
@@ -241,13 +241,13 @@ def test_at_most_once_commits_before_it_emits(topics: Topics, name: str) -> None
     assert at_emission[0] >= len(seen(name).executed)
     until(run, lambda: len(seen(name).executed) == 20)
     run.step(5, seconds=60)
-    assert len(seen(name).executed) == 20  # what failed is not emitted again
+    assert len(seen(name).executed) == 20  # failed records are not emitted again
     run.rounds.close()
     assert committed(topics, name, name) == [20]
 
 
 class Asking(TextCodec):
-    """Has to ask somebody what the values are, who does not answer at first; as a Schema Registry does."""
+    """A codec that depends on a service which does not answer at first, like a Schema Registry."""
 
     def __init__(self, key: str) -> None:
         super().__init__("word")
@@ -291,7 +291,7 @@ def test_records_that_cannot_be_decoded_yet_wait_until_they_can(
     assert sorted(found, key=int) == [str(n) for n in range(20)]
 
 
-def test_a_partition_that_could_not_begin_begins_later(
+def test_a_partition_that_could_not_be_assigned_is_assigned_later(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topics.create(name), [b"a", b"b"])
@@ -320,7 +320,7 @@ def test_a_partition_that_could_not_begin_begins_later(
     try:
         tail.seek({(name, 0): Position(0, None)})
         assert come() == [b"a", b"b"]
-        refusals = 1  # where it is read already, and is to begin again
+        refusals = 1  # also when a partition that is read already must begin again
         with pytest.raises(RetryableError):
             tail._assign({(name, 0): Position(1, None)})
         tail._assign({(name, 0): Position(1, None)})
@@ -330,8 +330,8 @@ def test_a_partition_that_could_not_begin_begins_later(
 
 
 @pytest.mark.behaviour("4.9")
-def test_at_most_once_a_task_that_ends_late_does_not_take_the_group_back(topics: Topics, name: str) -> None:
-    """A home that outlived its driver, beside the one that took its place."""
+def test_at_most_once_a_task_that_ends_late_does_not_move_the_group_back(topics: Topics, name: str) -> None:
+    """Such a task is in a home that outlived its driver, beside the home that took its place."""
     topics.create(name)
     topics.send(name, [b"early"] * 20)
     spout = KafkaSpout(
@@ -421,7 +421,9 @@ def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, s
 
 
 @pytest.mark.parametrize("start", ["latest", "earliest"])
-def test_a_new_group_begins_where_start_says_and_that_holds(topics: Topics, name: str, start: Any) -> None:
+def test_a_new_group_begins_at_start_and_keeps_that_position_over_a_restart(
+    topics: Topics, name: str, start: Any
+) -> None:
     topics.create(name)
     topics.send(name, [b"before"])
     made = {"bootstrap_servers": topics.bootstrap_servers, "codec": TextCodec(), "group": name, "start": start}
@@ -436,7 +438,7 @@ def test_a_new_group_begins_where_start_says_and_that_holds(topics: Topics, name
 
 
 @pytest.mark.kills
-def test_a_broker_that_is_away_holds_up_what_is_new_and_loses_nothing(tmp_path: Path, name: str) -> None:
+def test_a_broker_that_is_away_delays_new_records_and_loses_none(tmp_path: Path, name: str) -> None:
     with KafkaBroker(tmp_path / "kafka") as broker:
         topics = Topics(broker.address)
         topics.create(name)
@@ -493,7 +495,9 @@ def test_impossible_kafka_spout_settings_are_refused_by_name() -> None:
 def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
     topics: Topics, name: str, tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bolts die now and then; the parallelism of the spout changes; a partition appears: each record counts once."""
+    """Each record counts once though bolts die, the spout's parallelism
+    changes and a partition appears.
+    """
     topics.create(name, 3)
     before = [b"before"] * 10
     for number in range(3):

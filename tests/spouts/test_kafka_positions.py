@@ -1,4 +1,6 @@
-"""Where the Kafka spout of core topologies goes on, and in which log: what is recorded decides, not what has the same name."""
+"""Where a Kafka spout of a core topology goes on: the record decides,
+and it names the log by its id.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def spout(topics: Topics, topic: str, **more: Any) -> KafkaSpout:
 
 
 def counting(key: str, **kafka: KafkaSpout) -> CoreTopology:
-    """Words of Kafka spouts, counted."""
+    """A topology that counts the words of Kafka spouts."""
     builder = TopologyBuilder(key)
     count = builder.set_bolt("count", Count(key), 2)
     for name, each in kafka.items():
@@ -45,7 +47,7 @@ def counting(key: str, **kafka: KafkaSpout) -> CoreTopology:
 
 
 def plain(key: str, kafka: KafkaSpout) -> CoreTopology:
-    """The same without state: ``seen(key).executed`` has them."""
+    """A topology without state; ``seen(key).executed`` has its words."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", kafka)
     builder.set_bolt("bolt", Rich(key, ack)).global_grouping("words")
@@ -53,7 +55,7 @@ def plain(key: str, kafka: KafkaSpout) -> CoreTopology:
 
 
 def stored(topics: Topics, topic: str) -> TopicPartition:
-    """What the group of the same name has of partition 0."""
+    """The committed offset of partition 0 in the group with the topic's name."""
     consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": topic})
     try:
         return consumer.committed([TopicPartition(topic, 0)], timeout=10)[0]
@@ -62,7 +64,7 @@ def stored(topics: Topics, topic: str) -> TopicPartition:
 
 
 def made_again(topics: Topics, topic: str, words: list[bytes]) -> None:
-    """Delete a topic, and create another one of that name."""
+    """Delete a topic, and create another one with the same name."""
     topics.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
     wait_for(lambda: topic not in topics.admin.list_topics(timeout=10).topics, 30)
     topics.create(topic)
@@ -81,7 +83,7 @@ def test_a_topology_that_was_forgotten_counts_everything_again_wherever_its_grou
     assert checkpointed(conf, store, name) == {"word": 100}
     assert stored(topics, name).offset == 100
     forget_state(topology, Config.of(conf), store)
-    for _ in range(2):  # and the second start goes on
+    for _ in range(2):  # the second start goes on where the first ended
         with submit(topology, conf, store=store, executor="local") as run:
             run.wait_until_idle(60)
         assert checkpointed(conf, store, name) == {"word": 100}
@@ -114,7 +116,7 @@ def test_a_spout_that_is_added_loses_nothing_when_something_fails_before_the_nex
 
 @pytest.mark.rule("C35")
 def test_the_group_is_never_ahead_of_the_last_committed_checkpoint(topics: Topics, name: str, tmp_path: Path) -> None:
-    """Many records are done, and no checkpoint has them yet."""
+    """Also while many records are done and no checkpoint has them yet."""
     topics.create(name)
     store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
     with submit(counting(name, words=spout(topics, name)), conf, store=store, executor="local") as run:
@@ -159,7 +161,7 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
             at = stored(topics, name)
         made_again(topics, name, [b"second"] * 100)
         if not running:
-            if not stateful:  # Kafka forgets the offset with the topic, as a rule; not when the coordinator was away
+            if not stateful:  # Kafka forgets the offset with the topic, unless the coordinator was away
                 group = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
                 group.commit(offsets=[at], asynchronous=False)
                 group.close()
@@ -171,8 +173,8 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
         if stateful:
             wait_for(lambda: found() == {"first": 50, "second": 100}, 30)
             status = run.status().checkpoint
-            assert status is not None and status.recoveries >= running  # all has gone back
-        else:  # at least once: what was read before it was noticed comes again
+            assert status is not None and status.recoveries >= running  # all states went back
+        else:  # at-least-once: records that were read before the loss was noticed come again
             wait_for(lambda: found()["second"] >= 100 and run.status().pending == 0, 30)
         run.wait_until_idle(60)
         assert found()["first"] == 50
@@ -181,8 +183,10 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
 
 
 @pytest.mark.rule("C35")
-def test_the_position_of_an_idle_partition_is_committed_again_and_again(topics: Topics, name: str) -> None:
-    """Kafka forgets what nobody has committed for long, also while somebody reads there."""
+def test_the_position_of_an_idle_partition_is_committed_periodically(topics: Topics, name: str) -> None:
+    """Kafka forgets an offset that was not committed for long,
+    even while a consumer reads there.
+    """
     topics.send(topics.create(name), [b"before"])
     with submit(plain(name, spout(topics, name, start="latest")), {}, executor="local") as run:
         run.wait_until_idle(60)

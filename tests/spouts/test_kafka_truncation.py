@@ -1,5 +1,8 @@
-"""Logs that lost their ends and have grown again under the same offsets (2.6): an unclean election, a broker restored from a
-backup. Only leader epochs tell."""
+"""Logs that lost their ends and have grown again under the same offsets (2.6).
+
+The cause is an unclean election, or a broker that was restored from a backup. Only leader epochs
+show it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def log_file(broker: KafkaBroker, topic: str, partition: int = 0) -> Path:
 
 
 def truncate(broker: KafkaBroker, *logs: tuple[Path, int]) -> None:
-    """Cut logs off at a size in bytes, as if their ends had never reached this disk; the next leader epochs follow."""
+    """Cut logs off at a size in bytes, as if their ends had never reached this disk;
+    leader epochs rise at the restart.
+    """
     broker.stop()
     for log, size in logs:
         with log.open("r+b") as file:
@@ -53,12 +58,12 @@ def truncate(broker: KafkaBroker, *logs: tuple[Path, int]) -> None:
         for other in log.parent.iterdir():
             if other.suffix in (".index", ".timeindex", ".snapshot"):
                 other.unlink()
-    (broker.folder / "data" / ".kafka_cleanshutdown").unlink()  # else the ends are believed
+    (broker.folder / "data" / ".kafka_cleanshutdown").unlink()  # otherwise the broker trusts the ends
     broker.start()
 
 
 def planned(planner: Any, previous: Plan) -> Plan:
-    """The next plan, asked for until there is one."""
+    """The next plan; asked for until there is one."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(RetryableError):
@@ -74,11 +79,14 @@ def read(runs: KafkaRuns, plan: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize("consumer", ["kept", pytest.param("new", marks=pytest.mark.slow), "warmed up"])
-def test_what_came_in_place_of_a_truncated_end_is_not_handed_out(
+def test_a_range_behind_a_truncated_end_is_data_loss_also_when_the_log_has_grown_again(
     runs: KafkaRuns, broker: KafkaBroker, consumer: str
 ) -> None:
-    """A kept consumer stands right where the next range begins, with records of the former log already fetched; one that is warmed
-    up knows who leads the partition before it is assigned."""
+    """A kept consumer stands exactly where the next range begins, and has already fetched records
+    of the old log.
+
+    A consumer that is warmed up knows the leader of the partition before it is assigned.
+    """
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 5)
     kept = log_file(broker, name).stat().st_size
@@ -102,10 +110,8 @@ def test_what_came_in_place_of_a_truncated_end_is_not_handed_out(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_records_that_took_the_place_of_planned_ones_are_not_handed_out(
-    runs: KafkaRuns, broker: KafkaBroker, kept: bool
-) -> None:
-    """The range begins in what is left of the log and ends in what came instead."""
+def test_records_that_replaced_planned_ones_are_never_read(runs: KafkaRuns, broker: KafkaBroker, kept: bool) -> None:
+    """The range begins in the part of the log that is left, and ends in the new part."""
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 15)
     size = log_file(broker, name).stat().st_size
@@ -121,7 +127,7 @@ def test_records_that_took_the_place_of_planned_ones_are_not_handed_out(
     truncate(broker, (log_file(broker, name), size))
     topics.send(name, [b"new"] * 30)
     try:
-        assert read(runs, second) == ["old"] * 10  # fetched before
+        assert read(runs, second) == ["old"] * 10  # fetched before the truncation
     except DataLossError as error:
         assert "15" in str(error)
     else:

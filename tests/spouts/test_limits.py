@@ -1,4 +1,6 @@
-"""How much a batch takes (2.4): exact in records, aimed at in bytes and seconds, fair to everybody."""
+"""The size of a batch (2.4): exact in records, approximate in bytes and seconds,
+fair to partitions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def test_shares_of_partitions_are_fair_and_within_limits(available: dict[str, in
     assert sum(shares.values()) == min(batch, sum(min(held, each) for held in available.values()))
     for partition, share in shares.items():
         assert 0 <= share <= min(available[partition], each)
-        if share < min(available[partition], each):  # who is cut short has at least as much as anyone, give or take one
+        # A partition that is cut short gets at least as much as any other, give or take one.
+        if share < min(available[partition], each):
             assert share >= max(shares.values()) - 1
 
 
@@ -36,7 +39,9 @@ def test_shares_of_partitions_are_fair_and_within_limits(available: dict[str, in
 def test_with_more_partitions_than_records_every_partition_has_its_turn(
     partitions: int, batch: int, begin: int
 ) -> None:
-    """While everyone always has something: after one round each has been served as often as any other, give or take one."""
+    """When all partitions always have records, each has been served equally
+    often after one round, give or take one.
+    """
     batch = min(batch, partitions - 1)
     available = {f"t/{number}": 5 for number in range(partitions)}
     served = dict.fromkeys(available, 0)
@@ -55,14 +60,14 @@ def test_a_limit_of_time_starts_small_grows_in_steps_and_keeps_to_the_time() -> 
     assert sizer.limits().batch_records_max == GROWTH_MAX * FIRST_BATCH_RECORDS
     sizer.learn(GROWTH_MAX * FIRST_BATCH_RECORDS, 1, 1, 0.8)
     assert sizer.limits().batch_records_max == 10_000_000 * 64 // 100  # eight times the largest one so far
-    sizer.learn(6_400_000, 6_400_000, 10**9, 64.0)  # much too slow: believed at once
+    sizer.learn(6_400_000, 6_400_000, 10**9, 64.0)  # much too slow: this counts at once
     assert sizer.limits().batch_records_max == 1_000_000
 
 
 def test_small_batches_do_not_teach_the_limit_of_time() -> None:
     sizer = BatchSizer(KafkaLimits(500_000, batch_time_max_s=10.0))
     for _ in range(100):
-        sizer.learn(10, 10, 1_000, 0.05)  # two hundred a second, as a trickle is
+        sizer.learn(10, 10, 1_000, 0.05)  # two hundred a second: a trickle
     assert sizer.limits().batch_records_max == FIRST_BATCH_RECORDS
 
 
@@ -77,7 +82,7 @@ def test_a_limit_of_bytes_follows_the_size_of_records() -> None:
     sizer.learn(0, 0, 0, 0.0)
     huge = BatchSizer(KafkaLimits(10, batch_bytes_max=1))
     huge.learn(1, 1, 10_000_000, 0.1)
-    assert huge.limits().batch_records_max == 1  # never none: a record larger than the limit is a batch of its own
+    assert huge.limits().batch_records_max == 1  # never 0: a record that is larger than the limit is a batch of its own
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.floats(0, 1)), max_size=60), st.floats(0, 1))

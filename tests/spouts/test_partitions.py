@@ -1,4 +1,4 @@
-"""What a plan says of a partition."""
+"""The entry of a partition in a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from spouts.kafka.partitions import Position, position_after, reaches
 
 
 def test_an_epoch_moves_on_only_where_something_is_read() -> None:
-    """Else a log that was truncated and has grown again, while nothing was read of it, would pass for the same log."""
+    """Otherwise a log that was truncated and has grown again, while nothing of it was read,
+    would pass for the same log.
+    """
     read = Position(0, "id").meta(10, 3)
     assert read == {"first_offset": 0, "next_offset": 10, "topic_id": "id", "next_leader_epoch": 3}
     idle = position_after(read).meta(0, 5)
@@ -24,7 +26,7 @@ def test_skipped_totals_are_carried_to_the_next_plan_and_gaps_are_not() -> None:
     plan = position.meta(3, 4)
     assert plan["gap"] == {"reason": "retention", "from_offset": 10, "to_offset": 17}
     assert (plan["first_offset"], plan["next_offset"], plan["lost_records"], plan["gaps"]) == (17, 20, 7, 1)
-    assert "first_leader_epoch" not in plan  # where it begins now was never read before
+    assert "first_leader_epoch" not in plan  # nothing was read before where it begins now
     later = position_after(json.loads(json.dumps(plan))).meta(1, 4)
     assert "gap" not in later
     assert (later["lost_records"], later["gaps"]) == (7, 1)
@@ -35,4 +37,4 @@ def test_a_position_in_another_topic_reaches_nothing() -> None:
     assert reaches(ten, {"next_offset": 10, "topic_id": "a"})
     assert not reaches(ten, {"next_offset": 11, "topic_id": "a"})
     assert not reaches(ten, {"next_offset": 4, "topic_id": "b"})
-    assert reaches({"next_offset": 10}, {"next_offset": 4, "topic_id": "b"})  # a plan of before says no id
+    assert reaches({"next_offset": 10}, {"next_offset": 4, "topic_id": "b"})  # a plan of an earlier version has no id

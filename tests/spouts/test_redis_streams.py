@@ -1,4 +1,4 @@
-"""The Redis stream spout against a real server: what it hands on, acknowledges, and is given again."""
+"""The Redis stream spout against a real server: what it emits, acknowledges and gets again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fill(client: Any, stream: str, count: int) -> None:
 
 
 def give_to_another(client: Any, stream: str, count: int) -> None:
-    """Entries that somebody else of the group has been given, and has not acknowledged."""
+    """Let another consumer of the group read entries, and not acknowledge them."""
     fill(client, stream, count)
     client.xgroup_create(stream, "words", "0")
     client.xreadgroup("words", "somebody-else", {stream: ">"})
@@ -147,7 +147,7 @@ def test_pending_entries_of_another_task_are_taken_over(
     assert pending(client, stream) == 0
 
 
-def test_entries_that_fail_for_ever_keep_a_task_from_asking_for_more(
+def test_entries_that_always_fail_stop_a_task_from_reading_more(
     redis_server: RedisServer, client: Any, stream: str
 ) -> None:
     fill(client, stream, 300)
@@ -157,7 +157,7 @@ def test_entries_that_fail_for_ever_keep_a_task_from_asking_for_more(
 
     retry = RetryPolicy(delay_s=3_600, delay_max_s=3_600)
     run = stepped(redis_server.url, stream, Rich(stream, refuse), retry=retry, unacknowledged_max=100)
-    until(run, lambda: len(seen(stream).executed) >= 200)  # each twice: the first retry comes at once
+    until(run, lambda: len(seen(stream).executed) >= 200)  # each entry twice: the first retry comes at once
     run.step(5)
     run.rounds.close()
     assert len(set(seen(stream).executed)) == 100
@@ -165,7 +165,7 @@ def test_entries_that_fail_for_ever_keep_a_task_from_asking_for_more(
 
 
 @pytest.mark.parametrize("command", ["xreadgroup", "xautoclaim"])
-def test_entries_of_an_answer_that_was_lost_are_handed_out_all_the_same(
+def test_entries_of_a_lost_answer_are_still_emitted(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.0)
@@ -178,7 +178,7 @@ def test_entries_of_an_answer_that_was_lost_are_handed_out_all_the_same(
 
     def losing(self: Any, *arguments: Any, **more: Any) -> Any:
         if command == "xautoclaim" and not lost:
-            arguments = (*arguments[:3], 0, *arguments[4:])  # it has been idle for long enough
+            arguments = (*arguments[:3], 0, *arguments[4:])  # as if the entry had been idle for long enough
         answer = real(self, *arguments, **more)
         if str(answer).count("word") == 5 and not lost:
             lost.append(answer)

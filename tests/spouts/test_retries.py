@@ -1,4 +1,4 @@
-"""Retries and acked offsets: pure, so by example and by property."""
+"""Retries and acked offsets; they are pure, so examples and properties test them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_first_retry_comes_at_once_and_the_others_after_twice_as_long_each()
     assert waited[-1] == 10.0
     retries.done("a")
     assert retries.failed("a", now)
-    assert retries.due(now) == "a"  # what has succeeded meanwhile begins anew
+    assert retries.due(now) == "a"  # it has succeeded meanwhile, so its retries begin anew
 
 
 @pytest.mark.behaviour("4.9")

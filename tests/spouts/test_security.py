@@ -1,4 +1,6 @@
-"""SASL/SCRAM and TLS against real brokers: what is right works, what is wrong is named, and no secret is shown."""
+"""SASL/SCRAM and TLS against real brokers: right settings work, wrong ones are named,
+no secret is shown.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def topology(spout: Any, backend: MemoryBackend) -> Any:
 
 
 def run(address: str, config: dict[str, Any], backend: MemoryBackend) -> Any:
-    """By the configuration alone, as an operator sets it."""
+    """Run a topology whose security comes from the configuration alone, as an operator sets it."""
     spout = OpaqueKafkaTransactionalSpout([TOPIC], codec=TextCodec())
     conf = {f"kafka.{key}": value for key, value in config.items()}
     whole = {"kafka.bootstrap.servers": address, **conf}
@@ -144,7 +146,7 @@ def test_a_broker_that_cannot_be_trusted_is_not_read(certificates: Certificates,
 def test_plain_text_to_a_tls_listener_is_waited_for_with_its_reason(
     broker: KafkaBroker, certificates: Certificates
 ) -> None:
-    """The broker just closes such a connection, as one does that is starting."""
+    """The broker closes such a connection without a word, like a broker that is starting."""
     spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers=broker.secure_address)
     planner = spout.planner({}, CONTEXT)
     with pytest.raises((ConfigError, RetryableError), match=f"Kafka at {broker.secure_address}"):

@@ -1,4 +1,4 @@
-"""Checkpoints of topologies in one process: hooks and their order, recovery, what a spout that can go back makes of it."""
+"""Checkpoints of topologies in one process: hooks, recovery, rescaling, and both guarantees."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_hooks_of_a_stateful_bolt_are_called_in_order(key: str) -> None:
 
 
 class Tally(Count):
-    """Counts its tuples, and writes down at each checkpoint how many there were."""
+    """Counts its tuples, and writes down their number at each checkpoint."""
 
     def pre_prepare(self, txid: int) -> None:
         total = sum(count for _, count in self.counts.items())
@@ -75,8 +75,10 @@ class Tally(Count):
 @pytest.mark.behaviour("5.3")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 def test_a_checkpoint_reaches_every_bolt_after_the_same_tuples_on_all_inputs(key: str, exact: bool) -> None:
-    """Two ways of different length, one of them through a bolt without state, meet in a bolt with state: at each checkpoint it has
-    had what the bolts before it have had."""
+    """Two paths of different lengths, one through a bolt without state, meet in a stateful bolt.
+
+    At each checkpoint it has executed exactly the tuples that the bolts before it have executed.
+    """
     builder = TopologyBuilder(key)
     builder.set_spout("long", Log(key, [WORDS * 40]))
     builder.set_spout("short", Log(key, [WORDS * 40]))
@@ -132,7 +134,7 @@ def test_an_ack_waits_for_the_checkpoint_where_the_spout_cannot_go_back(key: str
 
 
 def checked(key: str, words: list[list[str]], conf: Mapping[str, Any], **parallelism: int) -> MemoryStore:
-    """Run a log to its end, exactly once."""
+    """Run a log to its end, with exactly-once state, and check the counts."""
     store = MemoryStore()
     with submit(counting(key, Log(key, words), **parallelism), conf, store=store, executor="local") as run:
         run.wait_until_idle(60)
@@ -145,7 +147,7 @@ def checked(key: str, words: list[list[str]], conf: Mapping[str, Any], **paralle
 @pytest.mark.parametrize("where", ["split", "execute", "pre_prepare", "pre_commit"])
 @pytest.mark.parametrize("tracked", [True, False])
 def test_state_is_exactly_once_whatever_dies(key: str, tmp_path: Path, where: str, tracked: bool) -> None:
-    """An error in user code now and then: everything goes back, and each word counts once."""
+    """User code raises now and then: everything goes back, and each word counts once."""
     happened = 0
 
     def sometimes(value: Any) -> None:
@@ -191,7 +193,9 @@ def test_state_is_at_least_once_with_a_spout_that_cannot_go_back(key: str, tmp_p
 
 @pytest.mark.behaviour("5.5")
 def test_at_least_once_goes_on_from_an_exactly_once_checkpoint_and_the_other_way(key: str, tmp_path: Path) -> None:
-    """Nothing is lost when the guarantee is changed, though the spout has gone further than the checkpoint."""
+    """Nothing is lost when the guarantee changes, though the spout
+    is further than the checkpoint.
+    """
     store, words = MemoryStore(), list(WORDS)
     for exact in (True, False, True):
         conf = lmdb(tmp_path, **{"topology.state.exactly.once": exact})
@@ -280,7 +284,7 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
 
 
 class ByLength(Count):
-    """Keys that say nothing of the words that its input is grouped by."""
+    """Its keys do not follow from the words by which its input is grouped."""
 
     def execute(self, tup: Tuple) -> None:
         length = len(tup["word"])
@@ -290,7 +294,7 @@ class ByLength(Count):
 
 @pytest.mark.dies("state 5")
 @pytest.mark.rule("C39")
-def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_it_is(key: str, tmp_path: Path) -> None:
+def test_keys_that_do_not_follow_from_the_grouping_refuse_another_number_of_tasks(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path)
 
     def lengths(words: list[str], tasks: int) -> CoreTopology:
@@ -315,7 +319,7 @@ def test_keys_that_do_not_follow_from_the_grouping_keep_the_number_of_tasks_as_i
 
 
 class Letters(BaseBasicBolt):
-    """A word, the same again, and its first letter."""
+    """Emits a word, the same word again, and its first letter."""
 
     def execute(self, tup: Tuple, collector: Any) -> None:
         collector.emit([tup["word"], tup["word"], tup["word"][0]])
@@ -327,10 +331,12 @@ class Letters(BaseBasicBolt):
 @pytest.mark.rule("C39")
 @pytest.mark.dies("state 6")
 @pytest.mark.parametrize("tasks", [2, 3])
-def test_a_state_whose_input_is_grouped_otherwise_than_before_is_refused_unless_it_is_restored(
+def test_a_state_whose_input_is_grouped_differently_is_refused_unless_it_is_restored(
     key: str, tmp_path: Path, tasks: int
 ) -> None:
-    """By the letter, a word comes to another task than its count is in, and nobody could tell that from the key."""
+    """Grouped by letter, a word goes to another task than the one with its count;
+    the key does not show that.
+    """
     store, conf = MemoryStore(), lmdb(tmp_path)
 
     def grouped(words: list[str], field: str, tasks: int = 2) -> CoreTopology:
@@ -374,11 +380,11 @@ def test_a_state_whose_inputs_are_grouped_by_different_numbers_of_fields_is_refu
 
 
 class Gone(BaseException):
-    """The driver's process, and its homes with it."""
+    """The driver's process dies, and its homes with it."""
 
 
 def grown(key: str, words: list[list[str]], counters: Mapping[str, int]) -> CoreTopology:
-    """Words counted by each of several bolts, with so many tasks."""
+    """Words, counted by each of several bolts. ``counters``: bolt -> its number of tasks."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, words))
     for name, tasks in counters.items():
@@ -398,7 +404,7 @@ def grown(key: str, words: list[list[str]], counters: Mapping[str, int]) -> Core
 def test_a_checkpoint_that_is_prepared_is_finished_under_its_own_layout(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: int, after: Mapping[str, int]
 ) -> None:
-    """The driver dies between *prepared* and *committed*, and the topology that is started then is another one."""
+    """The driver dies between *prepared* and *committed*; then a changed topology starts."""
     store, conf = MemoryStore(), lmdb(tmp_path)
     real = _RecordLog.save
 
@@ -415,7 +421,7 @@ def test_a_checkpoint_that_is_prepared_is_finished_under_its_own_layout(
     words = [*WORDS, "more"]
     with submit(grown(key, [words], after), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
-    begun = words if prepared == 1 else ["more"]  # what a bolt that is new has seen
+    begun = words if prepared == 1 else ["more"]  # what a new bolt has seen
     for name in after:
         assert checkpointed(conf, store, key, name) == Counter(words if name == "count" else begun)
 
@@ -452,7 +458,7 @@ def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
 
 
 class Briefly(Count):
-    """The same component, its values for an hour."""
+    """The same component, but its values expire after an hour."""
 
     state_ttl_s = 3600.0
 
@@ -484,13 +490,13 @@ def test_a_store_that_was_replaced_is_noticed_before_keys_are_moved_out_of_it(
 def test_a_store_that_goes_back_to_before_a_commit_under_a_running_topology_is_noticed(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Redis does that is restored, or promoted, without the last second."""
+    """As Redis does when it is restored, or a replica is promoted, without the last second."""
     back: list[int] = []
     real = LmdbStore.txid
 
     def went_back(store: LmdbStore) -> int:
         found = real(store)
-        if found == 3 and not back:  # checkpoint 3 is committed, and then it is not
+        if found == 3 and not back:  # checkpoint 3 was committed; now the store goes back to 2
             back.append(found)
             store.write({}, 2)
             return found
@@ -587,8 +593,8 @@ def test_an_impossible_state_setting_is_refused_before_anything_starts(
 
 
 @pytest.mark.rule("C35")
-def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_path: Path) -> None:
-    """What it keeps of its positions elsewhere is ahead of the states that are put back."""
+def test_a_spout_without_a_position_in_the_restored_snapshot_begins_anew(key: str, tmp_path: Path) -> None:
+    """Positions that it keeps elsewhere are ahead of the restored states."""
     store, conf = MemoryStore(), lmdb(tmp_path)
 
     def topology(*spouts: str) -> CoreTopology:
@@ -620,10 +626,12 @@ def test_a_spout_that_a_snapshot_has_no_position_of_begins_anew(key: str, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["forget", "restore"])
-def test_a_command_that_names_no_provider_leaves_what_another_one_keeps_as_it_is(
+def test_a_command_without_a_provider_does_not_change_the_state_of_another_provider(
     key: str, tmp_path: Path, command: str
 ) -> None:
-    """As without the ``--config`` of the run: states in memory are nobody else's, and the record is of others."""
+    """As without the ``--config`` of the run: states in memory are readable in their process only,
+    and the record belongs to another provider.
+    """
     store, conf = MemoryStore(), lmdb(tmp_path)
     topology = counting(key, Log(key, [WORDS]))
     with submit(topology, conf, store=store, executor="local") as run:
@@ -640,7 +648,7 @@ def test_a_command_that_names_no_provider_leaves_what_another_one_keeps_as_it_is
 
 
 class Journaled(Log):
-    """Writes down how it is told to begin."""
+    """Writes down the calls of ``begin_anew`` and ``seek``."""
 
     def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
         super().open(conf, context, collector)

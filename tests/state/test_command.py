@@ -1,4 +1,4 @@
-"""``python -m framework.state``: what it shows, saves and puts back, against real ZooKeeper and Redis."""
+"""``python -m framework.state`` shows, saves and restores state; with real ZooKeeper and Redis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
 
 
 def topology(app: Mapping[str, Any]) -> CoreTopology:
-    """For the command line."""
+    """The topology, for the command line."""
     return counting(app["app.id"], Log(app["app.id"], [WORDS]), counters=int(app.get("app.counters", 2)))
 
 
@@ -108,7 +108,7 @@ def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tm
     run(key, more, settings)
     changed = command("diff", str(saved), settings=settings, key=key, status=1)[0].splitlines()
     assert sorted(map(json.loads, changed), key=str) == [["count", "sun", None, 1], ["count", "the", 2, 3]]
-    # Back to the snapshot, with other tasks; the log is read again from where the snapshot was.
+    # Restore the snapshot, with another number of tasks; the log is read again from its positions.
     command("restore", str(saved), "--set", "app.counters=3", settings=settings, key=key)
     assert held(key, settings) == Counter(WORDS)
     journal(key).emitted.clear()
@@ -119,13 +119,13 @@ def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tm
 
 @dataclass(frozen=True)
 class Tally:
-    """A value of a class of its own."""
+    """A value of a custom class."""
 
     count: int
 
 
 class Tallies(Count):
-    """Keeps counts as they are, or as tallies."""
+    """Keeps counts as numbers or as ``Tally`` objects."""
 
     kind: Any = int
 
@@ -137,7 +137,7 @@ class Tallies(Count):
 
 
 def tallying(app: Mapping[str, Any]) -> CoreTopology:
-    """For the command line: values that expire, values of a class, both."""
+    """For the command line: bolts whose values expire, are of a class, or both."""
     made = Tallies(app["app.id"])
     made.kind = Tally if app["app.class"] else int
     made.state_ttl_s = 3600.0 if app["app.ttl"] else None
@@ -178,7 +178,7 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
     assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
     command("snapshot", str(again))
     lines = [sorted(json.loads(line)[:4] for line in file.read_text().splitlines()[1:-1]) for file in (saved, again)]
-    assert lines[0] == lines[1]  # the times are those at which the values were put; the tasks differ
+    assert lines[0] == lines[1]  # the times at which values were put are restored; the tasks differ
     assert command("diff", str(saved), str(again)) == ""
     with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
         started.wait_until_idle(60)  # it goes on
@@ -186,7 +186,7 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
 
 
 def saved_by_hand(file: Path, entries: list[tuple[Any, Any]]) -> Path:
-    """A snapshot of one bolt's state."""
+    """Write a snapshot of one bolt's state."""
     dumps = MsgpackSerializer().dumps
     lines = [["count", *(base64.b64encode(dumps(part)).decode() for part in entry), None, 0] for entry in entries]
     header: list[Any] = [{"format": SNAPSHOT_FORMAT, "topology": "any", "record": {}}]
@@ -194,7 +194,7 @@ def saved_by_hand(file: Path, entries: list[tuple[Any, Any]]) -> Path:
     return file
 
 
-def test_a_difference_is_one_of_what_is_kept_whatever_python_takes_for_equal(tmp_path: Path) -> None:
+def test_diff_compares_stored_values_and_not_python_equality(tmp_path: Path) -> None:
     nan = float("nan")
     before = saved_by_hand(
         tmp_path / "a", [(1, "one"), (True, "true"), ([1, 2], "list"), ("nan", nan), ("map", {1: 2, 3: 4})]
@@ -212,7 +212,7 @@ def test_a_difference_is_one_of_what_is_kept_whatever_python_takes_for_equal(tmp
 
 
 def of_a_bolt(app: Mapping[str, Any]) -> CoreTopology:
-    """For the command line: a bolt of a name."""
+    """For the command line: a topology whose bolt is named by ``app.bolt``."""
     builder = TopologyBuilder(app["app.id"])
     builder.set_spout("words", Log(app["app.id"], [WORDS]))
     builder.set_bolt(app["app.bolt"], Count(app["app.id"])).fields_grouping("words", Fields("word"))
@@ -220,7 +220,7 @@ def of_a_bolt(app: Mapping[str, Any]) -> CoreTopology:
 
 
 def test_a_snapshot_that_would_lack_the_state_of_a_bolt_is_refused(servers: EmbeddedServers, tmp_path: Path) -> None:
-    """The topology that is named has that bolt no more, or by another name."""
+    """The topology on the command line no longer has that bolt, or has it under another name."""
     settings = {
         "transactional.zookeeper.servers": servers.zookeeper,
         **lmdb(tmp_path / "state"),
@@ -267,7 +267,7 @@ def test_a_file_that_is_no_snapshot_is_refused(settings: dict[str, Any], tmp_pat
     )
     saved.write_text(whole[0].replace(key, "other", 1) + "\n")
     assert "is of topology 'other'" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
-    assert held(key, settings) == Counter(WORDS)  # nothing of that has changed anything
+    assert held(key, settings) == Counter(WORDS)  # no refused restore has changed anything
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -292,4 +292,4 @@ def test_a_topology_that_runs_is_not_restored(settings: dict[str, Any], tmp_path
         started.wait_until_idle(60)
         assert "a driver runs topology" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
         if "Redis" in settings["topology.state.provider"]:
-            assert command("get", "cow", settings=settings, key=key)[0] == "1\n"  # and is read all the same
+            assert command("get", "cow", settings=settings, key=key)[0] == "1\n"  # but its state can be read

@@ -1,4 +1,4 @@
-"""State on Spark: in homes that are killed, on a cluster whose parts are killed, in Redis and on disk."""
+"""State on Spark, in Redis and on disk, while homes and parts of a cluster are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 @pytest.mark.dies("state 3")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
-def test_a_home_that_is_killed_takes_no_state_with_it(
+def test_a_home_that_is_killed_loses_no_state(
     tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int, often: Often
 ) -> None:
     """The states of all homes go back to the last checkpoint, and the log with them."""
@@ -60,7 +60,7 @@ def test_a_home_that_is_killed_takes_no_state_with_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 def test_the_state_is_the_fold_of_the_records_whatever_is_killed(tmp_path: Path, exact: bool) -> None:
-    """More kills: ``python -m tests.kit.kafka_counts``."""
+    """``python -m tests.kit.kafka_counts`` does the same with more kills."""
     order = ["home", "redis", "rescale"] if exact else ["executor", "zookeeper"]
     made = run_and_kill(tmp_path, order, exact=exact, per_second=40)
     print(made.seen.summary())

@@ -1,5 +1,7 @@
-"""Windows by processing time: they fire when their end has passed, also when nothing comes, once, whatever fails and whatever the
-host's clock does."""
+"""Windows by processing time fire once, when their end has passed.
+
+They do so also when no tuple comes, whatever fails, and whatever the host's clock does.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ RESULT = Fields(user=str, start=float, end=float, numbers=pa.list_(pa.int64()))
 
 
 class Feed(ReplayableSpout):
-    """Gives what has been put into its journal, from where a checkpoint was: a letter for a user, and its number."""
+    """Emits what the test has put into the journal, a letter per user, with its number.
+
+    It can seek.
+    """
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -64,7 +69,7 @@ class Feed(ReplayableSpout):
 
 
 class Gather(BaseWindowedBolt):
-    """Tells what is in each window. Its clock is in the journal."""
+    """Emits the content of each window. Its clock is in the journal."""
 
     def __init__(self, journal_key: str, windows: TimeWindow, **more: Any) -> None:
         super().__init__(windows, key=["user"], **more)
@@ -100,13 +105,13 @@ class Pass(BaseBasicBolt):
 
 
 class Holds(Holding):
-    """Keeps each result until the test lets it go."""
+    """Holds each result until the test lets it go."""
 
     fields = RESULT
 
 
 class Keep(BaseStatefulBolt):
-    """Keeps results in its state, each as often as it comes."""
+    """Keeps every result in its state, also repeated ones."""
 
     def prepare(self, conf: Any, context: Any, collector: Any) -> None:  # type: ignore[override]
         self.collector = collector
@@ -124,7 +129,9 @@ class Keep(BaseStatefulBolt):
 
 
 class World:
-    """A topology that gathers, passes results on and keeps them; the clocks of its hosts; what survives its processes."""
+    """A topology that gathers tuples, passes the results on and keeps them;
+    with its hosts' clock and its record.
+    """
 
     def __init__(self, folder: Path, windows: TimeWindow, *, between: Any = None) -> None:
         self.key = f"p{uuid.uuid4().hex[:8]}"
@@ -143,7 +150,7 @@ class World:
         return builder.build()
 
     def start(self, tasks: int = 1, *, exact: bool = True) -> SteppedState:
-        """As often as a test wants; the one before dies."""
+        """Start the topology; an instance that was started before dies."""
         if self.stepped is not None:
             self.record = self.stepped.record
             self.stepped.close()
@@ -157,24 +164,24 @@ class World:
         return self.stepped
 
     def comes(self, users: str, at: float) -> None:
-        """Tuples come, and it is so late by the hosts' clocks."""
+        """Let a tuple come for each user, set the hosts' clock to ``at``, and settle."""
         assert self.stepped is not None
         journal(self.key).emitted.extend(users)
         self.passes(at)
 
     def passes(self, at: float) -> None:
-        """It becomes so late; nothing else happens but what follows from that."""
+        """Set the hosts' clock to ``at``, and settle."""
         assert self.stepped is not None
         journal(self.key).results["now"] = at
         self.stepped.settle()
 
     def kept(self) -> dict[Any, Any]:
-        """The committed results."""
+        """The committed results: (user, start, end) -> their numbers, once per firing."""
         assert self.stepped is not None
         return self._committed("keep")
 
     def open(self) -> dict[Any, Any]:
-        """How many tuples the windows that have not fired hold, in the committed state, by key and pane."""
+        """How many tuples the open windows hold, in the committed state, by key and pane."""
         return {(key[0], key[2]): value for key, value in self._committed("gather").items() if key[1] == "p"}
 
     def _committed(self, component_id: str) -> dict[Any, Any]:
@@ -183,7 +190,7 @@ class World:
 
 
 @pytest.mark.behaviour("5.5")
-def test_a_window_fires_when_its_end_has_passed_though_nothing_comes(tmp_path: Path) -> None:
+def test_a_window_fires_when_its_end_has_passed_without_new_tuples(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     world.start()
     world.comes("ab", 3)
@@ -192,7 +199,7 @@ def test_a_window_fires_when_its_end_has_passed_though_nothing_comes(tmp_path: P
     assert world.kept() == {}
     world.passes(10)
     assert world.kept() == {("a", 0.0, 10.0): [[0, 2]], ("b", 0.0, 10.0): [[1]]}
-    world.comes("a", 10)  # its start is in a window, its end is not
+    world.comes("a", 10)  # a window includes its start, and excludes its end
     world.passes(40)
     assert world.kept()[("a", 10.0, 20.0)] == [[3]]
     assert world.open() == {}
@@ -203,7 +210,7 @@ def test_sliding_windows_by_processing_time_hold_each_tuple_in_each_of_its_windo
     world.start()
     for at, users in ((1, "a"), (6, "a"), (11, "a"), (12, "")):
         world.comes(users, at)
-    world.start()  # what has fired does not fire again
+    world.start()  # windows that have fired do not fire again
     world.passes(100)
     assert world.kept() == {
         ("a", -5.0, 5.0): [[0]],
@@ -225,7 +232,7 @@ def test_a_topology_whose_windows_hold_nothing_takes_no_checkpoint(tmp_path: Pat
     assert stepped.driver.status().components["gather"].executed == 2  # the tuple, and one tick
 
 
-def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_path: Path) -> None:
+def test_a_round_waits_for_spouts_no_longer_than_until_the_next_window_ends(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     stepped = world.start()
     world.comes("a", 6)
@@ -239,11 +246,11 @@ def test_the_driver_waits_in_the_spouts_no_longer_than_until_a_window_ends(tmp_p
     assert world.kept() == {("a", 0.0, 10.0): [[0]]}
 
 
-# --- restarts, and clocks that go back -----------------------------------------------------------------------------
+# --- restarts, and clocks that go back ------------------------------------------------------------
 
 
 @pytest.mark.behaviour("5.5")
-def test_windows_whose_end_has_passed_while_nothing_ran_fire_at_the_first_tick_as_they_were(tmp_path: Path) -> None:
+def test_windows_that_ended_during_a_downtime_fire_unchanged_at_the_first_tick(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     world.start()
     world.comes("ab", 3)
@@ -277,7 +284,7 @@ def test_a_clock_that_goes_back_fires_no_window_again(tmp_path: Path, restarted:
     assert world.kept() == {("a", 0.0, 10.0): [[0]], ("a", 10.0, 20.0): [[1]]}
 
 
-def test_a_tuple_is_in_no_window_before_that_of_a_tuple_which_is_kept_when_the_clock_goes_back(tmp_path: Path) -> None:
+def test_after_the_clock_goes_back_a_tuple_joins_the_window_of_the_latest_tuple(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     world.start()
     world.comes("a", 35)
@@ -288,9 +295,13 @@ def test_a_tuple_is_in_no_window_before_that_of_a_tuple_which_is_kept_when_the_c
 
 @pytest.mark.rule("C39")
 @pytest.mark.parametrize("tasks", [(2, 1, 3), (1, 3, 2)])
-def test_time_goes_back_in_no_task_when_their_number_changes(tmp_path: Path, tasks: Sequence[int]) -> None:
-    """All that a key had has fired, and nothing of it is kept: its window does not fire again in another task, whose host's clock
-    is behind."""
+def test_time_does_not_go_back_in_any_task_when_the_number_of_tasks_changes(
+    tmp_path: Path, tasks: Sequence[int]
+) -> None:
+    """All windows of a key have fired, so nothing of it is in the state.
+
+    They do not fire again in another task whose host's clock is behind.
+    """
     first, second, third = tasks
     world = World(tmp_path, TimeWindow(10))
     world.start(first)
@@ -315,11 +326,13 @@ def test_time_goes_back_in_no_task_when_their_number_changes(tmp_path: Path, tas
 
 @pytest.mark.rule("C39")
 def test_a_window_that_moves_to_a_task_which_is_ahead_fires_there(tmp_path: Path) -> None:
-    """One task has fired later than the window that the other one brings has ended."""
+    """One task has already fired windows up to a time after the end of the
+    window that the other task brings.
+    """
     world = World(tmp_path, TimeWindow(10))
     stepped = world.start(2)
     world.comes("abcdef", 3)
-    for living in _gathering(stepped)[:1]:  # one task hears of no time: its host's clock has stopped
+    for living in _gathering(stepped)[:1]:  # the clock of one task's host has stopped
         living._instance._gathering._now = lambda: 3.0
     world.comes("", 12)
     fired = len(world.kept())
@@ -334,11 +347,11 @@ def _gathering(stepped: SteppedState) -> list[Any]:
     return [each._component_tasks["gather"] for each in tasks if "gather" in each._component_tasks]
 
 
-# --- what fails after a window has fired ------------------------------------------------------------------------------
+# --- what fails after a window has fired ----------------------------------------------------------
 
 
 def once(error: Exception) -> Any:
-    """Raises the first time."""
+    """An action that raises the first time."""
     left = [error]
 
     def act(_: Any) -> None:
@@ -367,13 +380,13 @@ def test_a_result_that_fails_takes_everything_back_to_before_its_window_fired(
     journal(world.key).on[what] = once(error)
     world.comes("ab", 3)
     world.passes(10)
-    world.passes(20)  # at the latest
+    world.passes(20)  # by now at the latest, it has fired again
     assert world.kept() == {("a", 0.0, 10.0): [[0]], ("b", 0.0, 10.0): [[1]]}
     assert stepped.recoveries == (what != "pass starts")
 
 
 class Odd(Pass):
-    """Once, a result that does not fit."""
+    """Emits, once, a result that does not fit its fields."""
 
     def execute(self, tup: Tuple, collector: Any) -> None:
         try:
@@ -398,7 +411,10 @@ def test_a_result_that_does_not_fit_takes_everything_back(tmp_path: Path) -> Non
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("fails", [False, True], ids=["is let go", "fails"])
 def test_a_checkpoint_waits_for_a_result_that_a_bolt_holds(tmp_path: Path, fails: bool) -> None:
-    """Its window is gone from the state; were it committed so, a failure could not bring the result back."""
+    """Its window is no longer in the state.
+
+    If that were committed, a failure would lose the result.
+    """
     world = World(tmp_path, TimeWindow(10), between=Holds)
     stepped = world.start()
     world.comes("a", 3)
@@ -420,7 +436,9 @@ def test_a_checkpoint_waits_for_a_result_that_a_bolt_holds(tmp_path: Path, fails
 
 
 def the_last_result_counts_once(world: World, stepped: SteppedState) -> None:
-    """After one recovery, which has made the one before it void."""
+    """Let the last result go: after one recovery, which has voided the result before it,
+    it counts once.
+    """
     assert stepped.recoveries == 1
     bolt, result = journal(world.key).results["held"][-1]
     bolt.let_go(result)
@@ -431,7 +449,9 @@ def the_last_result_counts_once(world: World, stepped: SteppedState) -> None:
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.6", "5.5")
 def test_no_checkpoint_is_taken_while_a_result_is_held_whose_acker_died(tmp_path: Path) -> None:
-    """No acker tracks its tree any more: only the bolt that had the tick knows that its fate is open."""
+    """No acker tracks its tree any more; only the bolt that got the
+    tick knows that the tree is open.
+    """
     world = World(tmp_path, TimeWindow(10), between=Holds)
     stepped = world.start()
     world.comes("a", 3)
@@ -441,7 +461,7 @@ def test_no_checkpoint_is_taken_while_a_result_is_held_whose_acker_died(tmp_path
     tasks = stepped.rounds._home._tasks
     del tasks[next(place for place, task in tasks.items() if isinstance(task, AckerTask))]
     held = journal(world.key).results["held"]
-    while len(held) < 2:  # it times out, and the window fires again
+    while len(held) < 2:  # the result times out, and the window fires again
         assert stepped.record.txid == committed_before
         stepped.step(seconds=1.5)
         assert stepped.clock.now < 100
@@ -475,7 +495,7 @@ def test_a_crash_between_firing_and_the_checkpoint_fires_the_window_again(tmp_pa
 
 
 @pytest.mark.behaviour("5.4")
-def test_at_least_once_a_result_waits_for_nobody_and_nobody_hears_of_its_failure(tmp_path: Path) -> None:
+def test_at_least_once_a_failed_result_is_lost_and_nothing_goes_back(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     stepped = world.start(exact=False)
     journal(world.key).on["pass"] = once(FailedException("failed"))
@@ -486,11 +506,11 @@ def test_at_least_once_a_result_waits_for_nobody_and_nobody_hears_of_its_failure
     assert world.open() == {}
 
 
-# --- by the real clock --------------------------------------------------------------------------------------------------
+# --- by the real clock ----------------------------------------------------------------------------
 
 
 class Real(Gather):
-    """``stands``: the time at which its clock has stopped."""
+    """Gathers by the real clock. ``stands``: the time at which its clock has stopped, if it has."""
 
     stands: float | None = None
 
@@ -515,7 +535,7 @@ def test_windows_fire_while_a_run_is_idle_and_stay_open_when_it_is_stopped(tmp_p
     journal(key).on["window"] = fired.append
     journal(key).emitted.extend("abc")
     with submit(topology(time.time()), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)  # open windows are nothing to wait for
+        run.wait_until_idle(30)  # open windows do not keep a run from being idle
         assert fired == []
     assert sum(value for each, value in checkpointed(conf, store, key, "gather").items() if each[1] == "p") == 3
     with submit(topology(), conf, store=store, executor="local") as run:
@@ -539,9 +559,7 @@ def test_windows_by_processing_time_that_make_no_sense_are_refused() -> None:
 
 @pytest.mark.rule("C39")
 @pytest.mark.parametrize("times", [(7, 5), (5, 7)])
-def test_every_task_has_the_greatest_of_what_each_had_when_their_number_changes(
-    tmp_path: Path, times: tuple[int, int]
-) -> None:
+def test_after_rescaling_every_task_has_the_latest_time_of_all_tasks(tmp_path: Path, times: tuple[int, int]) -> None:
     world = World(tmp_path, TimeWindow(10))
     key, provider = ((), "c"), LmdbKeyValueStateProvider()
     conf = {"topology.state.provider.config": {"path": str(tmp_path)}}

@@ -1,4 +1,4 @@
-"""Every provider against the contract; serializers; what is refused."""
+"""Every provider passes the contract; serializers; refused settings."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ def test_bytes_that_are_not_messagepack_are_corrupt() -> None:
         MsgpackSerializer().loads(b"\xc1")
 
 
-def test_files_of_lmdb_are_their_users_alone(tmp_path: Path) -> None:
+def test_files_of_lmdb_are_accessible_to_their_user_only(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path / "state")}}
-    (tmp_path / "state/t/b/1/0").mkdir(parents=True)  # of a release that left it open
+    (tmp_path / "state/t/b/1/0").mkdir(parents=True)  # as an earlier release left it: open to all
     provider.check_before_start(conf)
     provider.new_state("t/b/1/0", conf, None)
     files = sorted((tmp_path / "state/t/b/1/0").iterdir())
@@ -188,7 +188,7 @@ def test_a_state_in_lmdb_grows_while_it_is_read(tmp_path: Path, monkeypatch: pyt
     found.update(reading)
     seen.update(committed)
     assert {key: value for key, value in found.items() if key in expected} == expected
-    assert seen == expected  # as of one moment
+    assert seen == expected  # a consistent view
     provider.close()
 
 
@@ -229,7 +229,7 @@ def test_lmdb_is_read_by_another_process_while_it_grows(tmp_path: Path) -> None:
 def test_redis_shows_a_key_once_though_a_scan_gives_it_twice(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ``HSCAN`` does now and then while its table shrinks."""
+    """``HSCAN`` may do so while its table shrinks."""
     conf = {CONFIG: {"jedisPoolConfig": redis_pool(redis_server)}}
     provider = RedisKeyValueStateProvider()
     namespace = f"twice/{uuid.uuid4().hex}/1/0"
@@ -258,13 +258,13 @@ def test_redis_keeps_large_checkpoints_in_parts_and_leaves_nothing_behind(redis_
     state.prepare_commit(1)
     with redis.Redis.from_url(redis_server.url) as client:
         assert len(client.keys(f"ratchet:{{{namespace}}}:1:*")) == 3
-        # One that lacks a part is no checkpoint.
+        # Without one of its parts, it is no checkpoint.
         kept = client.dump(part := f"ratchet:{{{namespace}}}:1:2")
         client.delete(part)
         with pytest.raises(CorruptStateError, match="lacks a part of what was prepared as checkpoint 1"):
             RedisKeyValueStateProvider().new_state(namespace, conf, None).recover(1, prepared=True, upto=1)
         client.restore(part, 0, kept)
-        # A commit that broke off after its first part is done again.
+        # A commit that broke off after its first part is repeated.
         client.eval(_APPLY, 3, *(f"ratchet:{{{namespace}}}{each}" for each in (":meta", "", ":1:0")), 1, "0")
         other = RedisKeyValueStateProvider().new_state(namespace, conf, None)
         other.recover(1, prepared=True, upto=1)

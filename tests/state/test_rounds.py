@@ -1,4 +1,4 @@
-"""A round of a task is whole or nothing: what it made before a recovery never arrives after it."""
+"""A task's round is all or nothing: what it made before a recovery never arrives after it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def key() -> str:
 
 
 class First(Count):
-    """The first of two stateful bolts in a chain; it tells when it commits."""
+    """The first of two stateful bolts in a chain; it journals its commits."""
 
     def pre_commit(self, txid: int) -> None:
         journal(self.key).happens("first commits", txid)
 
 
 class CountAgain(Count):
-    """The second of two stateful bolts in a chain; its results are beside those of the first."""
+    """The second of two stateful bolts in a chain; its results have the prefix "again"."""
 
     def execute(self, tup: Tuple) -> None:
         again = f"again {tup['word']}"
@@ -62,7 +62,7 @@ def counts(key: str, prefix: str = "") -> Counter[str]:
 
 
 def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
-    """Returns how often everything went back."""
+    """Run a topology until it is idle. Returns the number of recoveries."""
     with submit(topology, conf, executor="local") as run:
         run.wait_until_idle(60)
         status = run.status().checkpoint
@@ -72,16 +72,18 @@ def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_a_store_that_is_silent_in_a_commit_round_counts_nothing_twice_further_on(
+def test_a_store_that_is_silent_in_a_commit_round_doubles_no_count_of_the_next_bolt(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first bolt has executed words in the round, and then cannot say which checkpoint it has."""
+    """The first bolt has executed words in the round; then its store does
+    not answer which checkpoint it has.
+    """
     silent: list[int] = []
     real = LayeredState.txid.fget
     assert real is not None
 
     def txid(self: LayeredState) -> int:
-        if silent and silent[-1] in (2, 4):  # asked for the first time since the first bolt has committed
+        if silent and silent[-1] in (2, 4):  # the first question after the first bolt has committed
             silent.append(0)
             raise RetryableError("the store is silent")
         return real(self)  # type: ignore[no-any-return]
@@ -97,7 +99,7 @@ def test_a_store_that_is_silent_in_a_commit_round_counts_nothing_twice_further_o
 
 
 class Doubled(BaseBasicBolt):
-    """Each word on two streams; once, on the first of them, a value that it does not take."""
+    """Emits on two streams for each word; once, a value that does not fit the first stream."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -120,7 +122,7 @@ class Ignore(BaseBasicBolt):
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_a_value_that_does_not_fit_one_stream_leaves_nothing_of_another_for_after_the_recovery(key: str) -> None:
+def test_after_a_value_that_does_not_fit_one_stream_no_row_of_another_outlives_the_recovery(key: str) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("doubled", Doubled(key)).shuffle_grouping("words")
@@ -131,7 +133,7 @@ def test_a_value_that_does_not_fit_one_stream_leaves_nothing_of_another_for_afte
 
 
 class Gathering(Split):
-    """Passes words on, and those of the last few once more when it ends."""
+    """Passes words on; in ``cleanup`` it emits the last few once more."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.collector = collector
@@ -141,7 +143,7 @@ class Gathering(Split):
 
 
 def fails_once(key: str, what: str, word_number: int, error: Exception) -> None:
-    """Have a bolt fail with the word of that number, and note each word before."""
+    """Have a bolt fail, once, at its word number ``word_number``."""
 
     def once(word: str) -> None:
         journal(key).steps.append(("split", 0, word))
@@ -153,7 +155,7 @@ def fails_once(key: str, what: str, word_number: int, error: Exception) -> None:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_what_a_bolt_emits_while_it_is_cleaned_up_for_a_recovery_goes_nowhere(key: str) -> None:
+def test_tuples_that_cleanup_emits_during_a_recovery_are_dropped(key: str) -> None:
     fails_once(key, "execute", 40, RuntimeError("died"))
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
@@ -164,7 +166,7 @@ def test_what_a_bolt_emits_while_it_is_cleaned_up_for_a_recovery_goes_nowhere(ke
 
 
 class Unanchored(BaseBasicBolt):
-    """Nobody tracks what it emits."""
+    """Emits each word without an anchor, so that it is not tracked."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.collector = collector
@@ -179,7 +181,7 @@ class Unanchored(BaseBasicBolt):
 
 
 class Late(Split):
-    """Cannot start at first."""
+    """Fails to start at first."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         journal(f"{self.key} late").steps.append(("late", 0, "prepare"))
@@ -189,7 +191,7 @@ class Late(Split):
 
 @pytest.mark.rule("C38")
 @pytest.mark.behaviour("5.5")
-def test_a_bolt_that_cannot_start_at_first_drops_nothing_of_what_state_counts(key: str) -> None:
+def test_a_bolt_that_cannot_start_at_first_drops_no_untracked_tuple(key: str) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
     builder.set_bolt("plain", Unanchored()).shuffle_grouping("words")
@@ -200,7 +202,7 @@ def test_a_bolt_that_cannot_start_at_first_drops_nothing_of_what_state_counts(ke
 
 
 class Retrying(Source):
-    """Gives a word up when it has failed ``retries_max`` times more than once."""
+    """Gives a word up when it fails after ``retries_max`` retries."""
 
     def __init__(self, key: str, words: Sequence[str], retries_max: int) -> None:
         super().__init__(key, words)
@@ -222,8 +224,8 @@ def poison(word: str) -> None:
 @pytest.mark.dies("state 4")
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.5")
-def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: Path) -> None:
-    """At-least-once: each time, everything goes back; only the record itself has failed."""
+def test_a_record_that_always_fails_fails_no_other_record(key: str, tmp_path: Path) -> None:
+    """At-least-once: each time, all states go back, but only the record itself counts a failure."""
     journal(key).on["execute"] = poison
     words = [f"word{number}" for number in range(500)]
     words[123] = "poison"
@@ -239,7 +241,7 @@ def test_a_record_that_always_fails_takes_no_other_with_it(key: str, tmp_path: P
 
 
 class Noisy(Count):
-    """Reports more errors than a task tells of, and then dies of one."""
+    """Reports more errors than a task passes on, and then dies of one more."""
 
     def execute(self, tup: Tuple) -> None:
         if tup["word"] == "poison":
@@ -262,7 +264,7 @@ def test_a_stateful_bolt_that_dies_after_many_reported_errors_is_recovered(key: 
 
 
 class Handing(Count):
-    """Keeps words until a checkpoint is prepared, and hands them on then, without anchors."""
+    """Keeps words until a checkpoint is prepared, and emits them then, without anchors."""
 
     def execute(self, tup: Tuple) -> None:
         self.counts.put("kept", [*(self.counts.get("kept") or []), tup["word"]])
@@ -277,7 +279,7 @@ class Handing(Count):
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("how", [FailedException, RuntimeError])
-def test_what_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost_by_it(key: str, how: type[Exception]) -> None:
+def test_a_tuple_that_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost(key: str, how: type[Exception]) -> None:
     fails_once(key, "split", 60, how("not this time"))
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
@@ -289,7 +291,7 @@ def test_what_fails_in_the_round_that_prepares_a_checkpoint_is_not_lost_by_it(ke
 
 
 class Careless(Split):
-    """Goes on when it is told that what it has emitted does not fit."""
+    """Catches the error of a value that does not fit, and goes on."""
 
     def execute(self, tup: Tuple, collector: Any) -> None:
         roots, collector.roots = collector.roots, ()
@@ -304,7 +306,7 @@ class Careless(Split):
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_rows_without_roots_that_do_not_fit_take_everything_back_whatever_the_bolt_makes_of_the_error(
+def test_untracked_rows_that_do_not_fit_take_everything_back_also_when_the_bolt_catches_the_error(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(living, "BUFFERED_ROWS_MAX", 5)
@@ -318,7 +320,7 @@ def test_rows_without_roots_that_do_not_fit_take_everything_back_whatever_the_bo
 
 
 class Uncertain(Log):
-    """Dies when it is asked for the first time, of this start, whether it has anything more."""
+    """May raise in ``caught_up``, as the journal says."""
 
     def caught_up(self) -> bool:
         journal(self.key).happens("caught_up", None)
@@ -334,8 +336,8 @@ class Untimely(Count):
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("what", ["caught_up", "tick_in_s"])
-def test_what_dies_in_the_round_of_a_recovery_is_recovered_again(key: str, tmp_path: Path, what: str) -> None:
-    """A spout that began anew without its position gave everything again."""
+def test_a_component_that_dies_in_a_recovery_round_is_recovered_again(key: str, tmp_path: Path, what: str) -> None:
+    """Otherwise the spout would begin without its position, and emit everything again."""
 
     def once(_: Any) -> None:
         del journal(key).on[what]
@@ -355,7 +357,7 @@ def test_what_dies_in_the_round_of_a_recovery_is_recovered_again(key: str, tmp_p
 
 
 @pytest.mark.behaviour("5.5")
-def test_what_dies_in_the_round_of_every_recovery_ends_the_topology(key: str, tmp_path: Path) -> None:
+def test_a_component_that_dies_in_every_recovery_round_ends_the_topology(key: str, tmp_path: Path) -> None:
     def always(_: Any) -> None:
         raise RuntimeError("never")
 

@@ -1,4 +1,4 @@
-"""Random worlds of topologies with state: exactly-once is exactly once, at-least-once loses nothing.
+"""Random worlds of topologies with state: exactly-once is exact, at-least-once loses nothing.
 
 The long run is ``python -m tests.simulation --only states``.
 """
@@ -26,7 +26,7 @@ from framework.state.windows import _NEVER, Window, _ByClock
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, NamedSpout, simulate
 from tests.kit.targets import Often
 
-#: The rarest trouble comes in one world of five, and the mutation that shows least shows in one of four.
+#: The rarest trouble comes in one world of five; the mutation that shows least, in one of four.
 WORLDS_MAX = 300
 
 
@@ -40,7 +40,7 @@ def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(
     struck: Counter[str] = Counter()
     expected = set(troubles) - {"failed tuple"}  # no bolt here fails tuples of its own accord
     if trouble == "all" and not in_all:
-        expected = set()  # each is met in a test of its own
+        expected = set()  # each trouble has a test case of its own
     worlds = often(3, 8)
     for number in itertools.count():
         if number >= worlds and expected <= set(+struck):
@@ -50,7 +50,9 @@ def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(
 
 
 def whole_checkpoint_met(met: Counter[str], every: int) -> None:
-    """Crashes came at one of so many steps of a checkpoint at least; two or three checkpoints are usual."""
+    """Check that crashes came at one of ``every`` steps of at least one checkpoint;
+    two or three are usual.
+    """
     assert met.total() >= 8 // every
     if every == 1:
         assert met["record"] >= 3
@@ -63,8 +65,11 @@ def whole_checkpoint_met(met: Counter[str], every: int) -> None:
 def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(
     how: str, exact: bool, seed: int, often: Often
 ) -> None:
-    """The record, and each task's discard, prepare, commit and read: every single step in ``make test-all``, and here a part of
-    them, another one each time."""
+    """A step is a write of the record, or a task's discard, prepare, commit or read.
+
+    ``make test-all`` crashes at every step; ``make test`` at a part of them, which depends on the
+    seed.
+    """
     met: Counter[str] = Counter()
     every = often(3, 1)
     for step in itertools.count(1 + seed % every, every):
@@ -124,7 +129,7 @@ def test_windows_by_processing_time_hold_each_word_once_and_fire_once_under_each
 @pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", CRASHES)
 def test_windows_by_processing_time_fire_once_after_a_crash_at_any_step(how: str, every: int, seed: int) -> None:
-    """Ticks come at every step of a checkpoint."""
+    """So ticks meet every step of a checkpoint."""
     met: Counter[str] = Counter()
     for step in itertools.count(1 + seed % every, every):
         world = simulate(seed, exact=True, words=8, troubles=(CLOCK_JUMPS,), crash=(step, how), windows=True)
@@ -149,7 +154,7 @@ def test_windows_by_processing_time_fire_once_when_the_topology_and_its_logs_cha
 def _wrong(
     first_seed: int, exact: bool, troubles: tuple[str, ...], changes: tuple[str, ...] = (), windows: bool = False
 ) -> bool:
-    """Whether a world comes out wrong."""
+    """Whether any of ``WORLDS_MAX`` worlds comes out wrong."""
     for seed in range(first_seed, first_seed + WORLDS_MAX):
         try:
             simulate(seed, exact=exact, troubles=troubles, changes=changes, windows=windows)
@@ -174,10 +179,12 @@ def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pyt
     assert _wrong(seed, True, ("driver dies", "task dies"))
 
 
-def test_a_spout_that_gives_before_its_position_is_recorded_is_caught(
+def test_a_spout_that_emits_before_its_position_is_recorded_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Nor soon after: a driver that begins waits for its interval first."""
+    """Here the record has no position soon after, either:
+    a driver that begins first waits for its interval.
+    """
     due_in = Checkpoints.due_in
 
     def only_the_first(self: Checkpoints) -> bool:
@@ -192,14 +199,14 @@ def test_a_spout_that_gives_before_its_position_is_recorded_is_caught(
     assert _wrong(seed, True, ("driver dies", "task dies"), ("spout added",))
 
 
-def test_a_forgotten_topology_that_begins_where_its_group_is_is_caught(
+def test_a_forgotten_topology_that_begins_at_the_position_of_its_group_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(NamedSpout, "begin_anew", lambda self: None)
     assert _wrong(seed, True, ("driver dies",), ("state forgotten",))
 
 
-def test_a_position_that_is_recorded_without_asking_whose_it_is_is_caught(
+def test_a_position_that_is_recorded_without_checking_its_log_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(NamedSpout, "confirm", lambda self: None)
@@ -215,7 +222,7 @@ def test_a_prepared_checkpoint_that_is_not_finished_under_its_layout_is_caught(
 
 @pytest.mark.rule("C34")
 def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """What a task has made before a recovery goes on to the next bolt of the chain after it."""
+    """Here the output of a task from before a recovery goes on to the next bolt after it."""
     recover = SegmentTask.recover
 
     def keeping(self: SegmentTask, marker: CheckpointMarker, before: SegmentTask | None) -> None:
@@ -229,9 +236,7 @@ def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: py
 
 
 @pytest.mark.rule("C34")
-def test_a_recovery_that_leaves_the_end_of_the_chain_as_it_is_is_caught(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_a_recovery_that_keeps_the_state_of_the_last_bolt_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     recover = StatefulBoltTask.recover
 
     def forgetful(self: StatefulBoltTask, marker: CheckpointMarker, before: ComponentTask | None) -> None:
@@ -264,10 +269,12 @@ def test_tuples_that_are_dropped_when_there_is_no_time_are_caught(monkeypatch: p
 
 
 @pytest.mark.rule("C36")
-def test_a_spout_that_does_not_emit_again_what_was_under_way_is_caught(
+def test_a_spout_task_that_does_not_emit_tuples_under_way_again_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """At-least-once: the spout hears nothing of a recovery, so whoever does not emit for it forgets."""
+    """At-least-once: a spout does not learn of a recovery,
+    so a task that does not emit for it loses tuples.
+    """
 
     def lost(self: SpoutTask) -> None:
         self._pending, self._stayed = self._new_pending(), False
@@ -312,7 +319,7 @@ def test_ticks_that_nobody_tracks_are_caught(monkeypatch: pytest.MonkeyPatch, se
 
 @pytest.mark.rule("C34")
 def test_ticks_in_the_round_that_prepares_a_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Where the driver does not see that their trees are open."""
+    """Here, besides, the driver does not see that their trees are open."""
     monkeypatch.setattr(StatefulBoltTask, "tick", lambda self, *, settles: BoltTask.tick(self, settles=settles))
     monkeypatch.setattr(RoundDriver, "_left_open", lambda self: None)
     assert _wrong(seed, True, ("failed tuple",), windows=True)

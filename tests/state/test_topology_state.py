@@ -1,4 +1,6 @@
-"""The committed state of a topology as others read it: what is shown is of the checkpoint that it is said to be of."""
+"""The committed state of a topology, read from outside:
+it is that of the checkpoint that it names.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def run(key: str, words: list[str], conf: dict[str, Any], store: MemoryStore) ->
 
 
 class Gone(BaseException):
-    """The process of the driver, and of all tasks."""
+    """The process of the driver dies, and those of all tasks."""
 
 
 @pytest.mark.integration
@@ -57,10 +59,13 @@ def test_a_reader_of_redis_sees_each_checkpoint_that_follows(key: str, redis_ser
 
 @pytest.mark.integration
 @pytest.mark.behaviour("5.2", "5.4")
-def test_a_checkpoint_that_redis_has_a_part_of_is_not_taken_for_the_one_before(
+def test_a_half_committed_checkpoint_in_redis_is_not_taken_for_the_previous_one(
     key: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The processes die in the middle of a commit: whoever saved that as the checkpoint before would count its part twice."""
+    """The processes die in the middle of a commit.
+
+    A snapshot that called this the checkpoint before would count the committed part twice.
+    """
     conf, store = in_redis(redis_server), MemoryStore()
     run(key, WORDS, conf, store)
     before = read_record(store, key)
@@ -78,12 +83,12 @@ def test_a_checkpoint_that_redis_has_a_part_of_is_not_taken_for_the_one_before(
     with TopologyState(counting(key, Log(key, []), counters=1), Config.of(conf), store) as state:
         shown = dict(state.items("count"))
         assert before is not None and state.record.txid == before.txid
-        assert shown != Counter(WORDS)  # a part of it is there
+        assert shown != Counter(WORDS)  # a part of the new checkpoint is there
         assert (state.txid_before, state.txid_after) == (before.txid, before.txid + 1)
 
 
 @pytest.mark.behaviour("5.2")
-def test_a_store_that_was_replaced_is_named_to_who_reads_it(key: str, tmp_path: Path) -> None:
+def test_reading_a_store_that_was_replaced_names_it(key: str, tmp_path: Path) -> None:
     store = MemoryStore()
     run(key, WORDS, lmdb(tmp_path / "a"), store)
     elsewhere = Config.of(lmdb(tmp_path / "b"))

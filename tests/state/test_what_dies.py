@@ -1,4 +1,4 @@
-"""The table of docs/state.md, line by line: what happens to states and spouts when something dies, fails or goes away."""
+"""The table of docs/state.md, line by line: states and spouts when something dies or fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def once(error: Exception) -> Callable[[Any], None]:
 
 
 def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float = 2.0) -> None:
-    """Rounds, so many seconds apart by their own clock."""
+    """Run rounds, ``seconds`` apart by their own clock, until the condition holds."""
     for _ in range(100):
         if condition():
             return
@@ -49,7 +49,7 @@ def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float =
 
 
 def begun_at(key: str, tasks: int = 2) -> list[str]:
-    """What each task of the counting bolt was given when it began the last time."""
+    """The last ``init_state`` of each task of the counting bolt."""
     return [[each for each in steps_of(key, task=n) if each.startswith("init_state")][-1] for n in range(tasks)]
 
 
@@ -58,15 +58,15 @@ def counted(folder: Path, stepped: SteppedState, key: str) -> Counter[str]:
     return Counter(committed(str(folder), stepped.record, key, "count"))
 
 
-# --- lines 1 and 2: around the moment at which the record says that a checkpoint is prepared ------------------------
+# --- lines 1 and 2: before and after the record says that a checkpoint is prepared ----------------
 
 
 class Gone(BaseException):
-    """The driver's process, and all tasks with it."""
+    """The driver's process dies, and all tasks with it."""
 
 
 class Mortal(SteppedState):
-    """``dies``: "before" it records that a checkpoint is prepared, or "after" it has."""
+    """``dies``: "before" or "after" it records that a checkpoint is prepared."""
 
     dies: str | None = None
 
@@ -80,9 +80,7 @@ class Mortal(SteppedState):
 
 @pytest.mark.dies("state 1")
 @pytest.mark.behaviour("5.4")
-def test_what_was_prepared_is_forgotten_when_the_driver_dies_before_the_record_says_so(
-    key: str, tmp_path: Path
-) -> None:
+def test_prepared_state_is_discarded_when_the_driver_dies_before_it_is_recorded(key: str, tmp_path: Path) -> None:
     stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
     before = stepped.record.txid
     stepped = Mortal(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
@@ -100,7 +98,7 @@ def test_what_was_prepared_is_forgotten_when_the_driver_dies_before_the_record_s
 
 @pytest.mark.dies("state 1")
 @pytest.mark.behaviour("5.4")
-def test_what_one_task_has_prepared_is_forgotten_when_another_dies_of_it(key: str, tmp_path: Path) -> None:
+def test_prepared_state_of_one_task_is_discarded_when_another_task_dies_preparing(key: str, tmp_path: Path) -> None:
     stepped = SteppedState(counting(key, Log(key, [WORDS])), tmp_path).settle()
     before = stepped.record.txid
     stepped = SteppedState(counting(key, Log(key, [MORE])), tmp_path, stepped.record)
@@ -124,7 +122,7 @@ def test_what_one_task_has_prepared_is_forgotten_when_another_dies_of_it(key: st
 @pytest.mark.dies("state 2")
 @pytest.mark.behaviour("5.4")
 @pytest.mark.parametrize("what", ["the driver", "a task"])
-def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_of_it_is_read_again(
+def test_a_checkpoint_recorded_as_prepared_is_committed_and_its_input_is_not_read_again(
     key: str, tmp_path: Path, what: str
 ) -> None:
     stepped = Mortal(counting(key, Log(key, [WORDS])), tmp_path).settle()
@@ -147,11 +145,11 @@ def test_a_checkpoint_that_the_record_says_is_prepared_is_committed_and_nothing_
     assert len(journal(key).emitted) == len(MORE)
 
 
-# --- lines 3 and 4: troubles of tuples, bolts, processes and rounds ---------------------------------------------------
+# --- lines 3 and 4: troubles of tuples, bolts, processes and rounds -------------------------------
 
 
 class Splitting(BaseRichBolt):
-    """Passes words on; what else it is to do with one is in the journal, once."""
+    """Passes words on; with one of them, it does what the journal says instead."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -186,7 +184,7 @@ def fail(found: Any) -> None:
 
 
 def hold(found: Any) -> None:
-    """For ever."""
+    """Hold the tuple for ever."""
 
 
 def die(found: Any) -> None:
@@ -194,7 +192,7 @@ def die(found: Any) -> None:
 
 
 def lose_a_round(stepped: SteppedState) -> None:
-    """The next one has been run, and nobody hears of it."""
+    """Run a round whose reports do not reach the driver."""
     run = stepped.rounds.run
 
     def lost(round_: Round) -> Any:
@@ -207,14 +205,14 @@ def lose_a_round(stepped: SteppedState) -> None:
 
 
 def lose_a_process(stepped: SteppedState) -> None:
-    """One of several: that in which a task of the counting bolt was, after a round."""
+    """Run a round; then lose a process that has a task of the counting bolt."""
     stepped.step()
     tasks = stepped.rounds._home._tasks
     del tasks[max(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
 
 
 class Fed(Log):
-    """Words that the test adds to."""
+    """A log that the test adds words to."""
 
     def open(self, conf: Any, context: Any, collector: Any) -> None:
         super().open(conf, context, collector)
@@ -261,7 +259,7 @@ def test_exactly_once_all_states_and_spouts_go_back_together_whatever_happens(
     ],
     ids=["a tuple fails", "a bolt raises", "a tuple times out"],
 )
-def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_topology_and_is_named(
+def test_repeated_failures_without_a_checkpoint_in_between_end_the_topology_and_are_named(
     key: str, tmp_path: Path, act: Callable[[Any], None], named: str
 ) -> None:
     words = journal(key).results["words"] = list(WORDS)
@@ -275,7 +273,7 @@ def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_top
         act(found)
 
     stepped = SteppedState(two_of_each(key, Fed(key, [[]])), tmp_path).settle()
-    for often, recoveries in ((4, 4), (4, 8), (5, 13)):  # in a row; then a checkpoint, if it comes to that
+    for often, recoveries in ((4, 4), (4, 8), (5, 13)):  # failures in a row; then a checkpoint, unless it ended
         assert stepped.driver.failure is None
         words.append("cow")
         left = often
@@ -289,7 +287,7 @@ def test_what_fails_again_and_again_without_a_checkpoint_in_between_ends_the_top
 @pytest.mark.dies("state 4")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("how", ["a tuple fails", "a tuple times out"])
-def test_at_least_once_a_tuple_that_fails_is_its_spouts_to_emit_again_and_nothing_goes_back(
+def test_at_least_once_a_failed_tuple_is_emitted_again_by_its_spout_and_nothing_goes_back(
     key: str, tmp_path: Path, how: str
 ) -> None:
     stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).step()
@@ -305,7 +303,7 @@ def test_at_least_once_a_tuple_that_fails_is_its_spouts_to_emit_again_and_nothin
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("trouble", [*LOSSES, "a stateful bolt raises"])
-def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without_the_spout(
+def test_at_least_once_states_go_back_and_tuples_under_way_come_again_without_the_spout(
     key: str, tmp_path: Path, trouble: str
 ) -> None:
     stepped = SteppedState(two_of_each(key, Source(key, WORDS)), tmp_path, exact=False).settle()
@@ -328,7 +326,7 @@ def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without
     assert counted(tmp_path, stepped, key) == Counter(WORDS)
     stepped.settle()
     assert counted(tmp_path, stepped, key) == Counter(MORE)
-    failed = 0 if trouble in LOSSES else 1  # what failed itself
+    failed = 0 if trouble in LOSSES else 1  # the tuple that failed itself
     new = len(MORE) - len(WORDS)
     assert (len(journal(key).failed), len(journal(key).emitted)) == (failed, new + failed)
     assert len(executed) > new
@@ -336,10 +334,8 @@ def test_at_least_once_states_go_back_and_what_was_under_way_comes_again_without
 
 @pytest.mark.dies("state 4")
 @pytest.mark.behaviour("5.5")
-def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in_the_next(
-    key: str, tmp_path: Path
-) -> None:
-    """Where one is recorded, of a time when state was exactly-once."""
+def test_at_least_once_a_spout_whose_process_is_lost_goes_on_from_the_checkpoint(key: str, tmp_path: Path) -> None:
+    """The record has a position, because the state was exactly-once before."""
     stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
     positions = (stepped.record.positions or {})["words"]
     stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record, exact=False).step()
@@ -351,11 +347,11 @@ def test_at_least_once_a_spout_whose_process_is_lost_begins_at_the_checkpoint_in
     assert journal(key).seeks == [positions]
 
 
-# --- what is away for a while -------------------------------------------------------------------------------------------
+# --- what is away for a while ---------------------------------------------------------------------
 
 
 class Away(Log):
-    """Its source does not answer when it is asked to go back."""
+    """May raise in ``seek``, as if its source did not answer."""
 
     def seek(self, positions: Sequence[Any]) -> None:
         journal(self.key).happens("seek", positions)
@@ -363,7 +359,7 @@ class Away(Log):
 
 
 class Ticking(Count):
-    """Wants ticks, and tells when it is asked and given one."""
+    """Gets ticks, and journals them and the calls of ``tick_in_s``."""
 
     tick_s = 5.0
 
@@ -386,10 +382,10 @@ def ticking(key: str) -> CoreTopology:
 
 
 @pytest.mark.parametrize("where", ["execute", "tick", "tick_in_s"])
-def test_a_store_that_a_bolt_cannot_reach_while_it_works_takes_everything_back_like_any_error(
+def test_a_retryable_error_of_a_stateful_bolt_takes_everything_back_like_any_error(
     key: str, tmp_path: Path, where: str
 ) -> None:
-    stepped = SteppedState(ticking(key), tmp_path).step()  # begins
+    stepped = SteppedState(ticking(key), tmp_path).step()  # all tasks have begun
     journal(key).on[where] = once(RetryableError("its own database is away"))
     stepped.step(10, seconds=2)
     stepped.settle()
@@ -428,7 +424,9 @@ def test_a_store_that_is_away_during_a_recovery_is_waited_for(
 
 
 class Handing(Count):
-    """Keeps words until a checkpoint is prepared or committed, and hands them on then: there is nothing to anchor them to."""
+    """Keeps words until a checkpoint is prepared or committed, and emits them then,
+    without anchors.
+    """
 
     def __init__(self, key: str, when: str) -> None:
         super().__init__(key)
@@ -453,7 +451,7 @@ class Handing(Count):
 
 
 def handing(key: str, folder: Path, when: str) -> SteppedState:
-    """Words that are handed on in a hook, held, and counted."""
+    """Words that a hook emits, that are held, and that are counted."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS], per_call=10))
     builder.set_bolt("handing", Handing(f"{key} handing", when)).global_grouping("words")
@@ -468,10 +466,10 @@ def held(key: str) -> list[Any]:
 
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
-def test_what_is_emitted_in_pre_prepare_and_held_is_in_no_checkpoint_that_could_lose_it(
-    key: str, tmp_path: Path
-) -> None:
-    """The state before it says that it was handed on; no state after it has it."""
+def test_holding_a_tuple_emitted_in_pre_prepare_ends_the_topology_and_loses_nothing(key: str, tmp_path: Path) -> None:
+    """Otherwise the state of the first bolt would say that the word was emitted,
+    and no other state would have it.
+    """
     stepped = handing(key, tmp_path, "pre_prepare")
     for _ in range(20):
         stepped.step(seconds=1)
@@ -487,7 +485,7 @@ def test_what_is_emitted_in_pre_prepare_and_held_is_in_no_checkpoint_that_could_
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("fails", [False, True], ids=["is let go", "fails"])
-def test_a_checkpoint_waits_for_what_was_emitted_in_pre_commit_of_the_one_before(
+def test_a_checkpoint_waits_for_tuples_emitted_in_pre_commit_of_the_previous_one(
     key: str, tmp_path: Path, fails: bool
 ) -> None:
     stepped = handing(key, tmp_path, "pre_commit")
@@ -502,5 +500,5 @@ def test_a_checkpoint_waits_for_what_was_emitted_in_pre_commit_of_the_one_before
     stepped.settle()
     kept = committed(str(tmp_path), stepped.record, key, "handing")["kept"]
     assert Counter(kept) + Counter(committed(str(tmp_path), stepped.record, key, "count")) == Counter(WORDS)
-    assert kept == (WORDS if fails else [])  # they go with the next checkpoint
+    assert kept == (WORDS if fails else [])  # then they are emitted with the next checkpoint
     assert stepped.recoveries == fails

@@ -1,4 +1,6 @@
-"""Windows by count and by time: what fires when, what is late, what survives, what is purged; and state that expires."""
+"""Windows by count and by event time: firing, lateness, recovery, purging;
+and state that expires.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ EVENT = Fields(user=str, at=float, n=int)
 
 
 class Events(ReplayableSpout):
-    """Gives events of a list, from where a checkpoint was."""
+    """Emits the events of a list. It can seek."""
 
     def __init__(self, key: str, events: Sequence[tuple[str, float, int]]) -> None:
         self.key, self.events = key, list(events)
@@ -73,7 +75,7 @@ class Events(ReplayableSpout):
 
 
 class Gather(BaseWindowedBolt):
-    """Tells what is in each window."""
+    """Emits the content of each window."""
 
     def __init__(self, name: str, windows: Any, **more: Any) -> None:
         super().__init__(windows, **more)
@@ -90,7 +92,7 @@ class Gather(BaseWindowedBolt):
 
 
 class Collect(BaseBasicBolt):
-    """Where results go: by the window, the last one stays."""
+    """Journals the results by window and firing; of equal ones, the last result stays."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -150,14 +152,14 @@ def test_sliding_windows_by_count_without_a_key_slide_over_all_tuples() -> None:
 def test_sliding_windows_by_count_that_fire_early_do_so_from_the_first_step_on() -> None:
     """As in Storm."""
     assert results(by_user("a" * 9), CountWindow(5, step=2, early=True), key=["user"]) == {
-        ("a", 0.0, 0): (4.0, [0, 1, 2, 3]),  # the last of those that begin there
+        ("a", 0.0, 0): (4.0, [0, 1, 2, 3]),  # the last of the firings with this start
         ("a", 1.0, 0): (6.0, [1, 2, 3, 4, 5]),
         ("a", 3.0, 0): (8.0, [3, 4, 5, 6, 7]),
     }
 
 
 def test_tuples_of_a_sliding_window_by_time_are_in_the_order_in_which_they_came(tmp_path: Path) -> None:
-    """Not in that of their times; after a restart, too."""
+    """Not in the order of their times; also after a restart."""
     events = [("a", 7.0, 1), ("a", 2.0, 2), ("a", 8.0, 3), ("a", 1.0, 4), ("a", 20.0, 5)]
     key, store, conf = f"w{uuid.uuid4().hex[:8]}", MemoryStore(), lmdb(tmp_path)
     for end in (2, 5):
@@ -203,7 +205,7 @@ def test_a_window_that_is_kept_for_lateness_fires_again() -> None:
 
 
 def expected(events: Sequence[tuple[str, float, int]], windows: TimeWindow) -> dict[Any, Any]:
-    """By hand, for events in the order of their times: every window that has ended by the last watermark of its task."""
+    """Computed directly, for events ordered by time: all windows that end by the last watermark."""
     found: dict[Any, list[int]] = defaultdict(list)
     for user, at, number in events:
         start = int(at // (windows.step_s or windows.length_s)) * (windows.step_s or windows.length_s)
@@ -231,7 +233,7 @@ def test_sliding_windows_by_time_match_a_direct_computation(length: float, step:
 
 @pytest.mark.behaviour("5.5")
 def test_windows_survive_whatever_dies_and_restarts(tmp_path: Path) -> None:
-    """Exactly-once: what is gathered in the state is neither lost nor doubled; each window holds what it should."""
+    """Exactly-once: gathered tuples are neither lost nor doubled, and each window holds its own."""
     key = f"w{uuid.uuid4().hex[:8]}"
     chance = random.Random(5)
     events = [("ab"[number % 2], number * 0.5 + chance.uniform(0, 3), number) for number in range(400)]
@@ -257,7 +259,7 @@ def test_windows_survive_whatever_dies_and_restarts(tmp_path: Path) -> None:
         each: sorted(numbers) for each, (_, numbers) in ended.items()
     }
     assert len(ended) > 50
-    # What no window needs any more is gone.
+    # Tuples that no window needs any more are gone.
     kept = checkpointed(conf, store, key, "gather")
     assert len(kept) < 150
 
@@ -265,7 +267,10 @@ def test_windows_survive_whatever_dies_and_restarts(tmp_path: Path) -> None:
 def in_phases(
     name: str, folder: Path, windows: TimeWindow, phases: Sequence[tuple[int, Sequence[tuple[str, float, int]]]]
 ) -> dict[Any, Any]:
-    """The same topology, started again with as many tasks and so many events each time. Every result is told once."""
+    """Start the same topology several times.
+
+    ``phases``: (tasks, events). Each window must fire once.
+    """
     store, conf = MemoryStore(), lmdb(folder)
     told: list[tuple[Any, ...]] = []
     journal(name).on["window"] = lambda window: told.append((window.key, window.start, window.firing))
@@ -281,7 +286,10 @@ def in_phases(
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("first", [0, 1])
 def test_windows_that_move_to_another_task_keep_their_own_time(tmp_path: Path, first: int) -> None:
-    """One task is far ahead of the other. What the other one gathers is neither late nor forgotten when one task takes both on."""
+    """One task is far ahead of the other.
+
+    When one task takes over both, the tuples of the other are neither late nor lost.
+    """
     ahead, behind = (
         next(user for user in "abcdefgh" if FieldsGrouping.task_of([user], 2) == task) for task in (first, 1 - first)
     )
@@ -320,10 +328,12 @@ def test_windows_fire_once_whatever_the_number_of_tasks_is(
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("lag_s", [0.0, 20.0])
 @pytest.mark.parametrize("behind", [[("ann", 2.0, 3)], [("bob", 2.0, 3)], []])
-def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
+def test_windows_follow_changed_inputs_and_a_changed_lag(
     tmp_path: Path, lag_s: float, behind: Sequence[tuple[str, float, int]]
 ) -> None:
-    """An input that held them up is gone, and the tuples are waited for no longer: all that is due by that fires."""
+    """The input that held the windows up is removed, and the lag is shorter:
+    all windows that are due now fire.
+    """
     name = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
 
@@ -362,10 +372,10 @@ def test_windows_go_on_with_the_inputs_and_the_lag_that_there_are_now(
     ],
     ids=str,
 )
-def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
+def test_changing_the_windows_of_gathered_tuples_is_refused(
     tmp_path: Path, before: Any, after: Any, tasks: int
 ) -> None:
-    """Those tuples would be in no window, or in a wrong one."""
+    """Otherwise those tuples would be in no window, or in a wrong one."""
     name = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
     events = [("ann", 61.0, 1), ("bob", 62.0, 2)]
@@ -385,7 +395,7 @@ def test_windows_of_another_kind_than_the_tuples_were_gathered_in_are_refused(
 
 
 @pytest.mark.parametrize("key", [17, "ann", (), None])
-def test_a_key_that_no_window_has_is_not_there(tmp_path: Path, key: Any) -> None:
+def test_reading_a_key_that_no_window_has_gives_the_default(tmp_path: Path, key: Any) -> None:
     name = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
     topology = windowed(name, [("ann", 1.0, 1)], Gather(name, CountWindow(2), key=["user"]), 2)
@@ -397,7 +407,7 @@ def test_a_key_that_no_window_has_is_not_there(tmp_path: Path, key: Any) -> None
 
 
 @pytest.mark.behaviour("5.2")
-def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
+def test_windows_without_tuples_may_change_their_kind(tmp_path: Path) -> None:
     name = f"w{uuid.uuid4().hex[:8]}"
     store, conf = MemoryStore(), lmdb(tmp_path)
     events = [("ann", float(number), number) for number in range(6)]
@@ -409,7 +419,7 @@ def test_windows_that_hold_nothing_may_become_others(tmp_path: Path) -> None:
     assert [found[("ann", float(start), 0)][1] for start in (0, 2, 4, 5)] == [[0, 1], [2, 3], [4], [5]]
 
 
-def test_a_topology_that_cannot_have_such_windows_is_refused() -> None:
+def test_impossible_windows_are_refused() -> None:
     with pytest.raises(ConfigError, match="makes no windows"):
         CountWindow(2, step=3)
     with pytest.raises(ConfigError, match="makes no windows"):
@@ -431,7 +441,7 @@ def test_times_are_microseconds_and_anything_else_is_a_bad_record() -> None:
             time_of(wrong, "at")
 
 
-# --- state that expires --------------------------------------------------------------------------------------------
+# --- state that expires ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("provider", ["memory", "lmdb"])
@@ -477,7 +487,7 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     with submit(builder.build(), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
     time.sleep(0.5)
-    assert len(checkpointed(conf, store, key)) == 2  # nobody has looked yet
+    assert len(checkpointed(conf, store, key)) == 2  # nobody has read it since
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a", "b", "b"]]))
     builder.set_bolt("count", Forgetful(key)).fields_grouping("words", Fields("word"))
@@ -487,18 +497,18 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
 
 
 class Lasting(Count):
-    """The same component, its values for ever."""
+    """The same component; its values never expire."""
 
 
 class Soon(Count):
-    """The same component, its values for an hour."""
+    """The same component; its values expire after an hour."""
 
     state_ttl_s = 3600.0
 
 
 @pytest.mark.parametrize("tasks_after", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(Lasting, Soon), (Soon, Lasting)])
-def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
+def test_a_ttl_can_be_added_to_existing_state_and_removed_from_it(
     before: type[Count], after: type[Count], tasks_after: int, tmp_path: Path
 ) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
@@ -521,7 +531,7 @@ def test_values_begin_to_expire_and_cease_to_over_state_that_there_is(
 
 
 @pytest.mark.parametrize("after", [Lasting, Soon], ids=["cease to expire", "live longer"])
-def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: Path, after: type[Count]) -> None:
+def test_expired_values_do_not_come_back_when_the_ttl_grows(tmp_path: Path, after: type[Count]) -> None:
     key = f"w{uuid.uuid4().hex[:8]}"
     topologies = {}
     for bolt in (Soon, Lasting):
@@ -532,7 +542,7 @@ def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: P
     record = SteppedState(topologies[Soon], tmp_path).settle().record
     layout = record.layouts["count"]
     assert layout.ttl_s == 3600.0
-    gone = replace(record, layouts={"count": layout._replace(ttl_s=1e-6)})  # all of it is older than that
+    gone = replace(record, layouts={"count": layout._replace(ttl_s=1e-6)})  # so all values have expired
     namespaces = Namespaces(key, LmdbKeyValueStateProvider(), Config.of(lmdb(tmp_path)).for_components())
     moved = rescaled(namespaces, stateful_components(topologies[after]), gone, lambda _: None)
     namespaces.provider.close()
@@ -541,7 +551,7 @@ def test_what_has_expired_does_not_come_back_when_values_live_longer(tmp_path: P
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan")])
-def test_a_ttl_that_lets_nothing_live_is_refused(ttl_s: float) -> None:
+def test_a_ttl_that_is_not_above_zero_is_refused(ttl_s: float) -> None:
     bolt = Count("ttl")
     bolt.state_ttl_s = ttl_s
     builder = TopologyBuilder("ttl")
@@ -551,7 +561,7 @@ def test_a_ttl_that_lets_nothing_live_is_refused(ttl_s: float) -> None:
         submit(builder.build(), {}, executor="local").stop()
 
 
-def test_a_record_of_a_release_before_does_not_say_whether_values_expire(tmp_path: Path) -> None:
+def test_a_record_of_an_earlier_release_fits_any_ttl(tmp_path: Path) -> None:
     document = CheckpointRecord(3, layouts={"count": Layout(1, 2)}, assigned={"count": Layout(1, 2)}).document()
     document["layouts"] = document["assigned"] = {"count": [1, 2]}
     found = CheckpointRecord.of(document, "here").layouts["count"]

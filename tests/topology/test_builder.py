@@ -1,4 +1,4 @@
-"""The builder: what it refuses, each with one line that names the culprit."""
+"""The builder refuses bad topologies, each with one line that names the culprit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def committer(state: Any, **aggregates: Any) -> StateCommitter:
 
 
 def wrong(case: str, tmp_path: Path) -> Callable[[], Topology]:
-    """Each bad topology by the name of what is wrong with it."""
+    """Bad topologies by the name of what is wrong with them."""
     b = builder(opaque=case.startswith("opaque"))
     if case == "duplicate id":
         b.set_bolt("a", Relay()).shuffle_grouping("spout")
@@ -160,7 +160,7 @@ def test_build_unsafe_ids_are_refused(bad: str) -> None:
         builder().set_bolt(bad, Relay())
 
 
-def test_build_at_least_once_admits_what_counts_twice() -> None:
+def test_build_at_least_once_accepts_states_that_may_count_twice() -> None:
     b = builder(opaque=True, at_least_once=True)
     b.set_bolt("a", committer(NonTransactionalMapState(MemoryBackend()))).global_grouping("spout")
     assert b.build().at_least_once

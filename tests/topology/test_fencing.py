@@ -1,4 +1,4 @@
-"""Who may write: the header is compared whole, and names the topology's incarnation."""
+"""Who may write: the whole header is compared, and it names the topology's incarnation."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_the_attempt_that_the_header_is_open_for_may_write() -> None:
     ],
     ids=["an epoch below", "an epoch above", "another plan", "another topology", "another attempt", "another txid"],
 )
-def test_any_other_attempt_is_refused_and_told_the_epoch(attempt: TransactionAttempt) -> None:
+def test_any_other_attempt_is_refused_with_the_epoch(attempt: TransactionAttempt) -> None:
     with pytest.raises(StaleWriterError, match="table is open for .* of epoch 4, not for attempt") as refused:
         check_granted(HEADER, attempt, "table")
     assert refused.value.epoch == 4
 
 
-# --- the incarnation of a state (C25) -------------------------------------------------------------------------------
+# --- the incarnation of a state (C25) -------------------------------------------------------------
 
 
 @pytest.fixture

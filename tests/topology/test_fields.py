@@ -1,4 +1,4 @@
-"""Fields, tuples and attempts: what a bolt's author sees."""
+"""Fields, tuples and attempts, as the author of a bolt sees them."""
 
 import datetime
 import pickle

@@ -75,8 +75,8 @@ def test_the_builder_does_what_each_row_of_the_table_says(
     assert (topology.irreversible() == []) == (undo == "yes")
 
 
-def test_sinks_that_skip_what_they_have_seen_of_a_replay_are_known_by_name(tmp_path: Path) -> None:
-    """They need a source whose ranges keep their records (C5)."""
+def test_sinks_that_skip_replayed_rows_are_listed_by_name(tmp_path: Path) -> None:
+    """Such sinks need a source whose ranges keep their records (C5)."""
     spout = "KafkaTransactionalSpout"
     assert build(spout, "OpaqueMapState", tmp_path).skips_replays() == []
     assert build(spout, "KafkaSink", tmp_path).skips_replays() == []

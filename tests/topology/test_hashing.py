@@ -1,4 +1,6 @@
-"""The fields hash: stable over processes and releases, blind to how a value is represented."""
+"""The fields hash is stable over processes and releases,
+and independent of a value's representation.
+"""
 
 import datetime
 import decimal
@@ -20,7 +22,8 @@ def one(array: pa.Array) -> int:
 @pytest.mark.rule("C22")
 def test_hash_golden_values_hold() -> None:
     values = ["dog", "", None, 1, -7, 2.5, True, b"dog", datetime.date(2026, 1, 1), [1, "a"]]
-    # A change here moves keys between the tasks of running topologies: it needs a new name for the algorithm.
+    # A change here moves keys between tasks of running topologies, so the algorithm needs a new
+    # name.
     assert ALGORITHM == "fields-hash/1"
     assert [hash_value(value) for value in values] == [
         0xF58F6F28498F6763,

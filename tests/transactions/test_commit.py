@@ -1,4 +1,4 @@
-"""The driver's side of a commit: what a header may say at a start."""
+"""The driver's side of a commit: which headers are accepted at a start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state() -> OpaqueMapState:
     return made
 
 
-def test_a_state_that_joins_holds_what_was_committed_before_and_nothing_of_what_is_next() -> None:
+def test_a_state_that_joins_is_done_with_the_last_committed_txid() -> None:
     old, new = state(), state()
     header = old.prepare("topology")
     old.raise_header(header, replace(header, epoch=1, open=OpenCommit(4, 1, "digest"), done=4))
@@ -33,8 +33,8 @@ def test_a_state_that_joins_holds_what_was_committed_before_and_nothing_of_what_
 
 
 @pytest.mark.parametrize("opened", [None, OpenCommit(4, 1, "digest")], ids=["never opened", "opened for another"])
-def test_a_state_that_is_done_with_what_it_was_not_opened_for_stops_the_start(opened: OpenCommit | None) -> None:
-    """C2: ``done`` is ``currtx`` only where ``open`` is too."""
+def test_a_state_that_is_done_with_a_txid_it_was_not_opened_for_stops_the_start(opened: OpenCommit | None) -> None:
+    """C2: ``done`` may be ``currtx`` only if ``open`` is, too."""
     made = state()
     header = made.prepare("topology")
     made.raise_header(header, Header("topology", header.incarnation, 1, opened, 5))

@@ -50,14 +50,16 @@ def phase(backend: MemoryBackend, epoch: int = 1, currtx: int = 1, **row: int) -
 
 
 def force(backend: MemoryBackend, *, done: int = 0, opened: OpenCommit | None = None, epoch: int = 1) -> None:
-    """Put a header there, as somebody else has left it."""
+    """Write a header, as another driver might have left it."""
     found = backend.prepare("topology")
     backend.raise_header(found, Header("topology", found.incarnation, epoch, opened, done))
 
 
 @pytest.mark.rule("C28")
 def test_a_txid_that_is_open_with_another_plan_is_refused(backend: MemoryBackend) -> None:
-    """C28: what two topologies do that have one id and one sink, and a coordination store each."""
+    """C28: this happens when two topologies share an id and a sink,
+    but not the coordination store.
+    """
     first, second = phase(backend, dog=1), phase(backend, dog=2)
     assert first.run(attempt(1, 1, "first's"), replay=False).failure is None
     failures = [second.run(attempt(1, each, "second's"), replay=False).failure for each in (1, 2, 3)]
@@ -72,8 +74,10 @@ def test_a_txid_that_was_rolled_back_may_be_opened_with_any_plan(backend: Memory
 
 
 @pytest.mark.rule("C2")
-def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) -> None:
-    """A sink that went back to then lacks the transaction, whatever another plan has made of it since."""
+def test_rolling_back_a_done_txid_makes_it_not_done(backend: MemoryBackend) -> None:
+    """Otherwise a sink that went back to this moment would pass as done,
+    though it lacks the transaction.
+    """
     committing = phase(backend)
     committing.run(attempt(1, 1), replay=False)
     assert backend.read_header().done == 1
@@ -86,8 +90,11 @@ def test_what_was_done_and_then_rolled_back_is_not_done(backend: MemoryBackend) 
 
 
 @pytest.mark.rule("C27")
-def test_what_was_done_is_not_done_while_it_is_replayed() -> None:
-    """The answer to ``done`` was lost. A sink that went back to the middle of the replay lacks a part of it, and says so."""
+def test_a_done_txid_is_not_done_while_it_is_replayed() -> None:
+    """The answer to ``done`` was lost, so the batch is replayed.
+
+    A sink that goes back to the middle of the replay lacks a part of it, and its header says so.
+    """
     backend = MemoryBackend()
     middle: list[Header] = []
 
@@ -111,7 +118,7 @@ def test_what_was_done_is_not_done_while_it_is_replayed() -> None:
 
 
 @pytest.mark.rule("C27")
-def test_a_fence_over_what_was_done_opens_it_again(backend: MemoryBackend) -> None:
+def test_closing_the_fence_of_a_done_txid_opens_it_again(backend: MemoryBackend) -> None:
     committing = phase(backend)
     committing.run(attempt(1, 1), replay=False)
     committing.close_fence(attempt(1, 1))
@@ -119,8 +126,8 @@ def test_a_fence_over_what_was_done_opens_it_again(backend: MemoryBackend) -> No
 
 
 @pytest.mark.rule("C2")
-def test_a_sink_that_holds_the_last_transaction_by_another_plan_is_refused(backend: MemoryBackend) -> None:
-    """It went back to before that was rolled back and planned anew."""
+def test_a_sink_that_holds_the_last_transaction_with_another_plan_is_refused(backend: MemoryBackend) -> None:
+    """The sink went back to before the transaction was rolled back and planned anew."""
     force(backend, done=1, opened=OpenCommit(1, 1, "gone for good"))
     state = OpaqueMapState(backend)
 
@@ -137,8 +144,10 @@ def test_a_sink_that_holds_the_last_transaction_by_another_plan_is_refused(backe
 
 
 @pytest.mark.rule("C14")
-def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() -> None:
-    """Whoever changes its header meanwhile is no other leader, unless the epoch says so: the driver does not step down."""
+def test_a_state_that_joins_gets_epoch_and_done_in_one_step() -> None:
+    """A changed header is no sign of another leader unless its epoch is higher,
+    so the driver does not step down.
+    """
     raised: list[Header] = []
 
     class Restored(MemoryBackend):
@@ -155,15 +164,17 @@ def test_a_state_that_joins_is_taken_over_and_told_what_is_done_in_one_step() ->
     assert state.read_header().done == 7
 
 
-def test_what_was_opened_in_the_leaders_own_epoch_stops_it_at_the_start(backend: MemoryBackend) -> None:
-    """ZooKeeper went back to before the last election: epochs and attempt ids would be given out again."""
+def test_a_commit_opened_in_the_leaders_own_epoch_stops_the_start(backend: MemoryBackend) -> None:
+    """ZooKeeper went back to before the last election, so epochs and
+    attempt ids would be used again.
+    """
     force(backend, opened=OpenCommit(1, 1, "plan"), epoch=2)
     with pytest.raises(ConfigError, match="was written by epoch 2, and ZooKeeper is at epoch 2"):
         phase(backend, 2)
 
 
 def test_a_raise_that_finds_a_header_of_another_incarnation_stops(backend: MemoryBackend) -> None:
-    """The table was dropped, and made again by somebody, while the topology ran."""
+    """The table was dropped and made again while the topology ran."""
     executor: Any = OneTask(OpaqueMapState(backend), dog=1)
     committing = CommitPhase("topology", [executor.state], executor, 1, incarnation="first")
     committing.open(1, {})
@@ -175,10 +186,10 @@ def test_a_raise_that_finds_a_header_of_another_incarnation_stops(backend: Memor
 
 
 def test_a_header_that_is_open_for_a_later_attempt_is_not_taken(backend: MemoryBackend) -> None:
-    """The fence of a dead attempt was closed above it: its commit wakes too late."""
+    """The fence was closed above a dead attempt; its commit comes too late."""
     committing = phase(backend)
     force(backend, opened=OpenCommit(1, 2, "plan"))
-    committing._headers.clear()  # it reads what is there, as after an outcome that is not known
+    committing._headers.clear()  # so it reads the header, as after an unknown outcome
     failure = committing.run(attempt(1, 1), replay=False).failure
     assert failure is not None and failure.kind is FailureKind.STALE
     assert backend.read_header().open == OpenCommit(1, 2, "plan")
@@ -194,8 +205,10 @@ def test_a_header_that_is_open_for_a_later_transaction_is_not_taken(backend: Mem
     assert backend.items() == {}
 
 
-def test_a_replay_of_what_is_done_is_finished_like_any_other(backend: MemoryBackend) -> None:
-    """It wrote rows too, and the store must be the one in which it was opened (C27)."""
+def test_a_replay_of_a_done_txid_is_finished_like_any_other(backend: MemoryBackend) -> None:
+    """The replay writes rows too, so the store must still be the
+    one in which it was opened (C27).
+    """
     finished: list[tuple[int, int]] = []
 
     class Watched(MemoryBackend):

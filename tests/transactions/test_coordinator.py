@@ -43,7 +43,7 @@ def plan(first: int, end: int) -> Plan:
 
 
 class Script:
-    """Drives a coordinator by hand and remembers what it asked for."""
+    """Drives a coordinator by hand, and remembers its commands."""
 
     def __init__(self, kind: SpoutKind = SpoutKind.TRANSACTIONAL, recovered: Recovered | None = None, **options: Any):
         self.now = 0
@@ -142,7 +142,7 @@ def test_invariant_4_an_idempotent_replay_has_the_same_plan() -> None:
 @pytest.mark.behaviour("1.4")
 @pytest.mark.rule("C9")
 def test_a_failed_opaque_batch_that_comes_back_shorter_skips_no_tuple() -> None:
-    """A emits 1-50, B 51-100, A fails and comes back shorter: B starts where A now ends."""
+    """A emits 1-50, B 51-100. A fails and comes back shorter; then B starts where A now ends."""
     script = Script(SpoutKind.OPAQUE, max_pending=2)
     script.planned(50)
     script.planned(100)
@@ -185,7 +185,10 @@ def test_invariant_7_late_answers_change_nothing() -> None:
 
 
 def test_invariant_5_a_planning_under_way_when_a_batch_fails_is_not_used() -> None:
-    """It follows a plan that is gone; the answer comes when the same txid is being planned after another one."""
+    """It follows a plan that is gone.
+
+    Its answer comes while the same txid is being planned after another plan.
+    """
     script = Script(SpoutKind.OPAQUE, max_pending=3)
     script.planned(10)
     script.planned(20)
@@ -201,8 +204,8 @@ def test_invariant_5_a_planning_under_way_when_a_batch_fails_is_not_used() -> No
     assert {each.txid: each.plan for each in script.of(Process)} == {1: plan(0, 10), 2: plan(10, 15), 3: plan(15, 25)}
 
 
-def test_what_an_idempotent_spout_was_planning_when_a_batch_failed_is_used() -> None:
-    """The plans before it stay as they are."""
+def test_a_planning_under_way_of_an_idempotent_spout_is_used_after_a_failure() -> None:
+    """The plans before it do not change."""
     script = Script(SpoutKind.TRANSACTIONAL, max_pending=2)
     script.planned(10)
     script.do(Processed(1, 1, FAILED))
@@ -315,7 +318,9 @@ def test_invariant_1_is_checked_not_assumed() -> None:
 @pytest.mark.parametrize("kind", list(SpoutKind))
 @pytest.mark.parametrize("seed", range(40))
 def test_random_failures_commit_every_row_once_and_in_order(kind: SpoutKind, seed: int) -> None:
-    """Random answers, failures, timeouts and restarts, against a store that keeps what was persisted."""
+    """Random answers, failures, timeouts and restarts,
+    with a store that keeps what was persisted.
+    """
     chance = random.Random(seed)
     rows, durable = 200, {"currtx": 1, "attempts": {}, "plans": {}}
     committed: list[tuple[int, int]] = []
@@ -372,7 +377,7 @@ def test_invariant_4_a_commit_is_recorded_before_it_begins_where_a_committer_has
             assert commands[0].opens == OpenCommit(1, 1, plan_digest(plan(0, 10)))
 
 
-def test_invariant_8_what_is_dropped_goes_with_the_next_write() -> None:
+def test_invariant_8_dropped_plans_are_removed_with_the_next_write() -> None:
     script = Script(SpoutKind.OPAQUE, max_pending=3)
     for end in (10, 20, 30):
         script.planned(end)
@@ -383,7 +388,7 @@ def test_invariant_8_what_is_dropped_goes_with_the_next_write() -> None:
     assert script.of(Persist)[-1].dropped == frozenset()
 
 
-def test_invariant_8_what_a_new_leader_does_not_replay_goes_with_its_first_write() -> None:
+def test_invariant_8_plans_that_a_new_leader_does_not_replay_are_removed_with_its_first_write() -> None:
     found = {1: plan(0, 10), 2: plan(10, 20), 3: plan(20, 30)}
     for opened, dropped in ((False, {2, 3}), (True, {2, 3})):
         script = Script(SpoutKind.OPAQUE, Recovered(1, {1: 1, 2: 1, 3: 1}, found, opened))
@@ -392,7 +397,7 @@ def test_invariant_8_what_a_new_leader_does_not_replay_goes_with_its_first_write
         assert script.of(Persist)[0].dropped == dropped
 
 
-def test_invariant_4_a_roll_back_takes_the_record_back() -> None:
+def test_invariant_4_a_roll_back_replaces_the_record_of_the_opened_commit() -> None:
     script = Script(SpoutKind.OPAQUE, may_replan=True, records_open=True)
     script.planned(10)
     script.do(Processed(1, 1))

@@ -1,4 +1,4 @@
-"""What is written in one step, and how large it may be."""
+"""The documents: what is written in one step, and how large a step may be."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from framework.transactions.documents import TopologyDocuments
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
-#: A request that ZooKeeper takes.
+#: The largest request that ZooKeeper takes.
 REQUEST_BYTES = 2**20 - 1
 
 
 class Bounded(MemoryStore):
-    """A store that refuses what ZooKeeper would not take, which ends the connection without a word."""
+    """A store that refuses requests that are too large for ZooKeeper,
+    which would close the connection.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ def topology(spout: str = "spout") -> Topology:
 
 
 def wide_plan(first: int) -> dict[str, Any]:
-    """As a Kafka spout plans 2,500 partitions of a topic with a long name."""
+    """A plan like that of a Kafka spout for 2,500 partitions of a topic with a long name."""
     position = {"first": first, "next": first + 10, "topic_id": "Xl5cPyuWQUGXXfJ0pLGXNA", "epoch": 3, "more": "x" * 60}
     return {f"a-topic-with-a-name-that-is-not-short/{each:04}": position for each in range(2_500)}
 
@@ -89,7 +91,7 @@ def test_another_plan_of_a_txid_is_written(store: Bounded) -> None:
 
 
 def test_the_plans_of_a_spout_that_was_renamed_are_taken_over_one_by_one(store: Bounded) -> None:
-    """And what a crash in between leaves is taken over at the next start."""
+    """After a crash in between, the next start takes over the rest."""
     made = documents(store)
     plans = {txid: wide_plan(10 * txid) for txid in (1, 2, 3)}
     for txid, plan in plans.items():

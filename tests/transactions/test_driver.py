@@ -1,4 +1,4 @@
-"""What a driver shows of what it repeats."""
+"""The progress line of a driver shows why it repeats something."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.stores import wait_for
 
 
 class Away(MemoryBackend):
-    """A store that does not answer as long as ``away`` is set."""
+    """A backend that does not answer as long as ``away`` is set."""
 
     away = threading.Event()
 
@@ -81,8 +81,8 @@ def shown(run: Run) -> str:
 
 
 @pytest.mark.rule("C30")
-def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_passed(name: str) -> None:
-    """C30: whoever looks at a topology that does not get on sees why."""
+def test_the_progress_line_shows_the_cause_of_a_repetition_until_it_has_passed(name: str) -> None:
+    """C30: an operator sees why a topology makes no progress."""
     run, spout, state = started(name)
     with run:
         run.wait_until_caught_up(30)
@@ -101,7 +101,7 @@ def test_the_cause_of_what_is_repeated_is_in_the_progress_line_until_it_has_pass
 
 
 @pytest.mark.rule("C30")
-def test_the_cause_why_a_start_is_repeated_is_in_the_progress_line(name: str) -> None:
+def test_the_progress_line_shows_the_cause_of_a_repeated_start(name: str) -> None:
     Away.away.set()
     run, _, state = started(name)
     try:

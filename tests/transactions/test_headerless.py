@@ -1,4 +1,4 @@
-"""Committers without a header of their own: what was opened is known from ZooKeeper, and nothing else is (C24)."""
+"""Committers without a header of their own: only ZooKeeper knows which commit was opened (C24)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROWS = {0: [[n] for n in range(60)], 1: [[100 + n] for n in range(60)]}
 
 
 class Happenings:
-    """What goes on outside of the bolts, which are copied."""
+    """What the bolts did and have to do; kept outside of them, because bolts are copied."""
 
     def __init__(self) -> None:
         self.written: dict[int, list[int]] = {}
@@ -57,7 +57,7 @@ def nothing_happened() -> Iterator[None]:
 
 
 class Outside(BaseTransactionalBolt, Committer):
-    """Writes each txid once, where Ratchet does not look."""
+    """Writes each txid once, to a place that Ratchet does not see."""
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
         self.txid, self.rows = batch_id.txid, []
@@ -73,7 +73,7 @@ class Outside(BaseTransactionalBolt, Committer):
 
 
 class FailsWhenAllArePlanned(BaseTransactionalBolt):
-    """Fails the first batch, once four are planned."""
+    """Fails the first batch as soon as four batches are planned."""
 
     deterministic = True
 
@@ -94,7 +94,9 @@ class FailsWhenAllArePlanned(BaseTransactionalBolt):
 
 
 class ScriptedSpout(OpaqueMemoryTransactionalSpout):
-    """``takes``: rows of each partition in each plan that is made; when they are used up, there is nothing to plan."""
+    """``takes``: per plan, how many rows of each partition it takes; after the last of them,
+    nothing is planned.
+    """
 
     takes: Sequence[tuple[int, int]] = ()
 
@@ -128,8 +130,11 @@ def topology(spout: Any, name: str = "outside", *, state: bool = False) -> Topol
 
 
 def test_a_plan_that_was_dropped_is_not_replayed_after_a_restart() -> None:
-    """The first batch fails; then it takes more of one partition, and nothing of the other, which is away; what was planned
-    after it begins elsewhere."""
+    """The first batch fails, and is planned anew with more rows of one partition and none of the
+    other.
+
+    So the batches that were planned after it would begin at wrong offsets.
+    """
     spout = ScriptedSpout(ROWS, FIELDS, 10)
     built, store = topology(spout), MemoryStore()
     happened.failures_left = 1
@@ -188,7 +193,7 @@ class CountingStore(MemoryStore):
 
 
 def multis(kind: str) -> int:
-    """How many multis it takes to run six transactions."""
+    """The number of multis for six transactions."""
     builder = TransactionalTopologyBuilder("t", "spout", OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10))
     if kind != "outside":
         counts = StateCommitter(OpaqueMapState(MemoryBackend(f"{kind}-counts")), ["n"], {"count": Count()})
@@ -203,11 +208,13 @@ def multis(kind: str) -> int:
 
 
 def test_the_header_costs_one_multi_per_transaction_and_none_where_nobody_needs_it() -> None:
-    """One to claim the topology; then two per transaction, or three."""
+    """One multi claims the topology; then there are two per transaction,
+    or three with the header.
+    """
     assert (multis("state"), multis("outside"), multis("both")) == (1 + 6 * 2, 1 + 6 * 3, 1 + 6 * 3)
 
 
-# --- the document ----------------------------------------------------------------------------------------------------
+# --- the document ---------------------------------------------------------------------------------
 
 PLAN, OTHER = {"0": {"first": 0, "next": 10}}, {"0": {"first": 0, "next": 20}}
 
@@ -247,7 +254,7 @@ def test_a_stored_plan_counts_as_opened_only_when_the_header_says_so(documents: 
     assert not documents.opened()
 
 
-def test_what_was_rolled_back_counts_as_not_opened(documents: Documents) -> None:
+def test_a_rolled_back_commit_counts_as_not_opened(documents: Documents) -> None:
     documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))
     documents.next_leader().save(Persist({1: 2}, opens=OpenCommit(1, 2, ROLLED_BACK), dropped=frozenset({1})))
     assert not documents.opened()
@@ -265,8 +272,10 @@ def test_forgotten_positions_leave_no_header_of_a_plan_that_is_gone(documents: D
     assert not documents.opened()
 
 
-def test_state_of_the_version_before_goes_by_the_rule_of_the_version_before(documents: Documents) -> None:
-    """It recorded no incarnation, and not what it opened: the stored plan counted as opened. Once; then there is a header."""
+def test_state_of_the_previous_version_follows_the_rule_of_that_version(documents: Documents) -> None:
+    """It recorded neither an incarnation nor what it opened, so a stored plan counts as opened; but
+    only until the first header is written.
+    """
     documents.store.apply([Delete(f"outside/{INCARNATION}")])
     assert documents.opened()
     documents.next_leader().save(Persist({1: 1}, opens=OpenCommit(1, 1, plan_digest(PLAN))))

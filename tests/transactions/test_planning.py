@@ -1,4 +1,6 @@
-"""The planner's thread: one question at a time, and only the last one asked is answered."""
+"""The planner's thread makes one plan at a time,
+and delivers only the last one that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ TIMEOUT_S = 30
 
 
 class Slow(PartitionPlanner):
-    """Plans ten offsets on from where it is told, when it is let go."""
+    """Plans the next ten offsets, as soon as the test lets it."""
 
     def __init__(self) -> None:
         self.asked: Queue[Mapping[str, Any]] = Queue()
@@ -33,7 +35,7 @@ class Slow(PartitionPlanner):
         return {"p": {"first": first, "next": first + 10}}
 
 
-def test_a_plan_that_was_being_made_when_another_was_asked_for_is_thrown_away() -> None:
+def test_a_plan_under_way_is_discarded_when_another_one_is_asked_for() -> None:
     planner = Slow()
     made: Queue[tuple[AskPlan, Plan]] = Queue()
     thread = PlanningThread(
