@@ -62,7 +62,7 @@ class Config(BaseModel):
     Traceback (most recent call last):
     ...
     framework.errors.ConfigError: unknown key 'topology.max.spout.pendign': did you mean 'topology.max.spout.pending'?
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -1,4 +1,5 @@
-"""The topologies under a ZooKeeper root, as any process sees them: running or not, of both kinds."""
+"""The topologies under a ZooKeeper root, as any process sees them: running or not, of both
+kinds."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from framework.transactions.documents import committed_txid, is_transactional, r
 class TopologyOverview:
     """One topology.
 
-    ``kind``: transactional or core. ``drivers``: those that live, the leader first. ``led``: whether somebody holds the
-    leadership, a driver or a command. ``txid``: the last committed transaction, of a core topology the last checkpoint; None
-    when there is none. ``last``: the record of that transaction, while it is kept.
+    ``kind``: transactional or core. ``drivers``: those that live, the leader first. ``led``:
+    whether somebody holds the leadership, a driver or a command. ``txid``: the last committed
+    transaction, of a core topology the last checkpoint; None when there is none. ``last``: the
+    record of that transaction, while it is kept.
     """
 
     id: str
@@ -39,7 +41,8 @@ class TopologyOverview:
 
     @property
     def state(self) -> str:
-        """One word: running, waiting (what it does fails and is tried again), starting, standby, led, or stopped."""
+        """One word: running, waiting (what it does fails and is tried again), starting, standby,
+        led, or stopped."""
         leader = self.leader
         if leader is None:
             return "standby" if self.drivers else "led" if self.led else "stopped"

@@ -1,4 +1,5 @@
-"""What can be known before a topology starts: ``ratchet check`` shows it all, ``ratchet run`` only what is wrong.
+"""What can be known before a topology starts: ``ratchet check`` shows it all, ``ratchet run`` only
+what is wrong.
 
 Nothing is changed anywhere, and Spark is not started.
 """

@@ -531,7 +531,7 @@ class OpaqueMapState(MapState):
     ...     state.commit(attempt)
     >>> state.get("dog")
     6
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     value_type = ValueType.OPAQUE
 

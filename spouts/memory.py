@@ -138,7 +138,7 @@ class MemoryTransactionalSpout(_MemorySpout, PartitionedTransactionalSpout):
     >>> spout.append(1, ["mango"])
 
     Source: ``org.apache.storm.testing.MemoryTransactionalSpout``.
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
 
 class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactionalSpout):

@@ -78,6 +78,7 @@ def test_commands_on_transactional_state_refuse_a_core_topology(module: str) -> 
 def test_a_core_topology_runs_from_the_command_line_until_it_is_idle() -> None:
     answer = run_as_a_process("examples.joined_streams:topology", "--until-caught-up", "--json")
     assert answer.returncode == 0, answer.stderr
-    last = json.loads([line for line in answer.stderr.splitlines() if line.startswith('{"phase"')][-1])
+    last = [json.loads(line) for line in answer.stdout.splitlines()][-1]
+    assert last["type"] == "status"
     assert (last["phase"], last["pending"], last["trees"], last["held"]) == ("stopped", 0, 0, {})
     assert last["components"]["impressions"]["completed"] == last["components"]["clicks"]["completed"] == 12

@@ -53,7 +53,7 @@ class Acker(Generic[R, T]):
     >>> acker.ack("root", 0b1100)
     >>> told
     [('done', 'root', 'spout 1')]
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(
         self,

@@ -15,7 +15,8 @@ JAVA_MIN = 17
 
 
 def find_java() -> str:
-    """The path of a Java that is new enough: ``JAVA_HOME`` first, then the PATH. Raises ``ConfigError``."""
+    """The path of a Java that is new enough: ``JAVA_HOME`` first, then the PATH. Raises
+    ``ConfigError``."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if found is None or not Path(found).exists():

@@ -25,8 +25,8 @@ def main(
     executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = "spark",
     as_json: AsJson = False,
 ) -> None:
-    """Check Java, the topology, ZooKeeper, the source and the sinks, and say what is wrong and what to do. Changes nothing. Exit
-    status: 1 when something is wrong."""
+    """Check Java, the topology, ZooKeeper, the source and the sinks, and say what is wrong and what
+    to do. Changes nothing. Exit status: 1 when something is wrong."""
     configure_logging(level="error")
     with exit_codes():
         settings = Config.load(config, overrides or ())

@@ -1,5 +1,6 @@
-"""``ratchet``: all commands under one name. Each is imported when it is asked for, so that ``ratchet list`` does not wait for
-Spark's modules, and so that the framework knows commands of sinks and servers by name only."""
+"""``ratchet``: all commands under one name. Each is imported when it is asked for, so that
+``ratchet list`` does not wait for Spark's modules, and so that the framework knows commands of
+sinks and servers by name only."""
 
 from __future__ import annotations
 

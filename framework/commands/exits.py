@@ -18,8 +18,9 @@ EXIT_INTERRUPTED = 130
 
 @contextmanager
 def exit_codes(*, as_json: bool = False) -> Iterator[None]:
-    """End the command with one line and status 2 for what its user can mend, 1 for any other error of ours, 130 for Ctrl-C.
-    ``as_json``: say it on standard output too, as a line of type ``error``."""
+    """End the command with one line and status 2 for what its user can mend, 1 for any other error
+    of ours, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a line of type
+    ``error``."""
     try:
         yield
     except (RatchetError, TimeoutError) as error:

@@ -24,7 +24,8 @@ _PACKAGES = ("framework", "spouts", "sinks", "integration")
 
 
 def load_transactional(name: str, config: Config) -> Topology:
-    """As ``load_topology``. Raises ``ConfigError`` for a core topology, which has no transactional state."""
+    """As ``load_topology``. Raises ``ConfigError`` for a core topology, which has no transactional
+    state."""
     found = load_topology(name, config)
     if isinstance(found, CoreTopology):
         raise ConfigError(
@@ -38,8 +39,9 @@ def load_transactional(name: str, config: Config) -> Topology:
 def opened_transactional(
     name: str, config: Path | None, overrides: Sequence[str] | None
 ) -> Iterator[tuple[Topology, CoordinationStore, Config]]:
-    """A transactional topology, the store of its state, and the configuration that names both; store and states are closed in
-    the end. Raises ``ConfigError`` as ``load_transactional``, and where no store outlives a process."""
+    """A transactional topology, the store of its state, and the configuration that names both;
+    store and states are closed in the end. Raises ``ConfigError`` as ``load_transactional``, and
+    where no store outlives a process."""
     settings = Config.load(config, overrides or ())
     topology = load_transactional(name, settings)
     if settings.zookeeper_hosts() is None:
@@ -70,7 +72,8 @@ def load_topology(name: str, config: Config) -> Topology | CoreTopology:
 
 
 class _AppSettings(dict[str, Any]):
-    """The ``app.*`` keys, as a topology function gets them. A key that is missing is a mistake in the configuration."""
+    """The ``app.*`` keys, as a topology function gets them. A key that is missing is a mistake in
+    the configuration."""
 
     def __missing__(self, key: str) -> Any:
         near = difflib.get_close_matches(key, list(self), n=1)
@@ -103,7 +106,8 @@ def _is_users(file: str) -> bool:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """What stands at ``MODULE:NAME``; the current folder comes first. Raises ``ConfigError`` saying what is not there."""
+    """What stands at ``MODULE:NAME``; the current folder comes first. Raises ``ConfigError`` saying
+    what is not there."""
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
         raise ConfigError(f"{name!r}: write MODULE:TOPOLOGY, such as myproject.pipeline:topology")
@@ -129,7 +133,8 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def _check_hidden(folder: Path) -> None:
-    """A folder or module of the user's that is called as a package of ours would be imported in its place."""
+    """A folder or module of the user's that is called as a package of ours would be imported in its
+    place."""
     if folder.resolve() == _OURS:
         return
     for name in _PACKAGES:

@@ -1,4 +1,5 @@
-"""``ratchet new NAME``: a project that works: a topology, its configuration, a test, and the commands to run it."""
+"""``ratchet new NAME``: a project that works: a topology, its configuration, a test, and the
+commands to run it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from framework.errors import ConfigError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
-#: The files of a project are here, each with ``.txt`` behind its name, so that no tool takes them for the library's own.
+#: The files of a project are here, each with ``.txt`` behind its name, so that no tool takes them
+#: for the library's own.
 _TEMPLATES = files("framework.commands") / "project"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
@@ -23,7 +25,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 def main(
     name: Annotated[str, typer.Argument(help="The folder to make; also the topology's id, and its topic.")],
 ) -> None:
-    """Write a project: pipeline.py, ratchet.toml, test_pipeline.py, README.md, and some records to begin with."""
+    """Write a project: pipeline.py, ratchet.toml, test_pipeline.py, README.md, and some records to
+    begin with."""
     with exit_codes():
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"{name!r} cannot be a project: write small letters, digits, - and _, a letter first")

@@ -1,4 +1,5 @@
-"""``ratchet find-poison MODULE:TOPOLOGY``: narrows a batch that fails down to the records that make it fail."""
+"""``ratchet find-poison MODULE:TOPOLOGY``: narrows a batch that fails down to the records that make
+it fail."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def main(
     overrides: Overrides = None,
     txid: Annotated[int | None, typer.Option("--txid", help="Another batch than the one that is due.")] = None,
 ) -> None:
-    """Process the batch that is due in this process, writing nothing, and narrow it down to the records that make it fail. Exit
-    status: 1 when there are such records."""
+    """Process the batch that is due in this process, writing nothing, and narrow it down to the
+    records that make it fail. Exit status: 1 when there are such records."""
     configure_logging(level="warning")
     with exit_codes():
         settings = Config.load(config, overrides or ())

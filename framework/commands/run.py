@@ -1,7 +1,8 @@
-"""``ratchet run MODULE:TOPOLOGY``, and ``python -m framework.run``: runs a topology from the command line.
+"""``ratchet run MODULE:TOPOLOGY``, and ``python -m framework.run``: runs a topology from the
+command line.
 
-Without arguments, the demo. ``MODULE:TOPOLOGY`` names a ``Topology``, or a function that makes one: without arguments, or
-with the configuration's ``app.*`` keys as its one argument.
+Without arguments, the demo. ``MODULE:TOPOLOGY`` names a ``Topology``, or a function that makes one:
+without arguments, or with the configuration's ``app.*`` keys as its one argument.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from framework.transactions.run import Run
 
 #: The demo is a program like any user's; the framework knows it by name only.
 DEMO = "examples.flights_demo:main"
-#: How long a first start waits for servers that do not answer. Later starts wait as a running topology does.
+#: How long a first start waits for servers that do not answer. Later starts wait as a running
+#: topology does.
 FIRST_ANSWER_S = 15.0
 _POLL_S = 0.5
 
@@ -127,8 +129,8 @@ def main(
 
 
 def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str) -> None:
-    """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a first start only so long:
-    their address may be wrong."""
+    """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a
+    first start only so long: their address may be wrong."""
     deadline = time.monotonic() + FIRST_ANSWER_S
     announced = False
     while True:

@@ -1,9 +1,10 @@
-"""``python -m framework.state MODULE:TOPOLOGY COMMAND``: the state of a topology, read at the last committed checkpoint while the
-topology runs; and its snapshots.
+"""``python -m framework.state MODULE:TOPOLOGY COMMAND``: the state of a topology, read at the last
+committed checkpoint while the topology runs; and its snapshots.
 
-Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'`` for a tuple. A snapshot is a
-file of JSON lines: a header, then one line per key with the bytes of key and value, as the provider's serializers make them, where
-values expire the time that it was put, and the task that has it. ``restore`` puts them back as they were.
+Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'``
+for a tuple. A snapshot is a file of JSON lines: a header, then one line per key with the bytes of
+key and value, as the provider's serializers make them, where values expire the time that it was
+put, and the task that has it. ``restore`` puts them back as they were.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def export(
 
 @app.command()
 def snapshot(topology: TopologyName, file: File, config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Save the state of all bolts, and the positions of the spouts, of one checkpoint. Needs a store that can be read as of one
-    moment, or a topology that is not running."""
+    """Save the state of all bolts, and the positions of the spouts, of one checkpoint. Needs a
+    store that can be read as of one moment, or a topology that is not running."""
     with _opened(topology, config, overrides) as (built, state), _written(file) as out:
         record = state.record
         if lacking := sorted(record.layouts.keys() - set(state.components)):
@@ -140,8 +141,8 @@ def snapshot(topology: TopologyName, file: File, config: ConfigFile = None, over
 
 @app.command()
 def restore(topology: TopologyName, file: File, config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Put the state and the positions of a snapshot in place of those that are there. The topology must not be running; its
-    parallelism may differ from the snapshot's."""
+    """Put the state and the positions of a snapshot in place of those that are there. The topology
+    must not be running; its parallelism may differ from the snapshot's."""
     settings, built, store = _loaded(topology, config, overrides)
     try:
         header = _header(_lines(file), file)
@@ -163,7 +164,8 @@ def restore(topology: TopologyName, file: File, config: ConfigFile = None, overr
 
 @app.command()
 def forget(topology: TopologyName, config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Remove all states and the positions of the spouts: the topology begins anew. It must not be running."""
+    """Remove all states and the positions of the spouts: the topology begins anew. It must not be
+    running."""
     settings, built, store = _loaded(topology, config, overrides)
     try:
         txid = forget_state(built, settings, store)
@@ -180,8 +182,8 @@ def diff(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show what has changed since a snapshot, one JSON array per line: component, key, value before, value now; null where there
-    is none. Exits with 1 when anything has."""
+    """Show what has changed since a snapshot, one JSON array per line: component, key, value
+    before, value now; null where there is none. Exits with 1 when anything has."""
     parsed = Config.load(config, overrides or ())
     conf = parsed.for_components()
     keys, values = serializers_of(provider_of(conf), conf)
@@ -277,7 +279,8 @@ def _encoded(serializer: Serializer, value: Any) -> str:
 
 
 def _entries(file: Path, config: Config) -> Iterator[tuple[str, Entry]]:
-    """What a snapshot holds, with its components. Raises ``CorruptStateError`` for one that is not whole."""
+    """What a snapshot holds, with its components. Raises ``CorruptStateError`` for one that is not
+    whole."""
     conf = config.for_components()
     keys, values = serializers_of(provider_of(conf), conf)
     lines = _lines(file)

@@ -26,8 +26,9 @@ def supervise(
     timeout_s: float | None = None,
     json_lines: bool = False,
 ) -> bool:
-    """Show progress until the run ends, ``stopped`` is set, or it has caught up: True, unless ``stopped`` ended it. Raises
-    what the topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
+    """Show progress until the run ends, ``stopped`` is set, or it has caught up: True, unless
+    ``stopped`` ended it. Raises what the topology failed with, and ``TimeoutError`` when catching
+    up takes longer than ``timeout_s``."""
     progress = ProgressLines(json_lines=json_lines)
     caught_up = threading.Event()
     problem: list[BaseException] = []
@@ -56,8 +57,8 @@ def supervise(
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal ends the process at once:
-    nothing is lost by that either."""
+    """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal
+    ends the process at once: nothing is lost by that either."""
     stopped = threading.Event()
 
     def on_signal(number: int, frame: Any) -> None:

@@ -1,4 +1,5 @@
-"""``ratchet list``, ``status`` and ``history``: topologies as the coordination store knows them, from any process and host."""
+"""``ratchet list``, ``status`` and ``history``: topologies as the coordination store knows them,
+from any process and host."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ history_app = typer.Typer(pretty_exceptions_enable=False)
 
 @list_app.command("list")
 def list_topologies(config: ConfigFile = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show every topology under transactional.zookeeper.root: running or not, transactional or core."""
+    """Show every topology under transactional.zookeeper.root: running or not, transactional or
+    core."""
     with _opened(config, overrides) as store:
         found = read_topologies(store)
         if as_json:
@@ -54,7 +56,8 @@ def show_status(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit status: 1 when nothing leads it."""
+    """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit
+    status: 1 when nothing leads it."""
     with _opened(config, overrides) as store:
         while True:
             found = read_topology(store, topology)
@@ -86,7 +89,8 @@ def show_history(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the transactions that are recorded: of each topology the last thousand that were closed."""
+    """Show the transactions that are recorded: of each topology the last thousand that were
+    closed."""
     with _opened(config, overrides) as store:
         if read_topology(store, topology) is None:
             raise _unknown(store, topology)
@@ -114,7 +118,7 @@ def show_history(
             typer.echo("no transaction failed" if failed else "no transaction is recorded")
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- what is shown ---
 
 
 def _row(found: TopologyOverview) -> tuple[str, ...]:
@@ -253,7 +257,7 @@ def _print_json(kind: str, document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps({"type": kind, **document}, default=str))
 
 
-# --- the store -------------------------------------------------------------------------------------------------------
+# --- the store ---
 
 
 @contextmanager

@@ -23,8 +23,8 @@ def main(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute a topology's sinks from its source and report every key that differs. Exit status: 0 all agree, 3 some
-    differ, 1 the answer cannot be known."""
+    """Recompute a topology's sinks from its source and report every key that differs. Exit status:
+    0 all agree, 3 some differ, 1 the answer cannot be known."""
     configure_logging(level="warning")
     with exit_codes():
         try:

@@ -1,7 +1,8 @@
-"""What each driver says of itself in the coordination store, for ``ratchet list`` and whoever else looks.
+"""What each driver says of itself in the coordination store, for ``ratchet list`` and whoever else
+looks.
 
-Nothing of the protocol depends on it. The node of a driver ends with its session, so a driver that died is gone from here
-as soon as another may lead.
+Nothing of the protocol depends on it. The node of a driver ends with its session, so a driver that
+died is gone from here as soon as another may lead.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _FOLDER = "drivers"
 class Driver:
     """A process that runs a topology, or stands by.
 
-    ``kind``: transactional or core. ``started_at`` and ``said_at``: seconds since the epoch, by the clock of its host.
-    ``status``: the ``summary()`` of its run.
+    ``kind``: transactional or core. ``started_at`` and ``said_at``: seconds since the epoch, by the
+    clock of its host. ``status``: the ``summary()`` of its run.
     """
 
     kind: str
@@ -48,8 +49,8 @@ class Driver:
 
 
 class Presence:
-    """Announces this process as a driver of a topology, and where its run stands, until it is closed. A store that does not
-    answer delays nobody: it is told again at the next turn."""
+    """Announces this process as a driver of a topology, and where its run stands, until it is
+    closed. A store that does not answer delays nobody: it is told again at the next turn."""
 
     def __init__(
         self,
@@ -81,7 +82,8 @@ class Presence:
         self._announce(None)
 
     def _announce(self, document: bytes | None) -> None:
-        # A node that cannot be written now is written at the next turn, and ends with the session anyway.
+        # A node that cannot be written now is written at the next turn, and ends with the session
+        # anyway.
         with suppress(RatchetError):
             self._store.announce(self._path, document)
 
@@ -93,7 +95,8 @@ class Presence:
 
 
 def read_drivers(store: CoordinationStore, topology_id: str) -> list[Driver]:
-    """The drivers of a topology that live now, the one that leads first. Raises ``CorruptStateError``."""
+    """The drivers of a topology that live now, the one that leads first. Raises
+    ``CorruptStateError``."""
     state = TransactionalState(store, topology_id)
     documents = [state.get_data(f"{_FOLDER}/{name}") for name in state.children(_FOLDER)]
     drivers = [Driver(**each) for each in documents if each is not None]  # None: it has gone in between

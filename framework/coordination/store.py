@@ -93,9 +93,9 @@ class CoordinationStore(ABC):
 
     @abstractmethod
     def announce(self, path: str, data: bytes | None) -> None:
-        """Create a node that ends with this process's session, or replace its data; None removes it. Needs no leadership. The
-        protocol must not depend on such nodes: they are for observers. Raises ``RetryableError`` when the store does not
-        answer."""
+        """Create a node that ends with this process's session, or replace its data; None removes
+        it. Needs no leadership. The protocol must not depend on such nodes: they are for observers.
+        Raises ``RetryableError`` when the store does not answer."""
 
     @abstractmethod
     def close(self) -> None:

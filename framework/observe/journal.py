@@ -75,7 +75,8 @@ class TransactionRecord:
 
     @property
     def closed_at(self) -> float | None:
-        """When its last attempt was committed, in seconds since the epoch, by the clock of its driver; None if it was not."""
+        """When its last attempt was committed, in seconds since the epoch, by the clock of its
+        driver; None if it was not."""
         last = self.attempts[-1] if self.attempts else None
         if last is None or last.commit_ms is None:
             return None

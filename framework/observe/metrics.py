@@ -19,7 +19,8 @@ from framework.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """What is measured. ``kind``: gauge, or counter, whose name ends in ``_total`` where it is served."""
+    """What is measured. ``kind``: gauge, or counter, whose name ends in ``_total`` where it is
+    served."""
 
     name: str
     kind: str

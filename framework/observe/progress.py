@@ -27,7 +27,8 @@ class Observed(Protocol):
 
 
 class TerminalStream(io.TextIOBase):
-    """A terminal whose last line is rewritten in place. What else is written stands above that line."""
+    """A terminal whose last line is rewritten in place. What else is written stands above that
+    line."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -69,7 +70,8 @@ class TerminalStream(io.TextIOBase):
 
 class ProgressLines:
     """Prints a status at most every ``every_s`` seconds. On a terminal it rewrites the line in
-    place; elsewhere it appends lines. ``json_lines``: lines of type ``status`` on standard output."""
+    place; elsewhere it appends lines. ``json_lines``: lines of type ``status`` on standard
+    output."""
 
     def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
         chosen = stream or (sys.stdout if json_lines else sys.stderr)

@@ -55,7 +55,7 @@ class MsgpackSerializer:
 
     >>> MsgpackSerializer().loads(MsgpackSerializer().dumps(("word", 3, {"a", "b"}))) == ("word", 3, {"a", "b"})
     True
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def dumps(self, value: Any) -> bytes:
         try:

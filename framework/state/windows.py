@@ -85,7 +85,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
     ...         declarer.declare(Fields(user=str, start=float, total=int))
 
     Source: ``org.apache.storm.topology.base.BaseWindowedBolt`` and ``BaseStatefulWindowedBolt``.
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(self, windows: Windows, *, key: Sequence[str] = (), late: Fields | None = None) -> None:
         if isinstance(windows, CountWindow) and late is not None:

@@ -212,7 +212,8 @@ class FencedState(ABC):
         has the wrong shape."""
 
     def check(self, topology_id: str) -> None:
-        """As ``prepare``, but change nothing: for ``ratchet check``, and before a run starts. Raises as ``prepare``."""
+        """As ``prepare``, but change nothing: for ``ratchet check``, and before a run starts.
+        Raises as ``prepare``."""
 
     @abstractmethod
     def read_header(self) -> Header:

@@ -310,8 +310,9 @@ class PartitionPlanner(ABC):
         return meta
 
     def check(self) -> None:
-        """Find out whether the source is there and may be read. Raises ``ConfigError`` naming what is missing, and
-        ``RetryableError`` when nobody answers. Called before a topology starts, by ``ratchet check`` and ``ratchet run``."""
+        """Find out whether the source is there and may be read. Raises ``ConfigError`` naming what
+        is missing, and ``RetryableError`` when nobody answers. Called before a topology starts, by
+        ``ratchet check`` and ``ratchet run``."""
 
     def source_identity(self) -> Mapping[str, Any]:
         """What must not change while a topology's state exists; JSON-able. Compared at every

@@ -371,7 +371,8 @@ def read_history(store: CoordinationStore, topology_id: str) -> list[Transaction
 
 
 def read_transaction(store: CoordinationStore, topology_id: str, txid: int) -> TransactionRecord | None:
-    """The record of one closed transaction, or None when it is not kept any more. Raises as ``read_history``."""
+    """The record of one closed transaction, or None when it is not kept any more. Raises as
+    ``read_history``."""
     found = _record_in(TransactionalState(store, topology_id), topology_id, _slot(txid))
     return found if found is not None and found.txid == txid else None
 
@@ -382,8 +383,8 @@ def is_transactional(store: CoordinationStore, topology_id: str) -> bool:
 
 
 def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequence[str]:
-    """In what a topology has another shape than the state of its id was written by; nothing when there is none. No leadership
-    is needed. Raises ``CorruptStateError``."""
+    """In what a topology has another shape than the state of its id was written by; nothing when
+    there is none. No leadership is needed. Raises ``CorruptStateError``."""
     meta = TransactionalState(store, topology.id).get_data(META)
     if not isinstance(meta, dict) or meta.get("digest") == topology.digest():
         return ()

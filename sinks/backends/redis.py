@@ -298,7 +298,8 @@ class RedisBackend(MapBackend):
         return orjson.dumps([[[name, str(each.type_of(name))] for name in each] for each in self.fields])
 
     def _check_owned(self, header_text: bytes, found: bytes, topology_id: str) -> Header:
-        """The header that is there. Raises ``ConfigError`` when it is another topology's, or of other columns."""
+        """The header that is there. Raises ``ConfigError`` when it is another topology's, or of
+        other columns."""
         header, columns = self._header_in(header_text), self._columns_text()
         if header.topology_id != topology_id:
             raise ConfigError(

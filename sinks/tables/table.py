@@ -301,7 +301,8 @@ class FileTable(FencedState):
         return header
 
     def _check_owned(self, header: Header, topology_id: str) -> TableShape:
-        """The shape of the table that is there. Raises ``ConfigError`` when it is another topology's, or of other columns."""
+        """The shape of the table that is there. Raises ``ConfigError`` when it is another
+        topology's, or of other columns."""
         if header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "

@@ -106,7 +106,7 @@ class AvroCodec(PerValueCodec):
     >>> codec = AvroCodec({"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]})
     >>> codec.decode([b"\\x06dog", None]).to_pylist()
     [{'word': 'dog'}, {'word': None}]
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(self, schema: Schema | Path, reader_schema: Schema | Path | None = None) -> None:
         self._schema = loaded(schema)

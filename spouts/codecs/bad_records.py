@@ -53,7 +53,7 @@ class BadRecordShare:
     ...
     framework.errors.BadRecordError: 11 of the last 505 records could not be decoded: more than bad_record_share_max = \
 0.01 allows (of 1,000 at least); correct the codec, or raise the limit
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(self, share_max: float | None) -> None:
         valid = isinstance(share_max, (int, float)) and not isinstance(share_max, bool) and 0 <= share_max <= 1

@@ -30,7 +30,7 @@ class JsonCodec(BulkCodec):
 
     >>> JsonCodec(Fields(word=str, amount=int)).decode([b'{"word": "a", "amount": 7, "x": 1}']).to_pylist()
     [{'word': 'a', 'amount': 7}]
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(self, fields: Fields | pa.Schema) -> None:
         self.fields = fields if isinstance(fields, Fields) else Fields.of_schema(fields)
@@ -56,7 +56,7 @@ class JsonCodec(BulkCodec):
 
         >>> JsonCodec.from_json_schema({"type": "object", "properties": {"n": {"type": "integer"}}}).fields
         Fields(n: int64)
-        """
+        """  # noqa: W505 - doctest lines are not wrapped
         return cls(schema_of_json_schema(schema))
 
     @classmethod

@@ -21,7 +21,7 @@ class AckedOffsets:
     14
     >>> offsets.acked(14); offsets.committable, offsets.span
     (15, 0)
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(self, position: int) -> None:
         self.position = position

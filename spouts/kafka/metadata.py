@@ -114,7 +114,8 @@ class KafkaMetadata:
         return self._known
 
     def check_topics(self) -> None:
-        """Raises ``ConfigError`` when a topic that was named does not exist, or none matches the pattern; else as ``topics``."""
+        """Raises ``ConfigError`` when a topic that was named does not exist, or none matches the
+        pattern; else as ``topics``."""
         self.refresh()  # it may have been created a moment ago
         found = self.topics()
         if not found.missing and found.topic_ids:

@@ -1,5 +1,5 @@
-"""``ratchet topic``: create a topic, write to it, look into it. For first steps and for looking around; records of a
-pipeline are written by producers of one's own."""
+"""``ratchet topic``: create a topic, write to it, look into it. For first steps and for looking
+around; records of a pipeline are written by producers of one's own."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def peek(
             consumer.close()
 
 
-# --- inside ----------------------------------------------------------------------------------------------------------
+# --- inside ---
 
 
 @contextmanager

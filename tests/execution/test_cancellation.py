@@ -103,10 +103,11 @@ def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, 
 
 
 @pytest.mark.fault(6)
+@pytest.mark.parametrize(
+    "runner", ["collapsed", "spread", pytest.param("cluster", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:
     """Another worker does the batch again."""
-    if runner[0] == "local":
-        return  # the worker is this process
     with start(stalling(tmp_path, die), runner) as run:
         run.wait_until_caught_up(240)
         assert run.status().attempts_failed >= 1

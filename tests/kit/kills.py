@@ -85,6 +85,7 @@ def kill_often(
     topics.create(TOPIC, PARTITIONS)
     stop = threading.Event()
     feeder = threading.Thread(target=_feed, args=(topics, seen, stop, per_second, record))
+    tasks = 0  # of the driver that runs now; 0 is the topology's own number
     with contextlib.ExitStack() as stack:
         spark = stack.enter_context(SparkCluster(folder / "spark", workers)) if workers else None
         base = {
@@ -103,13 +104,18 @@ def kill_often(
                 raise RuntimeError(f"the driver had ended by itself; its log ends:\n{process.tail()}")
             process.start(*options)
 
+        def other_tasks() -> Sequence[str]:
+            nonlocal tasks
+            tasks = chance.choice([each for each in range(1, 5) if each != tasks])
+            return "--set", f"app.tasks={tasks}"
+
         def rescale() -> None:
             if chance.random() < 0.5:
                 process.signal(signal.SIGTERM)
                 process.finish()
-                process.start(*_other_tasks(chance))
+                process.start(*other_tasks())
             else:
-                kill_driver(*_other_tasks(chance))
+                kill_driver(*other_tasks())
 
         def executors() -> list[int]:
             return spark.await_executors(workers) if spark is not None else []
@@ -173,10 +179,6 @@ def _feed(
             seen.messages += 1
         producer.poll(0)
     producer.arrived(60)
-
-
-def _other_tasks(chance: random.Random) -> Sequence[str]:
-    return "--set", f"app.tasks={chance.randint(1, 4)}"
 
 
 def _restart(server: Any) -> None:

@@ -314,7 +314,7 @@ def kafka_topology(app: Any) -> Topology:
 
 
 @pytest.mark.integration
-def test_verify_from_the_command_line_over_kafka_exits_1_on_a_difference(
+def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topics.create(name, 2)
@@ -341,7 +341,7 @@ def test_verify_from_the_command_line_over_kafka_exits_1_on_a_difference(
     with sqlite3.connect(tmp_path / "x.db") as connection:
         connection.execute("UPDATE words SET count = count - 1 WHERE word = 'w2'")
     wrong = command()
-    assert wrong.returncode == 1
+    assert wrong.returncode == 3
     assert "1 differ" in wrong.stdout
     assert "'w2': the sink has (57,), the source gives (58,)" in wrong.stdout
     store: CoordinationStore = _store(servers)

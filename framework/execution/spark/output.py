@@ -1,7 +1,8 @@
 """What the JVM of Spark prints, and the Python workers below it.
 
-While Spark starts and ends, that is about Spark: it goes to a log file, which is kept and named when something fails. In
-between it is what the user's code prints in tasks, and goes to standard error.
+While Spark starts and ends, that is about Spark: it goes to a log file, which is kept and named
+when something fails. In between it is what the user's code prints in tasks, and goes to standard
+error.
 """
 
 from __future__ import annotations
