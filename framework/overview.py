@@ -37,24 +37,26 @@ class TopologyOverview:
 
     @property
     def standbys(self) -> list[Driver]:
-        return [each for each in self.drivers if each.phase == "standby"]
+        return self.drivers[1:] if self.leader is not None else self.drivers
 
     @property
     def state(self) -> str:
         """One word: running, waiting (what it does fails and is tried again), starting, standby,
         led, or stopped."""
-        leader = self.leader
-        if leader is None:
-            return "standby" if self.drivers else "led" if self.led else "stopped"
-        if leader.status.get("waiting_for") or leader.status.get("repeating"):
+        if any(each.status.get("waiting_for") or each.status.get("repeating") for each in self.drivers):
             return "waiting"
-        return leader.phase
+        if self.leader is not None:
+            return self.leader.phase
+        return "standby" if self.drivers else "led" if self.led else "stopped"
 
     @property
     def trouble(self) -> str | None:
         """What it waits for, or what failed last."""
-        status = self.leader.status if self.leader is not None else {}
-        return status.get("repeating") or status.get("waiting_for") or status.get("last_error")
+        for name in ("repeating", "waiting_for", "last_error"):
+            found = [str(each.status[name]) for each in self.drivers if each.status.get(name)]
+            if found:
+                return found[0]
+        return None
 
     def document(self) -> dict[str, Any]:
         """Everything, JSON-able."""

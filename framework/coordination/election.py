@@ -15,6 +15,7 @@ import structlog
 from framework.coordination.steps import Steps
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import ConfigError, LeadershipLostError, RetryableError, StaleWriterError
+from framework.observe.waits import Waits
 
 _log = structlog.get_logger()
 
@@ -58,6 +59,7 @@ class Candidate:
         self._stand_by = stand_by
         self._progress = progress
         self._lets_another_lead = standby
+        self._waits = Waits(topology=topology_id)
 
     def running(self) -> Steps[None]:
         """Run until a stop is requested or the topology is over. Raises the errors of ``lead``,
@@ -70,10 +72,12 @@ class Candidate:
                 if (yield from self._leading()):
                     return
             except (StaleWriterError, LeadershipLostError, RetryableError) as error:
-                _log.warning("driver.stepped_down", topology=self._topology_id, reason=str(error))
+                self._waits.again("driver.stepped_down", str(error))
                 self._stand_by(error)
                 repeating = isinstance(error, RetryableError)
             got_on, reached = self._progress() > reached, self._progress()
+            if got_on:
+                self._waits.over()
             pause_s = min(2 * pause_s, _PAUSE_MAX_S) if repeating and not got_on else _PAUSE_S
             yield partial(self._stop_requested.wait, pause_s)
 

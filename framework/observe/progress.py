@@ -33,6 +33,7 @@ class TerminalStream(io.TextIOBase):
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._line = ""
+        self._pending = ""
         self._lock = threading.RLock()  # a signal handler may write while its own thread does
 
     def isatty(self) -> bool:
@@ -43,8 +44,14 @@ class TerminalStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         with self._lock:
-            below = self._line if text.endswith("\n") else ""
-            self._stream.write((_CLEAR if self._line else "") + text + below)
+            self._pending += text
+            whole, newline, rest = self._pending.rpartition("\n")
+            if not self._line:
+                self._stream.write(self._pending)
+                self._pending = ""
+            elif newline:  # a line is complete: ``print`` writes its end separately
+                self._stream.write(_CLEAR + whole + newline + self._line)
+                self._pending = rest
             self._stream.flush()
         return len(text)
 
@@ -63,9 +70,9 @@ class TerminalStream(io.TextIOBase):
         """Let the last line stand; what follows comes below it."""
         with self._lock:
             if self._line:
-                self._line = ""
-                self._stream.write("\n")
+                self._stream.write("\n" + self._pending)
                 self._stream.flush()
+                self._line = self._pending = ""
 
 
 class ProgressLines:

@@ -23,6 +23,7 @@ from framework.topology.graph import (
     valid_id,
 )
 from framework.topology.hashing import ALGORITHM
+from framework.topology.signatures import check_signatures
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     OpaquePartitionedTransactionalSpout,
@@ -129,6 +130,7 @@ class TransactionalTopologyBuilder:
             )
         self._at_least_once = at_least_once
         declarer = OutputFieldsDeclarer(valid_id("spout", spout_id))
+        check_signatures("spout", spout_id, spout)
         spout.declare_output_fields(declarer)
         self._spout = Component(
             spout_id,

@@ -18,6 +18,7 @@ from framework.topology.graph import (
     in_order,
     valid_id,
 )
+from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spouts import DEAD_LETTER_STREAM
 from framework.topology.stateful import BaseStatefulBolt
 
@@ -68,12 +69,15 @@ class TopologyBuilder:
         if spout_id in self._spouts or spout_id in self._bolts:
             raise TopologyError(f"component id {spout_id!r} is used twice: every spout and bolt needs an id of its own")
         factory = spout if not isinstance(spout, BaseRichSpout) and callable(spout) else None
+        if factory is not None:
+            check_factory("spout", spout_id, factory)
         instance = factory() if factory is not None else spout
         if not isinstance(instance, BaseRichSpout):
             raise TopologyError(
                 f"spout {spout_id!r} is a {type(instance).__name__}: a core topology takes a BaseRichSpout; transactional "
                 "spouts belong into a TransactionalTopologyBuilder"
             )
+        check_signatures("spout", spout_id, instance)
         declarer = OutputFieldsDeclarer(spout_id, attempts=False)
         instance.declare_output_fields(declarer)
         self._spouts[spout_id] = Component(

@@ -24,6 +24,7 @@ from framework.topology.groupings import (
     PartialKeyGrouping,
     ShuffleGrouping,
 )
+from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spouts import Spout
 
 #: Above this, a parallelism is taken for a mistake of units.
@@ -168,12 +169,14 @@ class Bolts:
         factory: Callable[[], Bolt] | None = None
         instance = bolt
         if not isinstance(bolt, Bolt) and callable(bolt):
+            check_factory("bolt", bolt_id, bolt)
             factory = bolt
             instance = bolt()
         if not isinstance(instance, Bolt):
             raise TopologyError(
                 f"bolt {bolt_id!r} is a {type(instance).__name__}: give a bolt or a function that makes one"
             )
+        check_signatures("bolt", bolt_id, instance)
         marked = committer or isinstance(instance, Committer)
         if marked and not hasattr(instance, "finish_batch"):
             raise TopologyError(

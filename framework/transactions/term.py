@@ -27,6 +27,7 @@ from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader
 from framework.observe.journal import AttemptRecord
+from framework.observe.waits import Waits
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import (
@@ -106,6 +107,7 @@ class Term:
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._phases: list[threading.Thread] = []
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
+        self._waits = Waits(topology=topology.id)
         self._coordinator = Coordinator(
             kind_of(topology.spout.instance),
             recovery.recovered,
@@ -230,6 +232,7 @@ class Term:
         closed = command.currtx - 1
         self._documents.save(command, self._journal.record(closed))
         self._log_committed(closed, self._journal.committed(closed))
+        self._waits.over()
         self._update(committed_txid=closed, repeating=None)
         plan = self._coordinator.committed_plan
         if plan is not None:
@@ -327,7 +330,7 @@ class Term:
                 self._planner.lost(self._coordinator.plan_of(txid) or {})
             self._journal.failed(txid, attempt_id, str(event.failure))
             self._update(last_error=str(event.failure), repeating=str(event.failure))
-            self._log_failure("batch.failed", event.failure, txid=txid, attempt=attempt_id)
+            self._log_failed_attempt(event.failure, txid, attempt_id)
         elif isinstance(event, Processed):
             read = result.read
             self._journal.processed(
@@ -378,6 +381,12 @@ class Term:
             waiting_ms=attempt.waiting_ms,
             commit_ms=attempt.commit_ms,
         )
+
+    def _log_failed_attempt(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
+        if failure.kind is FailureKind.RETRYABLE:  # it is tried again until it works
+            self._waits.again("batch.failed", str(failure), txid=txid, attempt=attempt_id)
+        else:
+            self._log_failure("batch.failed", failure, txid=txid, attempt=attempt_id)
 
     def _log_failure(self, event: str, failure: TaskFailure, **fields: Any) -> None:
         _log.warning(

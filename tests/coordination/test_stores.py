@@ -74,6 +74,16 @@ class StoreContract:
         successor.apply([Put(f"{name}/x", b"second")])
         assert stores[0].get(f"{name}/x") == b"second"
 
+    def test_what_is_announced_is_read_by_others_until_it_is_taken_back(
+        self, stores: list[CoordinationStore], name: str
+    ) -> None:
+        first, second = stores
+        for text in (b"1", b"2"):
+            first.announce(f"{name}/drivers/one", text)
+            assert (second.get(f"{name}/drivers/one"), second.children(f"{name}/drivers")) == (text, ["one"])
+        first.announce(f"{name}/drivers/one", None)
+        assert second.children(f"{name}/drivers") == []
+
     def test_two_paths_have_leaders_of_their_own(self, stores: list[CoordinationStore], name: str) -> None:
         elected(stores[0], f"{name}-a")
         assert elected(stores[1], f"{name}-b").epoch == 1

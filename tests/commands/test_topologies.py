@@ -1,0 +1,253 @@
+"""``ratchet list``, ``status``, ``history``, ``check`` and ``topic``, with real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import Fields, Topology, TopologyBuilder, TransactionalTopologyBuilder, submit
+from framework.coordination.presence import read_drivers
+from framework.errors import RetryableError
+from framework.topology import BaseBasicBolt
+from framework.transactions import ZooKeeperStore
+from integration import EmbeddedServers
+from integration.server import free_port
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout, TextCodec
+from tests.kit.command import Answer, call
+from tests.kit.stores import wait_for
+from tests.kit.topics import Topics
+
+pytestmark = pytest.mark.integration
+
+
+class Words:
+    """A topology of one partition, and the commands about it."""
+
+    def __init__(self, servers: EmbeddedServers, name: str, folder: Path) -> None:
+        self.root = f"/{name}"
+        self.settings = {
+            "transactional.zookeeper.servers": servers.zookeeper,
+            "transactional.zookeeper.root": self.root,
+            "transactional.zookeeper.session.timeout.secs": 2,
+        }
+        self.folder = folder
+        self.spout = OpaqueMemoryTransactionalSpout({0: [["a"], ["b"], ["a"]]}, Fields(word=str), 2)
+
+    def topology(self) -> Topology:
+        builder = TransactionalTopologyBuilder("words", "lines", self.spout)
+        state = OpaqueMapState(SqliteBackend(self.folder / "x.db", "words"))
+        builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("lines")
+        return builder.build()
+
+    def ask(self, command: str, *words: str) -> Answer:
+        options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
+        return call("framework", command, *words, *options)
+
+    def documents(self, command: str, *words: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.ask(command, *words, "--json").stdout.splitlines()]
+
+
+@pytest.fixture
+def words(servers: EmbeddedServers, name: str, tmp_path: Path) -> Iterator[Words]:
+    yield Words(servers, name, tmp_path)
+
+
+def test_a_root_without_topologies_is_empty_and_an_unknown_topology_is_named(words: Words) -> None:
+    assert words.ask("list").stdout == "no topology has run under this root\n"
+    answer = words.ask("status", "words")
+    assert answer.returncode == 2
+    assert "no topology 'words' has run under this root; there are: none" in answer.stderr
+
+
+def test_a_topology_is_listed_while_it_runs_with_its_standby_and_after_it(words: Words) -> None:
+    with submit(words.topology(), words.settings, executor="local") as run:
+        run.wait_until_caught_up(60)
+        with submit(words.topology(), words.settings, executor="local", standby=True):
+            wait_for(
+                lambda: [each["phase"] for each in words.documents("list")[0]["drivers"]] == ["running", "standby"]
+            )
+            (listed,) = words.documents("list")
+            assert (listed["type"], listed["topology"], listed["kind"]) == ("topology", "words", "transactional")
+            assert (listed["state"], listed["txid"]) == ("running", 2)
+            wait_for(lambda: words.documents("list")[0]["status"]["committed_rows"] == 3)
+            shown = words.ask("status", "words")
+            assert shown.returncode == 0
+            lines = [line.split() for line in shown.stdout.splitlines()]
+            assert ["state", "running"] in lines
+            assert [line[0] for line in lines if line[0] == "standby"] == ["standby"]
+    (listed,) = words.documents("list")
+    assert (listed["state"], listed["drivers"], listed["txid"]) == ("stopped", [], 2)
+    assert words.ask("status", "words").returncode == 1
+
+
+def test_a_topology_that_waits_says_for_what(words: Words) -> None:
+    class Away(SqliteBackend):
+        def raise_header(self, expected: Any, new: Any) -> None:
+            raise RetryableError("the sink does not answer")
+
+    def topology() -> Topology:
+        builder = TransactionalTopologyBuilder("words", "lines", words.spout)
+        state = OpaqueMapState(Away(words.folder / "x.db", "words"))
+        builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("lines")
+        return builder.build()
+
+    with submit(topology(), words.settings, executor="local"):
+        wait_for(lambda: "does not answer" in (words.ask("list").stdout))
+
+
+def test_the_driver_of_a_core_topology_is_listed_too(words: Words) -> None:
+    class Prints(BaseBasicBolt):
+        def execute(self, tup: Any, collector: Any) -> None:
+            pass
+
+    from tests.kit.core_parts import ListSpout
+
+    builder = TopologyBuilder("numbers")
+    builder.set_spout("numbers", ListSpout("numbers", [1, 2, 3]))
+    builder.set_bolt("prints", Prints()).shuffle_grouping("numbers")
+    with submit(builder.build(), words.settings, executor="local") as run:
+        run.wait_until_idle(60)
+        wait_for(lambda: words.documents("list") != [] and words.documents("list")[0]["state"] == "running")
+        assert words.documents("list")[0]["kind"] == "core"
+        assert "prints" in words.ask("status", "numbers").stdout
+    assert words.documents("list")[0]["state"] == "stopped"
+
+
+def test_a_driver_that_dies_is_gone_with_its_session(words: Words, servers: EmbeddedServers) -> None:
+    driver = ZooKeeperStore(servers.zookeeper, words.root, session_timeout_s=2)
+    driver.announce("words/drivers/1", b'{"format": 1, "value": {}}')
+    other = ZooKeeperStore(servers.zookeeper, words.root)
+    assert other.children("words/drivers") == ["1"]
+    driver.close()
+    wait_for(lambda: read_drivers(other, "words") == [])
+    other.close()
+
+
+def test_history_shows_transactions_and_one_of_them_whole(words: Words) -> None:
+    with submit(words.topology(), words.settings, executor="local") as run:
+        run.wait_until_caught_up(60)
+    records = words.documents("history", "words")
+    assert [(each["type"], each["txid"], each["attempts_total"]) for each in records] == [
+        ("transaction", 1, 1),
+        ("transaction", 2, 1),
+    ]
+    assert len(words.ask("history", "words", "--limit", "1").stdout.splitlines()) == 2
+    whole = words.ask("history", "words", "--txid", "2").stdout
+    assert "transaction 2, 1 attempts" in whole
+    assert "lines->count: 1 rows" in whole
+    assert words.ask("history", "words", "--failed").stdout == "no transaction failed\n"
+    answer = words.ask("history", "words", "--txid", "3")
+    assert answer.returncode == 2
+    assert "no record of transaction 3" in answer.stderr
+
+
+# --- check ---
+
+
+def kafka_topology(servers: str, topic: str, folder: Path) -> str:
+    (folder / "mine.py").write_text(
+        "from framework import *\nfrom sinks import *\nfrom spouts import *\n"
+        f"spout = OpaqueKafkaTransactionalSpout([{topic!r}], bootstrap_servers={servers!r}, codec=TextCodec())\n"
+        f"b = TransactionalTopologyBuilder({topic!r}, 'lines', spout)\n"
+        f"s = OpaqueMapState(SqliteBackend({str(folder / 'x.db')!r}, 'words'))\n"
+        "b.set_bolt('count', StateCommitter(s, ['value'], {'n': Count()})).global_grouping('lines')\n"
+        "topology = b.build()\n"
+    )
+    return "mine:topology"
+
+
+def checked(words: Words, topology: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    options = [part for key, value in words.settings.items() for part in ("--set", f"{key}={value}")]
+    answer = call("framework", "check", topology, "--json", *options, cwd=words.folder)
+    return answer.returncode, {each["subject"]: each for each in map(json.loads, answer.stdout.splitlines())}
+
+
+def test_check_finds_nothing_wrong_and_changes_nothing(words: Words, topics: Topics, name: str) -> None:
+    topics.create(name, 3)
+    status, findings = checked(words, kafka_topology(topics.bootstrap_servers, name, words.folder))
+    assert status == 0
+    assert findings["source lines"]["text"] == "3 partitions"
+    assert "exactly-once" in findings["sink count"]["text"]
+    assert not (words.folder / "x.db").exists()
+    assert words.ask("list").stdout == "no topology has run under this root\n"
+
+
+def test_check_names_a_topic_that_is_missing_and_those_that_there_are(words: Words, topics: Topics, name: str) -> None:
+    topics.create(f"{name}-other", 1)
+    status, findings = checked(words, kafka_topology(topics.bootstrap_servers, name, words.folder))
+    assert status == 1
+    text = findings["source lines"]["text"]
+    assert f"topic {name!r} does not exist at {topics.bootstrap_servers}; there are: " in text
+    assert not findings["source lines"]["ok"]
+    assert findings["sink count"]["ok"]
+
+
+def test_check_names_a_broker_that_does_not_answer(words: Words, name: str) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    status, findings = checked(words, kafka_topology(nobody, name, words.folder))
+    assert status == 1
+    assert nobody in findings["source lines"]["text"]
+
+
+def test_check_names_a_table_of_another_topology(words: Words, topics: Topics, name: str) -> None:
+    with submit(words.topology(), words.settings, executor="local") as run:
+        run.wait_until_caught_up(60)
+    topics.create(name, 1)
+    status, findings = checked(words, kafka_topology(topics.bootstrap_servers, name, words.folder))
+    assert status == 1
+    assert "belongs to topology 'words'" in findings["sink count"]["text"]
+
+
+def test_a_run_over_a_topic_that_does_not_exist_fails_before_it_starts(words: Words, topics: Topics, name: str) -> None:
+    """A scheduled job with a misspelt topic must not report success."""
+    topology = kafka_topology(topics.bootstrap_servers, name, words.folder)
+    options = [part for key, value in words.settings.items() for part in ("--set", f"{key}={value}")]
+    answer = call("framework", "run", topology, "--until-caught-up", "--executor", "local", *options, cwd=words.folder)
+    assert answer.returncode == 2
+    assert f"error: topic {name!r} does not exist at" in answer.stderr
+
+
+def test_catching_up_with_a_topic_that_does_not_exist_is_an_error(topics: Topics, name: str, tmp_path: Path) -> None:
+    builder = TransactionalTopologyBuilder(name, "lines", _kafka_spout(topics.bootstrap_servers, name))
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("lines")
+    from framework.errors import ConfigError
+
+    with submit(builder.build(), executor="local") as run, pytest.raises(ConfigError, match="does not exist"):
+        run.wait_until_caught_up(60)
+
+
+def _kafka_spout(servers: str, topic: str) -> Any:
+    from spouts import OpaqueKafkaTransactionalSpout
+
+    return OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=servers, codec=TextCodec())
+
+
+# --- topics ---
+
+
+def test_records_are_written_to_a_topic_and_looked_at(topics: Topics, name: str, tmp_path: Path) -> None:
+    def topic(*words: str) -> Answer:
+        return call("framework", "topic", *words, "--kafka", topics.bootstrap_servers)
+
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"who": "ann", "n": 1}\n\n{"who": "bob", "n": 2}\n')
+    assert topic("create", name, "--partitions", "1").stdout == f"topic {name} has 1 partition\n"
+    assert topic("produce", name, str(lines), "--key", "who").stdout == f"2 records written to {name}\n"
+    shown = [json.loads(line) for line in topic("peek", name, "--json").stdout.splitlines()]
+    assert [(each["offset"], each["key"], each["value"]) for each in shown] == [
+        (0, "ann", '{"who": "ann", "n": 1}'),
+        (1, "bob", '{"who": "bob", "n": 2}'),
+    ]
+    assert topic("peek", name, "-n", "1").stdout == '0/1  bob  {"who": "bob", "n": 2}\n'
+    again = topic("create", name)
+    assert again.returncode != 0 and "already exists" in again.stderr
+    keyless = topic("produce", name, str(lines), "--key", "nobody")
+    assert keyless.returncode == 2 and "line 1 is not a JSON object with a field 'nobody'" in keyless.stderr
+    assert topic("peek", f"{name}-no").returncode == 2
+    assert topic("produce", name, str(tmp_path / "none")).returncode == 2
