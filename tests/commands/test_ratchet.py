@@ -14,6 +14,7 @@ from framework.commands.cli import COMMANDS
 from framework.commands.reference import config_keys
 from framework.observe.metrics import METRICS
 from tests.kit.command import call
+from tests.kit.reference import PAGE, page
 
 
 def ratchet(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
@@ -118,6 +119,10 @@ def test_every_configuration_key_is_explained() -> None:
     status, _, err = ratchet("config", "topology.max.atempts")
     assert status == 2
     assert "did you mean 'topology.max.attempts'?" in err
+
+
+def test_the_page_of_the_configuration_is_the_reference() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.kit.reference"
 
 
 def test_every_metric_is_explained() -> None:
