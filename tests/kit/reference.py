@@ -1,4 +1,5 @@
-"""Writes ``docs/configuration.md`` from the configuration itself: ``python -m tests.kit.reference``."""
+"""Writes ``docs/configuration.md`` from the configuration itself: ``python -m
+tests.kit.reference``."""
 
 from __future__ import annotations
 
