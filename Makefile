@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 SCHEDULES ?= 100000
 
-.PHONY: run test test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
+.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -16,7 +16,11 @@ PROCESSES ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --durations=30 --durations-min=10
 
 # What CI runs: every promise, each in its shortest form. docs/promises.md says which are held by test-all only.
-test: $(STAMP) lint
+test: $(STAMP)
+	$(MAKE) --no-print-directory --jobs 2 lint test-short
+
+# The linters use one core: beside the tests they cost no time.
+test-short: $(STAMP)
 	$(PYTEST) --ignore tests/servers
 	$(PYTEST) --all --servers=containers $(IN_CONTAINERS)
 

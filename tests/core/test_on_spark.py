@@ -30,7 +30,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.behaviour("4.1", "4.3", "4.4")
-@pytest.mark.parametrize("ackers", [0, 1, 3])
+@pytest.mark.parametrize(
+    "ackers", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, ackers: int) -> None:
     """Messages come in many rounds.
 

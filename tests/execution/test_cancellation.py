@@ -18,7 +18,7 @@ from framework import BaseBasicBolt, BaseBatchBolt, Fields, TransactionalTopolog
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.bolts import UpdateGlobalCount
-from tests.kit.runners import start
+from tests.kit.runners import SPREAD_ONLY, start
 
 ROWS = {each: [[f"w{number % 4}"] for number in range(20)] for each in range(2)}
 EXACT = {f"w{number}": 10 for number in range(4)}
@@ -85,6 +85,7 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
 
 @pytest.mark.behaviour("1.12")
 @pytest.mark.rule("C18")
+@pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)
 def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, tmp_path: Path) -> None:
     """The hanging tasks fill every slot, so the replay needs those slots back."""
     topology = stalling(tmp_path, hang)
@@ -103,9 +104,7 @@ def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, 
 
 
 @pytest.mark.fault(6)
-@pytest.mark.parametrize(
-    "runner", ["collapsed", "spread", pytest.param("cluster", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.parametrize("runner", SPREAD_ONLY[1:], indirect=True)
 def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:
     """Another worker does the batch again."""
     with start(stalling(tmp_path, die), runner) as run:

@@ -21,7 +21,7 @@ from framework.errors import TopologyError
 from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.runners import DATA, WORDS, start
+from tests.kit.runners import DATA, SPREAD_ONLY, WORDS, start
 
 # All in the process that runs Spark, in-process runs too: a DataFrame needs a session.
 pytestmark = pytest.mark.spark
@@ -70,6 +70,7 @@ def table(path: Path, name: str, key: str, value: str) -> dict[Any, Any]:
         return dict(connection.execute(f"SELECT {key}, {value} FROM {name} WHERE _deleted = 0"))
 
 
+@pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)
 def test_frames_in_the_processing_phase_are_joined_and_replayed_exactly(runner: Any, tmp_path: Path) -> None:
     failures = tmp_path / "fail"
     failures.touch()

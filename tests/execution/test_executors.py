@@ -25,7 +25,7 @@ from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay, Split, UpdateGlobalCount
-from tests.kit.runners import DATA, WORDS, start
+from tests.kit.runners import DATA, SPREAD_ONLY, WORDS, start
 
 
 def global_count(path: Path, opaque: bool = True) -> tuple[TransactionalTopologyBuilder, Any]:
@@ -149,6 +149,7 @@ class Failing(BaseBatchBolt):
 
 @pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.behaviour("1.5")
+@pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)
 def test_failed_exceptions_replay_and_count_once(runner: Any, tmp_path: Path, opaque: bool) -> None:
     builder, state = global_count(tmp_path / "x.db", opaque)
     (tmp_path / "failures").write_text("5")

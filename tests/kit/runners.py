@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from framework import Run, Topology, submit
 from framework.transactions import MemoryStore
 
+#: The values of the fixture ``runner`` where one way through Spark shows enough in ``make test``.
+SPREAD_ONLY = [
+    "local",
+    "spread",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("collapsed", "cluster")),
+]
 WORDS = [f"w{number % 7}" for number in range(100)]
 DATA = {0: [[word] for word in WORDS], 1: [[word] for word in WORDS[:30]], 2: []}
 

@@ -118,7 +118,7 @@ def test_bad_records_under_skip_are_left_out_and_counted(runs: BadRuns) -> None:
 
 
 @pytest.mark.behaviour("2.10")
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.rule("C20")
 def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(runs: BadRuns, failing: int) -> None:
     topics, name = runs.topics, runs.name
@@ -148,7 +148,7 @@ def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(
 
 
 @pytest.mark.behaviour("2.10")
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.rule("C20")
 def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs: BadRuns, failing: int) -> None:
     topics, name = runs.topics, runs.name

@@ -71,7 +71,7 @@ def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
     )
 
 
-@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     "spout", [pytest.param(MemoryTransactionalSpout, marks=pytest.mark.slow), OpaqueMemoryTransactionalSpout]
 )

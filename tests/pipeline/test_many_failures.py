@@ -199,7 +199,14 @@ def table(path: Path, name: str, key: str) -> dict[str, int]:
         return dict(connection.execute(f"SELECT {key}, n FROM {name} WHERE _deleted = 0"))
 
 
-@pytest.fixture(params=["memory", "opaque memory", pytest.param("kafka", marks=pytest.mark.slow), "opaque kafka"])
+@pytest.fixture(
+    params=[
+        pytest.param("memory", marks=pytest.mark.slow),
+        "opaque memory",
+        pytest.param("kafka", marks=pytest.mark.slow),
+        "opaque kafka",
+    ]
+)
 def spout(request: pytest.FixtureRequest) -> Any:
     fields = Fields(word=str)
     if "memory" in request.param:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.kit.processes import ROOT
 
 COMMAND = [sys.executable, "-m", "tests.simulation"]
@@ -52,6 +54,7 @@ def test_a_seed_can_be_replayed_in_each_simulator() -> None:
         assert f"{name}, seed 7: " in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_what_was_done_and_the_command_that_goes_on() -> None:
     command = [*COMMAND, "--schedules", "10000000", "--only", "trees", "--processes", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
