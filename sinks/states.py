@@ -41,8 +41,7 @@ from framework.topology import (
 from framework.topology.canonical import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backends.backend import Key, MapBackend, Row, Value
-from sinks.backends.memory import MemoryBackend
-from sinks.backends.sqlite import SqliteBackend
+from sinks.backends.scratch import scratch_backend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
@@ -302,13 +301,8 @@ class MapState(FencedState):
         return self.backend.clear(topology_id)
 
     def become_scratch(self, folder: Path) -> None:
-        key, value = self.backend.fields
         self._commit, self._forms = None, None
-        try:
-            self.backend = SqliteBackend(folder / "scratch.db", "scratch", key, value)
-        except TopologyError:  # a type that SQLite lacks
-            self.backend = MemoryBackend("scratch")
-            self.backend.bind(key, value)
+        self.backend = scratch_backend(folder, *self.backend.fields)
 
     def compare(
         self,
