@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import typer
 
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.transactions.run import TopologyFailed
 
 EXIT_FAILED = 1
 EXIT_MISUSED = 2
@@ -17,14 +18,17 @@ EXIT_INTERRUPTED = 130
 
 
 @contextmanager
-def exit_codes(*, as_json: bool = False) -> Iterator[None]:
+def exit_codes(*, as_json: bool = False, next_command: str | None = None) -> Iterator[None]:
     """End the command with one line and status 2 for what its user can mend, 1 for any other error
     of ours, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a line of type
-    ``error``."""
+    ``error``. ``next_command``: what to type when a topology fails over its records."""
     try:
         yield
     except (RatchetError, TimeoutError) as error:
-        typer.echo(f"error: {error}", err=True)
+        lines = error.lines() if isinstance(error, TopologyFailed) else [str(error)]
+        if isinstance(error, TopologyFailed) and error.failure.where and next_command is not None:
+            lines.append(f"  next: {next_command}")
+        typer.echo("error: " + "\n".join(lines), err=True)
         status = EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED
         if as_json:
             typer.echo(json.dumps({"type": "error", "status": status, "text": str(error)}))

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
+from framework.execution.failures import users_line
 from framework.topology import CoreTopology, Topology
 
 #: Where the packages of Ratchet are.
@@ -95,14 +95,8 @@ def _users_errors(name: str) -> Iterator[None]:
             f"{name}: {error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
         ) from error
     except Exception as error:
-        own = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
-        where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: " if own else ""
-        raise ConfigError(f"{name}: {where}{type(error).__name__}: {error}") from error
-
-
-def _is_users(file: str) -> bool:
-    """Whether a file is neither Python's, nor an installed package's, nor one of ours."""
-    return not file.startswith(("<", sys.base_prefix, str(_OURS))) and "site-packages" not in file
+        where = users_line(error)
+        raise ConfigError(f"{name}: {where}{': ' if where else ''}{type(error).__name__}: {error}") from error
 
 
 def resolve(name: str) -> Callable[..., Any]:

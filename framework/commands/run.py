@@ -8,6 +8,7 @@ without arguments, or with the configuration's ``app.*`` keys as its one argumen
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import structlog
@@ -95,7 +96,7 @@ def main(
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
     configure_logging(json_lines=as_json, level="debug" if verbose else "info")
-    with exit_codes(as_json=as_json):
+    with exit_codes(as_json=as_json, next_command=_find_poison(topology, config, overrides)):
         settings = Config.load(config, overrides or ())
         if timeout_s is not None and not until_caught_up:
             raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
@@ -126,6 +127,14 @@ def main(
             done = supervise(run, stopped, until_caught_up=until_caught_up, timeout_s=timeout_s, json_lines=as_json)
         if until_caught_up and not done:
             raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _find_poison(topology: str | None, config: Path | None, overrides: list[str] | None) -> str | None:
+    """The command that looks into a batch of the same topology."""
+    if topology is None:
+        return None
+    options = [*(["--config", str(config)] if config else []), *(f"--set {each}" for each in overrides or ())]
+    return " ".join(["ratchet find-poison", topology, *options])
 
 
 def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str) -> None:

@@ -22,6 +22,7 @@ from framework.core.outcome import Outcome, Rows, Surroundings
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import (
     RetryableError,
+    TopologyError,
 )
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
 from framework.execution.failures import USER_ERRORS, FailureKind, kind_of
@@ -230,6 +231,8 @@ class ComponentTask:
         self.close()
 
     def report(self, error: BaseException, kind: ErrorKind = ErrorKind.REPORTED) -> None:
-        if kind is not ErrorKind.REPORTED and kind_of(error) in (FailureKind.FATAL, FailureKind.DATA_LOSS):
+        ends = kind_of(error) in (FailureKind.FATAL, FailureKind.DATA_LOSS)
+        # One tuple of a wrong type fails alone here: it does not take a batch with it.
+        if kind is not ErrorKind.REPORTED and ends and not isinstance(error, TopologyError):
             kind = ErrorKind.FATAL
         self.outcome.hear(ComponentError.of(error, kind, self.component.id, self.task))

@@ -3,9 +3,12 @@ topology."""
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from framework.errors import (
     BadRecordError,
@@ -16,6 +19,7 @@ from framework.errors import (
     InvariantViolation,
     RetryableError,
     StaleWriterError,
+    TopologyError,
 )
 
 #: The exceptions caught from user code. ``sys.exit()`` fails the call that made it; it ends no
@@ -54,17 +58,58 @@ class TaskFailure:
     trace: str = ""
     epoch: int | None = None
     error: str = ""  # the class of the error
+    where: str = ""  # the user's own file, line and code
+    about: str = ""  # the tuple that was executed, shortened; for the user's eyes, never for a log
 
     @classmethod
-    def of(cls, error: BaseException, component_id: str, task: int) -> TaskFailure:
+    def of(cls, error: BaseException, component_id: str, task: int, about: str = "") -> TaskFailure:
         kind = kind_of(error)
         trace = "" if kind is not FailureKind.ERROR else "".join(traceback.format_exception(error))
         message = str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}"
-        return cls(kind, component_id, task, message, trace, getattr(error, "epoch", None), type(error).__name__)
+        return cls(
+            kind,
+            component_id,
+            task,
+            message,
+            trace,
+            epoch=getattr(error, "epoch", None),
+            error=type(error).__name__,
+            where=users_line(error),
+            about=about,
+        )
+
+    def lines(self) -> list[str]:
+        """For a person: what failed, and where in the user's own code."""
+        shown = [f"component {self.component_id!r}, task {self.task}: {self.message}"]
+        if self.where:
+            shown.append(f"  at {self.where}")
+        if self.about:
+            shown.append(f"  with {self.about}")
+        return shown
 
     def __str__(self) -> str:
         return f"{self.component_id}[{self.task}]: {self.message}"
 
+
+def users_line(error: BaseException) -> str:
+    """The last line of the user's own code that an error passed, as ``file:line: code``; empty when
+    there is none."""
+    own = [each for each in traceback.extract_tb(error.__traceback__) if is_users_file(each.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file is neither Python's own, nor of an installed package, nor of Ratchet."""
+    return not file.startswith(_NOT_USERS) and "site-packages" not in file and "dist-packages" not in file
+
+
+#: Where our packages are: beside each other.
+_ROOT = Path(__file__).resolve().parents[2]
+_NOT_USERS = (
+    "<",
+    *(sysconfig.get_paths()[each] for each in ("stdlib", "platstdlib")),
+    *(f"{_ROOT / each}{os.sep}" for each in ("framework", "spouts", "sinks", "integration")),
+)
 
 _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], FailureKind], ...] = (
     (FailedException, FailureKind.FAILED),
@@ -72,6 +117,7 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
     (StaleWriterError, FailureKind.STALE),
     (DataLossError, FailureKind.DATA_LOSS),
     (FATAL_ERRORS, FailureKind.FATAL),
+    (TopologyError, FailureKind.FATAL),  # values that do not fit what was declared: no replay changes them
 )
 
 

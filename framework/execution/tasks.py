@@ -7,6 +7,7 @@ the next level and one report come out. A task reads its input to the end, whate
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -273,7 +274,23 @@ class _Guard:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, USER_ERRORS) and not isinstance(error, _UserCodeFailed):
-            raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index)) from error
+            about = _tuple_in(trace)
+            raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index, about)) from error
+
+
+#: How much of a tuple a failure shows.
+_TUPLE_CHARACTERS = 80
+
+
+def _tuple_in(trace: Any) -> str:
+    """The tuple that a bolt was executing when an error came; empty where there is none. Looking
+    for it in the frames costs nothing as long as there is no error."""
+    for frame, _ in traceback.walk_tb(trace):
+        if frame.f_code is _Runner.execute.__code__ and "values" in frame.f_locals:
+            fields, values = frame.f_locals["fields"], frame.f_locals["values"]
+            shown = ", ".join(f"{name}={value!r}" for name, value in zip(fields, values, strict=False))
+            return shown if len(shown) <= _TUPLE_CHARACTERS else f"{shown[:_TUPLE_CHARACTERS]}…"
+    return ""
 
 
 class _LevelTask:

@@ -29,6 +29,10 @@ class TopologyFailed(RatchetError):
         super().__init__(str(failure))
         self.failure = failure
 
+    def lines(self) -> list[str]:
+        """For a person, with the user's own line of code."""
+        return self.failure.lines()
+
     @staticmethod
     def of(failure: TaskFailure) -> TopologyFailed:
         """The error that fits the failure, for callers that catch errors by how they recover."""

@@ -383,21 +383,26 @@ class Term:
         )
 
     def _log_failed_attempt(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
-        if failure.kind is FailureKind.RETRYABLE:  # it is tried again until it works
-            self._waits.again("batch.failed", str(failure), txid=txid, attempt=attempt_id)
-        else:
-            self._log_failure("batch.failed", failure, txid=txid, attempt=attempt_id)
+        """A cause that repeats is logged once, with its trace."""
+        trace = {"exception": failure.trace.rstrip()} if failure.trace else {}
+        self._waits.again(
+            "batch.failed",
+            str(failure),
+            txid=txid,
+            attempt=attempt_id,
+            kind=failure.kind.value,
+            **({"at": failure.where} if failure.where else {}),
+            **trace,
+        )
 
-    def _log_failure(self, event: str, failure: TaskFailure, **fields: Any) -> None:
+    def _log_failure(self, event: str, failure: TaskFailure) -> None:
         _log.warning(
             event,
             topology=self._topology.id,
-            **fields,
             kind=failure.kind.value,
             component=failure.component_id,
             task=failure.task,
             reason=failure.message,
-            **({"trace": failure.trace} if failure.trace else {}),
         )
 
     def _publish(self) -> None:
