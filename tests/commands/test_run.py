@@ -82,3 +82,62 @@ def test_a_core_topology_runs_from_the_command_line_until_it_is_idle() -> None:
     assert last["type"] == "status"
     assert (last["phase"], last["pending"], last["trees"], last["held"]) == ("stopped", 0, 0, {})
     assert last["components"]["impressions"]["completed"] == last["components"]["clicks"]["completed"] == 12
+
+
+PIPELINE = """
+from framework import *
+from framework.topology import BaseBasicBolt
+from sinks import *
+from spouts import *
+
+class Split(BaseBasicBolt):
+    def execute(self, tup, collector):
+        number = int(tup["line"])
+        collector.emit([WHAT])
+    def declare_output_fields(self, declarer):
+        declarer.declare(Fields(word=str))
+
+def topology():
+    rows = {0: [["1"], ["2"], ["0"]]}
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueMemoryTransactionalSpout(rows, Fields(line=str), 10))
+    builder.set_bolt("split", Split()).shuffle_grouping("lines")
+    state = OpaqueMapState(SqliteBackend("x.db", "words"))
+    committer = StateCommitter(state, ["word"], {"n": Count()})
+    builder.set_bolt("count", committer).fields_grouping("split", Fields("word"))
+    return builder.build()
+"""
+
+
+def failed(folder: Path, what: str) -> tuple[list[str], int]:
+    """The last lines that are about the error, and how many attempts were made."""
+    (folder / "mine.py").write_text(PIPELINE.replace("WHAT", what))
+    answer = call("framework", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=folder)
+    assert answer.returncode == 1
+    lines = answer.stderr.splitlines()
+    error = next(number for number, line in enumerate(lines) if line.startswith("error: "))
+    last = [line for line in lines[:error] if line.startswith("failed | ")][-1]
+    return lines[error:], int(last.split(" attempts failed")[0].rsplit(" ", 1)[1])
+
+
+def test_an_error_in_a_bolt_names_the_users_line_the_tuple_and_the_next_command(tmp_path: Path) -> None:
+    lines, attempts = failed(tmp_path, "str(10 // number)")
+    assert lines == [
+        "error: component 'split', task 0: ZeroDivisionError: integer division or modulo by zero",
+        f"  at {tmp_path}/mine.py:10: collector.emit([str(10 // number)])",
+        "  with line='0'",
+        "  next: ratchet find-poison mine:topology",
+    ]
+    assert attempts == 5
+
+
+def test_a_value_of_a_wrong_type_is_not_tried_again(tmp_path: Path) -> None:
+    lines, attempts = failed(tmp_path, "number")
+    assert "field 'word' does not take every value emitted as string" in lines[0]
+    assert attempts == 1
+
+
+def test_an_error_that_repeats_is_logged_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PIPELINE.replace("WHAT", "str(10 // number)"))
+    answer = call("framework", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=tmp_path)
+    assert answer.stderr.count("batch.failed") == 1
+    assert answer.stderr.count("Traceback") == 1
