@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Union, overload
 
-import structlog
-
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.run import CoreRun, submit_core
 from framework.errors import ConfigError, TopologyError
 from framework.execution import BatchExecutor, LocalExecutor, plan_execution
 from framework.execution.plan import check_pickles
+from framework.observe.logs import get_logger
 from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
 from framework.transactions.reset import reset_positions
 from framework.transactions.run import Run
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 Executor = Union[BatchExecutor, str, None]
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 
 from framework.commands.exits import EXIT_INTERRUPTED, exit_codes
@@ -23,6 +22,7 @@ from framework.config import Config
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
 from framework.observe import configure_logging
+from framework.observe.logs import get_logger
 from framework.preflight import has_run, preflight
 from framework.submission import submit
 from framework.topology import CoreTopology, Topology
@@ -35,7 +35,7 @@ DEMO = "examples.flights_demo:main"
 FIRST_ANSWER_S = 15.0
 _POLL_S = 0.5
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -95,7 +95,7 @@ def main(
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
-    configure_logging(json_lines=as_json, level="debug" if verbose else "info")
+    configure_logging(json_lines=as_json, level="debug" if verbose else "info", inherited=True)
     with exit_codes(as_json=as_json, next_command=_find_poison(topology, config, overrides)):
         settings = Config.load(config, overrides or ())
         if timeout_s is not None and not until_caught_up:

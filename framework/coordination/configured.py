@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import structlog
-
 from framework.config import Config
 from framework.coordination.security import ZooKeeperSecurity
 from framework.coordination.store import CoordinationStore, MemoryStore
 from framework.coordination.zookeeper import ZooKeeperStore
+from framework.observe.logs import get_logger
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def store_of(config: Config) -> CoordinationStore:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import structlog
-
 from framework.coordination.steps import Steps
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import ConfigError, LeadershipLostError, RetryableError, StaleWriterError
+from framework.observe.logs import get_logger
 from framework.observe.waits import Waits
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: How long a command waits for the leadership. Must be longer than the session of a leader that has
 #: just died. ``transactional.zookeeper.election.timeout.secs`` overrides it.

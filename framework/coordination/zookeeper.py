@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import structlog
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import (
     AuthFailedError,
@@ -48,8 +47,9 @@ from framework.coordination.security import ZooKeeperSecurity
 from framework.coordination.store import Change, CoordinationStore, Leadership, Put
 from framework.coordination.transactional_state import encode_document
 from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.observe.logs import get_logger
 
-_log = structlog.get_logger()
+_log = get_logger()
 _LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
 _POLL_S = 0.05
 #: The largest request that a server accepts (the default of jute.maxbuffer), and the bytes that an

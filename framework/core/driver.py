@@ -23,8 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-import structlog
-
 from framework.core.budget import Share
 from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import TIMEOUT_TICKS
@@ -42,8 +40,9 @@ from framework.core.rounds import (
 )
 from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
+from framework.observe.logs import get_logger
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: How long the spouts of a round wait for something to give, at most. They wait longer the longer
 #: there is nothing.

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import structlog
-
 from framework.core.checkpoints import CheckpointRecord, Layout, other_store
 from framework.errors import ConfigError, InvariantViolation, TopologyError
+from framework.observe.logs import get_logger
 from framework.state.expiry import fresh, kept
 from framework.state.settings import kept_state_of
 from framework.topology import (
@@ -31,7 +30,7 @@ from framework.topology import (
     StateProvider,
 )
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: How many entries are put before they are committed.
 BATCH = 100_000

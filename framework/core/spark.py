@@ -12,8 +12,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from framework.core.channels import Credentials
 from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
 from framework.core.home_process import ensure_home
@@ -21,8 +19,9 @@ from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark.rounds import SparkJobs
+from framework.observe.logs import get_logger
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class SparkRounds:

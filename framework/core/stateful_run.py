@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import structlog
-
 from framework.config import Config
 from framework.coordination.configured import store_of
 from framework.coordination.election import Candidate, leadership_of
@@ -21,10 +19,11 @@ from framework.core.checkpoints import CheckpointRecord, Checkpoints, Positions
 from framework.core.driver import RoundDriver
 from framework.core.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
 from framework.errors import ConfigError
+from framework.observe.logs import get_logger
 from framework.state.settings import provider_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 CHECKPOINT = "checkpoint"
 

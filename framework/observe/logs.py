@@ -1,18 +1,36 @@
-"""Structured logs: one event per line, on standard error."""
+"""Structured logs: one event per line, on standard error, and nothing before somebody asks.
+
+A program that embeds Ratchet hears nothing of it until it calls ``configure_logging``, or
+configures structlog itself. Workers and homes of Spark print as the command that started them does.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from framework.observe.progress import TerminalStream
 
+#: Tells child processes how to print: ``text:info``, ``json:debug`` and the like.
+INHERITED = "RATCHET_LOG"
 
-def configure_logging(*, json_lines: bool = False, level: str = "info") -> None:
-    """Set up structlog and Python's own logging. Called by the command line. A program that embeds
-    Ratchet configures its own logging."""
+
+def get_logger() -> Any:
+    """A structlog logger that prints nothing until logging is configured."""
+    return structlog.wrap_logger(_PrintsWhenAsked())
+
+
+def configure_logging(*, json_lines: bool = False, level: str = "info", inherited: bool = False) -> None:
+    """Configure structlog and Python's logging alike. The command line calls it; a program that
+    embeds Ratchet may call it, or configure structlog in its own way. ``inherited``: child
+    processes print in the same way."""
+    if inherited:
+        os.environ[INHERITED] = f"{'json' if json_lines else 'text'}:{level}"
     number = logging.getLevelNamesMapping()[level.upper()]
     if sys.stderr.isatty() and not isinstance(sys.stderr, TerminalStream):
         sys.stderr = TerminalStream(sys.stderr)  # so that a line of progress stays below the logs
@@ -33,3 +51,20 @@ def configure_logging(*, json_lines: bool = False, level: str = "info") -> None:
     logging.basicConfig(level=max(number, logging.WARNING), format="%(levelname)s %(name)s %(message)s")
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     logging.getLogger("py4j").setLevel(logging.ERROR)
+
+
+class _PrintsWhenAsked:
+    """What the loggers of this package end in: the configured logger, or nothing."""
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        if not structlog.is_configured() and INHERITED in os.environ:
+            form, _, level = os.environ[INHERITED].partition(":")
+            configure_logging(json_lines=form == "json", level=level or "info")
+        if not structlog.is_configured():
+            return _drop
+        found: Callable[..., None] = getattr(structlog.get_config()["logger_factory"](), method)
+        return found
+
+
+def _drop(*arguments: Any, **fields: Any) -> None:
+    """Print nothing."""

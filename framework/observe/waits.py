@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import structlog
+from framework.observe.logs import get_logger
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class Waits:

@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-import structlog
-
 from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.observe.logs import get_logger
 from framework.state.layers import Changes, LayeredState
 from framework.state.serialization import Serializer
 from framework.state.settings import RedisSettings, settings_of
@@ -42,7 +41,7 @@ except ImportError as error:  # an extra
     ) from error
 
 T = TypeVar("T")
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: Changes per part. A part is one step of Redis, during which Redis answers nobody else.
 PART_CHANGES = 5_000

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import structlog
 
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, plan_execution
+from framework.observe.logs import get_logger
 from framework.topology import Bolt, Component, Difference, FencedState, Topology, TopologyContext
 from framework.topology.spouts import Meta, PartitionPlanner, Spout
 from framework.transactions import CoordinationStore
@@ -42,7 +42,7 @@ DIFFERENCES_SHOWN = 100
 #: How long to wait for the close of a transaction that a sink already holds.
 COMMIT_TIMEOUT_S = 60.0
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class Unverifiable(RatchetError):

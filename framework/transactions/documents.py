@@ -32,12 +32,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import structlog
-
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.coordination.transactional_state import RotatingTransactionalState, TransactionalState
 from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
+from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
@@ -57,7 +56,7 @@ HISTORY = "history"
 #: last attempt only: a thousand records must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class Origin(NamedTuple):

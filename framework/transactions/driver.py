@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import structlog
-
 from framework.coordination.election import Candidate
 from framework.coordination.steps import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
@@ -17,6 +15,7 @@ from framework.errors import RatchetError, RetryableError
 from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
+from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
@@ -24,7 +23,7 @@ from framework.transactions.coordinator import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class Driver:

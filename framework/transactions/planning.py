@@ -10,16 +10,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-import structlog
-
 from framework.coordination.steps import Steps, Threads
 from framework.errors import DataLossError, RatchetError, RetryableError
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
+from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan, Plan
 from framework.transactions.sources import CoordinatorPlanner
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: The first pause before an idle source is asked again. It doubles each time, up to
 #: ``idle_poll_max_s``.

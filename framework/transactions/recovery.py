@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import structlog
-
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation, RetryableError
+from framework.observe.logs import get_logger
 from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
@@ -23,7 +22,7 @@ from framework.transactions.coordinator import Recovered
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.sources import CoordinatorPlanner, ImmutableSource, planner_of
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 WAITING_POLL_S = 0.5
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Union
 
-import structlog
-
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
@@ -27,6 +25,7 @@ from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader
 from framework.observe.journal import AttemptRecord
+from framework.observe.logs import get_logger
 from framework.observe.waits import Waits
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext
@@ -56,7 +55,7 @@ from framework.transactions.planning import PlanningThread
 from framework.transactions.recovery import Recovery
 from framework.transactions.sources import kind_of
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,

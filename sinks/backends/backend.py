@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import structlog
 
 from framework.errors import RetryableError
+from framework.observe.logs import get_logger
 from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
 
 Key = tuple[Any, ...]
 Value = tuple[Any, ...]
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class Row(NamedTuple):

@@ -21,15 +21,15 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
+from framework.observe.logs import get_logger
 from framework.topology import Standing, TopologyContext, TransactionAttempt
 
-_log = structlog.get_logger()
+_log = get_logger()
 #: The logger of transactional clients, without output of its own. Their log adds nothing: they
 #: report the end of a lease as fatal, and they raise everything else as well.
 _client_log = logging.getLogger(__name__)

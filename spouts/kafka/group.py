@@ -17,13 +17,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.observe.logs import get_logger
 from spouts.kafka.partitions import Position, partition_id, topic_and_number
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: How long ``close`` waits until the last offsets are published.
 CLOSE_TIMEOUT_S = 5.0

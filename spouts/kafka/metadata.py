@@ -17,7 +17,6 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
@@ -31,11 +30,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import ConfigError, DataLossError, RetryableError
+from framework.observe.logs import get_logger
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.partitions import Position, partition_id, topic_and_number
 from spouts.kafka.session import NOT_IN_LOG
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: A broker that does not answer within this time counts as unavailable.
 REQUEST_TIMEOUT_S = 5.0

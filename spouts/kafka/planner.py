@@ -22,10 +22,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import structlog
-
 from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
+from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts
 from framework.topology.spouts import Meta
 from spouts.codecs.bad_records import BadRecordShare
@@ -34,7 +33,7 @@ from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.partitions import Position, position_after, position_of, reaches, topic_and_number
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
 #: persists for this long is believed.

@@ -19,18 +19,18 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 
-import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import ConfigError, DataLossError, FailedException, RetryableError
+from framework.observe.logs import get_logger
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.group import GroupOffsets, position_of_group
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
 from spouts.kafka.partitions import Position, Where, partition_id, topic_and_number
 from spouts.kafka.session import NOT_IN_LOG
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 #: How often topics are looked up again. New topics and partitions are found this late.
 LOOK_UP_EVERY_S = 5.0

@@ -53,7 +53,7 @@ def _as_a_new_process(module: str, words: tuple[str, ...], cwd: Path) -> Iterato
     the logs and the user's modules afterwards.
     """
     argv, folder, path, modules = sys.argv, os.getcwd(), list(sys.path), set(sys.modules)
-    logs, level = structlog.get_config(), logging.getLogger().level
+    logs, level, environment = structlog.get_config(), logging.getLogger().level, dict(os.environ)
     sys.argv = [module, *words]
     os.chdir(cwd)
     try:
@@ -65,6 +65,8 @@ def _as_a_new_process(module: str, words: tuple[str, ...], cwd: Path) -> Iterato
         os.chdir(folder)
         sys.path[:] = path
         structlog.configure(**logs)
+        os.environ.clear()
+        os.environ.update(environment)
         logging.getLogger().setLevel(level)
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None)

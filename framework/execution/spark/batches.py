@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
-import structlog
 from pyspark import RDD, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
@@ -45,11 +44,12 @@ from framework.execution.records import (
 from framework.execution.spark.frames import FrameFailed, SqlFrames
 from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
 from framework.execution.tasks import PlannedTopology, run_level
+from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionedSpout
 
 __all__ = ["SparkExecutor"]
 
-_log = structlog.get_logger()
+_log = get_logger()
 #: A collapsed batch with a larger result is run again, spread: results of that size stay on the
 #: executors.
 COLLAPSED_RESULT_BYTES_MAX = 4 << 20

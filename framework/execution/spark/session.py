@@ -17,6 +17,7 @@ from pyspark.java_gateway import launch_gateway
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.spark.output import SparkOutput
 from framework.execution.spark.shipping import ship_code
+from framework.observe.logs import INHERITED
 
 PROCESSING_POOL = "ratchet-processing"
 COMMIT_POOL = "ratchet-commit"
@@ -111,6 +112,8 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     chosen = {**_DEFAULTS, **settings}
+    if INHERITED in os.environ:
+        chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
     if is_local(chosen["spark.master"]):
         chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())

@@ -1,0 +1,58 @@
+"""A program that embeds the library hears nothing of it until it asks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from framework.observe.logs import INHERITED
+from tests.kit.processes import ROOT
+
+PROGRAM = """
+from framework import *
+from framework.observe import configure_logging
+from sinks import *
+from spouts import *
+
+builder = TransactionalTopologyBuilder("t", "s", MemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1))
+state = TransactionalMapState(MemoryBackend())
+builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("s")
+ASK
+with submit(builder.build(), executor="local") as run:
+    run.wait_until_caught_up(60)
+"""
+
+
+def printed(ask: str, **environment: str) -> tuple[str, str]:
+    clean = {name: value for name, value in os.environ.items() if name != INHERITED}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("ASK", ask)],
+        cwd=ROOT,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+def test_nothing_is_printed_unless_it_is_asked_for() -> None:
+    assert printed("") == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("ask", "environment"),
+    [
+        ("configure_logging()", {}),
+        ("import structlog, sys; structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))", {}),
+        ("", {INHERITED: "text:info"}),
+    ],
+    ids=["configured by us", "configured by the program", "as the parent process prints"],
+)
+def test_logs_are_printed_where_logging_is_configured(ask: str, environment: dict[str, str]) -> None:
+    out, err = printed(ask, **environment)
+    assert out == ""
+    assert "driver.leads" in err
