@@ -7,6 +7,7 @@ without arguments, or with the configuration's ``app.*`` keys as its one argumen
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -110,8 +111,10 @@ def main(
                 f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
                 "--standby have no meaning for it"
             )
-        _check_first(built, settings, executor)
         with stop_on_signal() as stopped:
+            _check_first(built, settings, executor, stopped)
+            if stopped.is_set():
+                raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
             run: Run | CoreRun
             if isinstance(built, CoreTopology):
                 run = submit(built, settings, executor=executor)
@@ -137,12 +140,12 @@ def _find_poison(topology: str | None, config: Path | None, overrides: list[str]
     return " ".join(["ratchet find-poison", topology, *options])
 
 
-def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str) -> None:
+def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, stopped: threading.Event) -> None:
     """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a
     first start only so long: their address may be wrong."""
     deadline = time.monotonic() + FIRST_ANSWER_S
     announced = False
-    while True:
+    while not stopped.is_set():
         away = None
         for finding in preflight(topology, settings, executor):
             if finding.error is None:
@@ -157,4 +160,4 @@ def _check_first(topology: Topology | CoreTopology, settings: Config, executor: 
         if not announced:
             announced = True
             _log.warning("start.waiting", topology=topology.id, reason=str(away), at_most_s=FIRST_ANSWER_S)
-        time.sleep(_POLL_S)
+        stopped.wait(_POLL_S)

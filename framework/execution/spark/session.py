@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +128,8 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
     try:
-        context = SparkContext(conf=conf, gateway=_gateway(conf))
+        with _signals_kept():
+            context = SparkContext(conf=conf, gateway=_gateway(conf))
         context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
     except Exception as error:
         said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
@@ -136,6 +140,17 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     if _output is not None:
         _output.show(True)
     return _with_code(context)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Leave Ctrl-C to whoever had it: a new ``SparkContext`` takes it over, in the main thread."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 #: Of the one JVM that this process has started for Spark, which outlives a context; None before.
