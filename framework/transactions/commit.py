@@ -74,6 +74,7 @@ class CommitPhase:
         self._incarnation = incarnation
         self._purge_every = purge_every
         self._headers: dict[int, Header] = {}
+        self._committed: OpenCommit | None = None  # the last one; attempt 0 where only its plan is known
         self._lock = threading.RLock()
 
     # --- start ------------------------------------------------------------------------------------
@@ -104,6 +105,9 @@ class CommitPhase:
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
             self._check_incarnation(state, header)
+        committed = digests.get(currtx - 1, FORGOTTEN)
+        if committed != FORGOTTEN:
+            self._committed = OpenCommit(currtx - 1, 0, committed)
         return opened
 
     def _take_over(self, state: FencedState, joins_after: int, note_joined: Callable[[str, int], None]) -> Header:
@@ -209,6 +213,7 @@ class CommitPhase:
             if attempt.txid % self._purge_every == 0:
                 yield partial(self._purge, index, attempt)
             yield partial(self._finish, index, attempt)
+        self._committed = _open_commit(attempt)
         return result
 
     def _roll_back_steps(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
@@ -269,6 +274,7 @@ class CommitPhase:
             ):
                 raise StaleWriterError(f"{self._states[index].location} is open for {current.open}, not for {attempt}")
             self._check_plan(index, current, attempt)
+            self._check_committed(index, current, attempt)
             self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
 
     def _check_plan(self, index: int, current: Header, attempt: AttemptHeader) -> None:
@@ -282,6 +288,21 @@ class CommitPhase:
                 f"{self._states[index].location} was opened for txid {opened.txid} with plan {opened.plan_digest}, and "
                 f"{attempt.plan_digest} was to be committed: another topology called {self._topology_id!r} writes to it from "
                 "a ZooKeeper state of its own; give one of them another name and another sink"
+            )
+
+    def _check_committed(self, index: int, current: Header, attempt: AttemptHeader) -> None:
+        """Refuse a state that is done with another attempt at the last transaction than the one
+        that was committed: that attempt was rolled back or replayed later, and the state has gone
+        back to the time before (C27)."""
+        found, committed = current.open, self._committed
+        if found is None or committed is None or not found.txid == committed.txid == attempt.txid - 1:
+            return
+        if found.plan_digest != committed.plan_digest or committed.attempt_id not in (0, found.attempt_id):
+            raise ConfigError(
+                f"{self._states[index].location} holds transaction {found.txid} as attempt {found.attempt_id} made it, with plan "
+                f"{found.plan_digest}; committed was another attempt, with plan {committed.plan_digest}: it was restored from a "
+                "backup, or lost what was not yet on disk; restore all that it held, or start anew with `python -m "
+                "framework.reset --everything`"
             )
 
     def _sweep(self, index: int, attempt: AttemptHeader) -> None:

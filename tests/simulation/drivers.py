@@ -468,6 +468,7 @@ class SimThread:
     def __init__(self, driver: SimDriver, name: str, steps: Steps[None]) -> None:
         self.name = name
         self._driver = driver
+        self._restored = dict(driver.world.restored)
         kind = name.split("-")[0]
         self._process = driver.thread(NAMES.get(kind, kind), steps, self._ended)
         self._process.start()
@@ -485,7 +486,9 @@ class SimThread:
 
     def _ended(self, value: Any) -> None:
         process = self._process
-        if process.name == "close fence" and not process.disturbed and isinstance(process.step, partial):
+        # A sink that went back meanwhile may have lost the fence that was closed in it.
+        kept = self._restored == self._driver.world.restored
+        if process.name == "close fence" and kept and not process.disturbed and isinstance(process.step, partial):
             header = process.step.args[1]
             self._driver.world.oracle.dead.add((header.incarnation, header.epoch, header.txid, header.attempt_id))
 

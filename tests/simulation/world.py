@@ -655,6 +655,7 @@ class Oracle:
     dead: set[tuple[str, int, int, int]] = field(default_factory=set)
     topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
+    committed_by: int | None = None  # the attempt that was committed last; None when it is not known
     must_stop: str = ""
 
     # --- what drivers do --------------------------------------------------------------------------
@@ -707,6 +708,7 @@ class Oracle:
         if lost in (0, 1):
             self.model, self.positions = dict(model), dict(positions)
             self.committed -= lost
+            self.committed_by = None
         else:
             self.must_stop = f"ZooKeeper has forgotten {lost} transactions"
 
@@ -723,14 +725,20 @@ class Oracle:
             if sink not in world.restored or sink in self.behind:
                 raise Violation(f"6: {txid} is closed, and {name} is done with {header.done}")
             self.behind.add(sink)  # it went back after it was done; the next raise notices
-        attempts = {each.open.attempt_id for each in headers.values() if each.open is not None and each.done == txid}
+        by_sink = {
+            sink: each.open.attempt_id for sink, each in headers.items() if each.open is not None and each.done == txid
+        }
+        for sink, attempt_id in by_sink.items():
+            if attempt_id < max(by_sink.values()) and sink in world.restored:
+                self.behind.add(sink)  # it went back to an attempt before that was done; the next raise notices
+        attempts = {attempt_id for sink, attempt_id in by_sink.items() if sink not in self.behind}
         opened = world.store.opened()
         if world.shape.headerless and opened is not None and opened["txid"] == txid:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
             self.must_stop = "no sink holds the transaction before"  # nothing says which attempt it was
             self._tile(txid, world.store.plan(txid) or {})
-            self.committed = txid
+            self.committed, self.committed_by = txid, None
             world.finished = world.finished or world.done()
             return
         if len(attempts) != 1:
@@ -745,7 +753,7 @@ class Oracle:
         for sink in headers:
             for key, weight in result[sink]:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
-        self.committed = txid
+        self.committed, self.committed_by = txid, attempt_id
         self.compare()
         for committer in filter(self.takes_part, world.shape.headerless):
             held, wanted = sorted(self.topics.get((committer, txid), [])), sorted(world.rows(plan, committer))
@@ -799,11 +807,15 @@ class Oracle:
         self.digests[(sink, after.open.txid)] = after.open.plan_digest
 
     def is_behind(self, sink: int) -> bool:
-        """Whether a sink has lost a closed transaction: the next raise of
-        its header must stop the topology.
+        """Whether a sink has lost a closed transaction, or holds another attempt of it: the next
+        raise of its header must stop the topology.
         """
         header = self.world.backends[sink].header()
-        return sink in self.world.restored and header is not None and header.done < self.committed
+        if sink not in self.world.restored or header is None:
+            return False
+        if header.done != self.committed or header.open is None or header.open.txid != self.committed:
+            return header.done < self.committed
+        return self.committed_by is not None and header.open.attempt_id != self.committed_by
 
     def may_stop(self, reason: str) -> bool:
         """Whether the reason of a stop names a store that went back and has lost something."""

@@ -222,3 +222,36 @@ def test_a_replay_of_a_done_txid_is_finished_like_any_other(backend: MemoryBacke
     for each in (1, 2):
         assert committing.run(attempt(1, each), replay=each > 1).failure is None
     assert finished == [(1, 1), (1, 2)]
+
+
+@pytest.mark.rule("C27")
+@pytest.mark.parametrize(
+    "held", [OpenCommit(1, 1, "plan"), OpenCommit(1, 2, "another plan")], ids=["another attempt", "another plan"]
+)
+def test_a_state_that_went_back_to_an_attempt_that_was_not_committed_is_refused(
+    backend: MemoryBackend, held: OpenCommit
+) -> None:
+    """An attempt had done its part when its driver died; it was replayed, or rolled back and
+    planned anew, and that was committed. A state that goes back to the time before says that it is
+    done.
+    """
+    driver = phase(backend)
+    assert driver.run(attempt(1, 2), replay=True).failure is None
+    force(backend, opened=held, done=1)
+    failures = [driver.run(attempt(2, each), replay=False).failure for each in (1, 2)]  # the first finds another header
+    assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
+    assert f"holds transaction 1 as attempt {held.attempt_id} made it" in failures[-1].message
+
+
+@pytest.mark.rule("C27")
+def test_of_a_transaction_before_its_term_a_driver_knows_the_plan(backend: MemoryBackend) -> None:
+    force(backend, opened=OpenCommit(1, 7, "plan"), done=1)
+    state = OpaqueMapState(backend)
+    executor: Any = OneTask(state, dog=1)
+    driver = CommitPhase("topology", [state], executor, 2)
+    driver.open(2, {1: "plan"})
+    assert driver.run(attempt(2, 1, epoch=2), replay=False).failure is None
+    force(backend, opened=OpenCommit(1, 7, "another plan"), done=1, epoch=2)
+    driver = CommitPhase("topology", [state], executor, 3)
+    with pytest.raises(ConfigError, match="ZooKeeper holds plan plan for txid 1"):
+        driver.open(2, {1: "plan"})
