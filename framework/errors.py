@@ -81,8 +81,17 @@ class DataLossError(RatchetError):
 
 
 class BadRecordError(RatchetError):
-    """A record of the source cannot be decoded, or a state or sink cannot store a value. The
-    message names the record or the value."""
+    """A record of the source cannot be decoded, or a state or sink cannot store a value.
+
+    ``about``: the beginning of the record, for the user's eyes; it is in no log and no document.
+    """
+
+    def __init__(self, message: str, about: str = "") -> None:
+        super().__init__(message)
+        self.about = about
+
+    def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str]]:
+        return (type(self), (str(self), self.about))
 
 
 class InvariantViolation(RatchetError):

@@ -15,7 +15,7 @@ from framework.clients.java import find_java
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.stateful_run import check_stateful, read_record, stateful_components
-from framework.errors import RatchetError, RetryableError
+from framework.errors import ConfigError, RatchetError, RetryableError
 from framework.execution.plan import check_pickles
 from framework.submission import check_reach
 from framework.topology import (
@@ -90,7 +90,7 @@ def _checks(topology: AnyTopology, config: Config, executor: str) -> Iterator[tu
         yield f"source {topology.spout.id}", lambda: _source(topology, config)
         for component in topology.components:
             for state in component.states:
-                yield f"sink {component.id}", lambda each=state: _sink(topology, each)  # type: ignore[misc]
+                yield f"sink {component.id}", lambda each=state: _sink(topology, each, config)  # type: ignore[misc]
 
 
 def _reachable(topology: Topology, config: Config) -> str:
@@ -155,10 +155,15 @@ def _source(topology: Topology, config: Config) -> str:
         planner.close()
 
 
-def _sink(topology: Topology, state: FencedState) -> str:
+def _sink(topology: Topology, state: FencedState, config: Config) -> str:
     try:
-        state.check(topology.id)
+        header = state.check(topology.id)
     finally:
         state.close()
+    if header is not None and header.done and config.zookeeper_hosts() is None:
+        raise ConfigError(
+            f"transactional.zookeeper.servers is not set, and {state.location} has state of topology {topology.id!r}: name "
+            "the servers that its transactions are recorded on"
+        )
     once = "at-least-once" if state.value_type is ValueType.NON_TRANSACTIONAL else "exactly-once"
     return f"{state.location}, {state.value_type.value} values: {once}"

@@ -279,8 +279,8 @@ class MapState(FencedState):
     def prepare(self, topology_id: str) -> Header:
         return self.backend.prepare(topology_id)
 
-    def check(self, topology_id: str) -> None:
-        self.backend.check(topology_id)
+    def check(self, topology_id: str) -> Header | None:
+        return self.backend.check(topology_id)
 
     def read_header(self) -> Header:
         return self.backend.read_header()

@@ -8,6 +8,7 @@ command line), and the ``settings=`` of a spout or sink. The latter win.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -113,8 +114,11 @@ class KafkaSettings:
             servers = ",".join(map(str, servers))
         merged = KafkaSettings(self._bootstrap_servers or servers, {**shared, **self._settings})
         if merged._bootstrap_servers is None:
+            near = difflib.get_close_matches("bootstrap.servers", list(shared), n=1)
             raise ConfigError(
-                "no Kafka brokers are named: give bootstrap_servers=, or kafka.bootstrap.servers in the configuration"
+                f"unknown key 'kafka.{near[0]}': did you mean 'kafka.bootstrap.servers'?"
+                if near
+                else "no Kafka brokers are named: give bootstrap_servers=, or kafka.bootstrap.servers in the configuration"
             )
         return merged
 

@@ -31,7 +31,7 @@ class CoreTopologyFailed(RatchetError):
     @staticmethod
     def of(failure: ComponentError) -> CoreTopologyFailed:
         """The error that fits the failure, for callers that catch errors by how they recover."""
-        kind = CoreTopologyFailed
+        kind: type[CoreTopologyFailed] = CoreTopologyFailed
         if failure.failure is FailureKind.DATA_LOSS:
             kind = CoreTopologyLostData
         elif failure.error == BadRecordError.__name__:

@@ -75,7 +75,7 @@ class TaskFailure:
             epoch=getattr(error, "epoch", None),
             error=type(error).__name__,
             where=users_line(error),
-            about=about,
+            about=about or getattr(error, "about", ""),
         )
 
     def lines(self) -> list[str]:
@@ -85,6 +85,8 @@ class TaskFailure:
             shown.append(f"  at {self.where}")
         if self.about:
             shown.append(f"  with {self.about}")
+        if self.error == BadRecordError.__name__ and not self.where:
+            shown.append("  next: mend the record's source, or give the spout on_bad_record='dead_letter' or 'skip'")
         return shown
 
     def __str__(self) -> str:

@@ -211,9 +211,10 @@ class FencedState(ABC):
         before the first batch. Raises ``ConfigError`` when the place belongs to another topology or
         has the wrong shape."""
 
-    def check(self, topology_id: str) -> None:
-        """As ``prepare``, but change nothing: for ``ratchet check``, and before a run starts.
-        Raises as ``prepare``."""
+    def check(self, topology_id: str) -> Header | None:
+        """Check as ``prepare`` does, but change nothing. Returns the header, or None where there is
+        none yet. For ``ratchet check``, and before a run starts. Raises as ``prepare``."""
+        return None
 
     @abstractmethod
     def read_header(self) -> Header:

@@ -432,7 +432,8 @@ def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[st
         if topic in topics and topics[topic] != topic_id:
             return (
                 f"topic {topic!r} is not the one that topology {topology_id!r} was reading: its id was {topic_id} and is "
-                f"{topics[topic]}, so it was deleted and created again; give the topology another id to read it anew"
+                f"{topics[topic]}, so it was deleted and created again; to read the new one, run `ratchet reset MODULE:TOPOLOGY "
+                "--positions --yes` (the sinks keep what they hold), or with --everything (they are emptied)"
             )
     return ""
 

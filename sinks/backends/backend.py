@@ -89,8 +89,10 @@ class MapBackend(ABC):
         """Create what is missing and return the header. Raises ``ConfigError`` if the state has
         another owner or other columns."""
 
-    def check(self, topology_id: str) -> None:
-        """As ``prepare``, but change nothing. Raises as it does."""
+    def check(self, topology_id: str) -> Header | None:
+        """Check as ``prepare`` does, but change nothing. Returns the header, or None where there is
+        none yet. Raises as ``prepare``."""
+        return None
 
     @abstractmethod
     def read_header(self) -> Header: ...

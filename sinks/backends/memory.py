@@ -72,16 +72,21 @@ class MemoryBackend(MapBackend):
     def value_columns(self) -> int:
         return len(self._fields[1]) if self._fields is not None else 1
 
+    def check(self, topology_id: str) -> Header | None:
+        header = self._rows().header
+        if header is not None and header.topology_id != topology_id:
+            raise ConfigError(
+                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
+                "another backend"
+            )
+        return header
+
     def prepare(self, topology_id: str) -> Header:
         shared = self._rows()
         with shared.lock:
             if shared.header is None:
                 shared.header = Header(topology_id, uuid.uuid4().hex)
-            if shared.header.topology_id != topology_id:
-                raise ConfigError(
-                    f"{self.location} belongs to topology {shared.header.topology_id!r}, not {topology_id!r}: a state has one "
-                    "owner; use another backend"
-                )
+            self.check(topology_id)
             return shared.header
 
     def read_header(self) -> Header:

@@ -274,13 +274,12 @@ class RedisBackend(MapBackend):
 
     # --- header -----------------------------------------------------------------------------------
 
-    def check(self, topology_id: str) -> None:
+    def check(self, topology_id: str) -> Header | None:
         with self._named(writes=False):
             self._probe()
             client = _clients.get(self._url)
             header, columns = client.get(self._key("header")), client.get(self._key("columns"))
-        if header is not None:
-            self._check_owned(header, columns or b"no columns", topology_id)
+        return self._check_owned(header, columns or b"no columns", topology_id) if header is not None else None
 
     def prepare(self, topology_id: str) -> Header:
         new = Header(topology_id, uuid.uuid4().hex)

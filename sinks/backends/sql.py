@@ -146,11 +146,13 @@ class SqlBackend(MapBackend):
 
     # --- header -----------------------------------------------------------------------------------
 
-    def check(self, topology_id: str) -> None:
+    def check(self, topology_id: str) -> Header | None:
         """Prepares in an sql_txn that is rolled back."""
+        header = None
         with suppress(_RollBack), self._writing() as connection:
-            self._prepare(connection, topology_id)
+            header = self._prepare(connection, topology_id)
             raise _RollBack
+        return header
 
     def prepare(self, topology_id: str) -> Header:
         with self._writing() as connection:

@@ -28,7 +28,7 @@ from framework.errors import (
     RetryableError,
     TopologyError,
 )
-from framework.topology import Fields, Reach
+from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
 from sinks.backends.backend import Key
 from sinks.backends.sql import SqlBackend
@@ -181,14 +181,14 @@ class SqliteBackend(SqlBackend):
     def location(self) -> str:
         return f"table {self._table!r} of {self._path}"
 
-    def check(self, topology_id: str) -> None:
+    def check(self, topology_id: str) -> Header | None:
         path = Path(self._path)
         if path.exists():
-            super().check(topology_id)
-            return
+            return super().check(topology_id)
         folder = next(each for each in path.parents if each.exists())  # the others are made
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise ConfigError(f"{self._path}: {folder} cannot be written to; check the path and its permissions")
+        return None
 
     def close(self) -> None:
         _File.at(self._path).close()

@@ -107,6 +107,17 @@ class BackendContract:
         with pytest.raises(ConfigError, match=r"belongs to topology 'topology'.*'other'"):
             backend.prepare("other")
 
+    def test_check_changes_nothing_and_refuses_what_prepare_refuses(self, backend: MapBackend) -> None:
+        before = backend.check("first")  # some stores try it and roll back, some see that nothing is there
+        assert before is None or before.done == 0
+        header = backend.prepare("topology")  # so "first" did not become the owner
+        assert header == backend.read_header()
+        if type(backend).check is not MapBackend.check:  # to check is a courtesy, not a duty
+            assert backend.check("topology") == header
+            with pytest.raises(ConfigError, match=r"belongs to topology 'topology'.*'other'"):
+                backend.check("other")
+        assert backend.prepare("topology") == header
+
     def test_raise_header_is_a_compare_and_set(self, backend: MapBackend) -> None:
         header = backend.prepare("topology")
         opened = header.opened(3, OpenCommit(1, 1, DIGEST))

@@ -265,18 +265,19 @@ class FileTable(FencedState):
 
     # --- on the driver ----------------------------------------------------------------------------
 
-    def check(self, topology_id: str) -> None:
+    def check(self, topology_id: str) -> Header | None:
         self._check_place()
         if not self.path.exists():
             folder = next(each for each in self.path.resolve().parents if each.exists())
             if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
                 raise ConfigError(f"{self.location}: {folder} cannot be written to; check the path and its permissions")
-            return
+            return None
         header = self._chain.read()
         if header is None:
             self._check_foreign()
         else:
             self._check_owned(header, topology_id)
+        return header
 
     def _check_place(self) -> None:
         for each in self.path.resolve().parents:

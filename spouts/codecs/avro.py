@@ -87,11 +87,13 @@ class AvroDecoder:
         try:
             found: Any = fastavro.schemaless_reader(stream, self._writer, self._reader)
         except EOFError:
-            raise ValueError(f"the value ends early, after {len(value)} bytes") from None
+            raise ValueError(f"not written with this schema: the value ends early, after {len(value)} bytes") from None
         except (SchemaParseException, ArithmeticError, LookupError, TypeError, AttributeError, OSError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if stream.tell() != len(value):
-            raise ValueError(f"{len(value) - stream.tell()} bytes are left after the value: another schema wrote it")
+            raise ValueError(
+                f"not written with this schema: {len(value) - stream.tell()} bytes are left after the value"
+            )
         row: Mapping[str, Any] = {"value": found} if self._single else found
         return row
 

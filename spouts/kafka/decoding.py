@@ -70,9 +70,15 @@ class RecordDecoder:
             return codec.decode(raw)
         except UndecodableValueError as error:
             bad = messages[error.index]
+            value = bad.value()
             raise BadRecordError(
-                f"topic {bad.topic()!r}, partition {bad.partition()}, offset {bad.offset()}: {_reason(what, error.reason)}"
+                f"topic {bad.topic()!r}, partition {bad.partition()}, offset {bad.offset()}: {_reason(what, error.reason)}",
+                about="" if value is None else f"value {value[:_SHOWN_BYTES]!r}",
             ) from error
+
+
+#: How much of a record that cannot be decoded is shown.
+_SHOWN_BYTES = 80
 
 
 def _reason(what: str, reason: str) -> str:

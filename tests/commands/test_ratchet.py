@@ -99,6 +99,12 @@ def test_an_error_is_a_line_of_json_too_where_json_was_asked_for() -> None:
     assert err == f"error: {document['text']}\n"
 
 
+def test_a_misspelt_setting_of_kafka_is_named() -> None:
+    status, _, err = ratchet("topic", "peek", "words", "--set", "kafka.bootstrap.severs=127.0.0.1:1")
+    assert status == 2
+    assert err == "error: unknown key 'kafka.bootstrap.severs': did you mean 'kafka.bootstrap.servers'?\n"
+
+
 def test_a_timeout_without_a_goal_is_refused() -> None:
     status, _, err = ratchet("run", "examples.joined_streams:topology", "--timeout", "5")
     assert status == 2

@@ -203,6 +203,23 @@ def test_check_names_a_table_of_another_topology(words: Words, topics: Topics, n
     assert "belongs to topology 'words'" in findings["sink count"]["text"]
 
 
+def test_check_asks_for_the_servers_that_the_transactions_of_a_table_are_recorded_on(words: Words) -> None:
+    with submit(words.topology(), words.settings, executor="local") as run:
+        run.wait_until_caught_up(60)
+    (words.folder / "mine.py").write_text(
+        "from framework import *\nfrom sinks import *\nfrom spouts import *\n"
+        "spout = OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str), 1)\n"
+        "b = TransactionalTopologyBuilder('words', 'lines', spout)\n"
+        f"s = OpaqueMapState(SqliteBackend({str(words.folder / 'x.db')!r}, 'words'))\n"
+        "b.set_bolt('count', StateCommitter(s, ['word'], {'n': Count()})).global_grouping('lines')\n"
+        "topology = b.build()\n"
+    )
+    answer = call("framework", "run", "mine:topology", "--executor", "local", cwd=words.folder)
+    assert answer.returncode == 2
+    assert "transactional.zookeeper.servers is not set, and table 'words'" in answer.stderr
+    assert "has state of topology 'words'" in answer.stderr
+
+
 def test_a_run_over_a_topic_that_does_not_exist_fails_before_it_starts(words: Words, topics: Topics, name: str) -> None:
     """A scheduled job with a misspelt topic must not report success."""
     topology = kafka_topology(topics.bootstrap_servers, name, words.folder)
@@ -251,3 +268,35 @@ def test_records_are_written_to_a_topic_and_looked_at(topics: Topics, name: str,
     assert keyless.returncode == 2 and "line 1 is not a JSON object with a field 'nobody'" in keyless.stderr
     assert topic("peek", f"{name}-no").returncode == 2
     assert topic("produce", name, str(tmp_path / "none")).returncode == 2
+
+
+# --- records that cannot be decoded ---
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "reason"),
+    [
+        ("JsonCodec(Fields(value=str))", "no JSON at all, and " + "long " * 30, "not a JSON object"),
+        (
+            "AvroCodec({'type': 'record', 'name': 'V', 'fields': [{'name': 'value', 'type': 'string'}]})",
+            '{"value": "a"}',
+            "not written with this schema",
+        ),
+    ],
+)
+def test_a_record_that_cannot_be_decoded_is_shown_with_what_to_do(
+    words: Words, topics: Topics, name: str, codec: str, value: str, reason: str
+) -> None:
+    topics.create(name, 1)
+    topics.send(name, [value.encode()])
+    topology = kafka_topology(topics.bootstrap_servers, name, words.folder)
+    module = words.folder / "mine.py"
+    module.write_text(module.read_text().replace("TextCodec()", codec))
+    options = [part for key, each in words.settings.items() for part in ("--set", f"{key}={each}")]
+    answer = call("framework", "run", topology, "--executor", "local", *options, cwd=words.folder)
+    assert answer.returncode == 1
+    error = answer.stderr[answer.stderr.index("error: ") :].splitlines()
+    assert f"topic {name!r}, partition 0, offset 0: " in error[0] and reason in error[0]
+    assert error[1] == f"  with value {value.encode()[:80]!r}"
+    assert error[2].startswith("  next: ") and "on_bad_record=" in error[2]
+    assert value[:60] not in answer.stderr[: answer.stderr.index("error: ")]  # in no log
