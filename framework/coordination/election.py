@@ -131,7 +131,7 @@ def leadership_of(
 ) -> Iterator[Leadership]:
     """Hold the topology's leadership while the block runs. Raises ``ConfigError`` when a driver
     still leads after ``timeout_s``."""
-    identity = f"reset on {identity_of_process()}"
+    identity = f"a command on {identity_of_process()}"
     leadership = store.lead(topology_id, identity, timeout_s=timeout_s)
     if leadership is None:
         raise ConfigError(f"a driver runs topology {topology_id!r}: stop it first, and its standby drivers too")

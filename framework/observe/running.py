@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from framework.config import Config
+from framework.observe.progress import Observed
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -22,12 +25,17 @@ class RunningThread(ABC):
 
     def __init__(self, topology_id: str) -> None:
         self._topology_id = topology_id
+        self._began_s = time.monotonic()
         self._owned = ExitStack()
         self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology_id}", daemon=True)
 
     @abstractmethod
     def _work(self) -> None:
         """The work of the thread."""
+
+    @abstractmethod
+    def status(self) -> Observed:
+        """Where the run stands now."""
 
     @abstractmethod
     def _request_stop(self) -> None:
@@ -73,6 +81,17 @@ class RunningThread(ABC):
             return False
         self._raise_failure()
         return True
+
+    def __repr__(self) -> str:
+        status = self.status()
+        rate = status.rows_done() / max(time.monotonic() - self._began_s, 1e-9)
+        return f"<{type(self).__name__} of {self._topology_id!r}: {status.progress_line(rate)}>"
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows the run: one line for each figure."""
+        _, _, line = repr(self)[1:-1].partition(": ")
+        rows = "".join(f"<tr><td>{html.escape(part)}</td></tr>" for part in line.split(" | "))
+        return f"<table><tr><th>{html.escape(self._topology_id)}</th></tr>{rows}</table>"
 
     def __enter__(self: R) -> R:
         return self

@@ -112,3 +112,13 @@ def test_the_progress_line_shows_the_cause_of_a_repeated_start(name: str) -> Non
         run.wait_until_caught_up(30)
         assert "repeated" not in shown(run)
     assert state.get("a") == 10
+
+
+def test_a_run_shows_itself_where_it_is_looked_at(name: str) -> None:
+    """As the value of a notebook's cell, or in a debugger."""
+    run, _, _ = started(name)
+    with run:
+        run.wait_until_caught_up(30)
+        assert repr(run).startswith(f"<Run of {name!r}: running | read 10 | ")
+        shown = run._repr_html_()
+        assert f"<th>{name}</th>" in shown and "<td>committed 10 (txid 2)</td>" in shown
