@@ -14,21 +14,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as ClientPartition
 
-from spouts.kafka.partitions import Where
+from spouts.kafka.partitions import TopicPartition
 
 _LOOK_UP_S = 2.0
 _BEGIN_S = 5.0
 _AGAIN_AFTER_S = 0.001
 
 
-def placed(where: Where, offset: int, leader_epoch: int | None) -> TopicPartition:
+def placed(tp: TopicPartition, offset: int, leader_epoch: int | None) -> ClientPartition:
     """A position for librdkafka. ``leader_epoch``: the epoch in which the offset was in the log;
     None if unknown."""
     if leader_epoch is None:
-        return TopicPartition(*where, offset)
-    return TopicPartition(*where, offset, leader_epoch=leader_epoch)
+        return ClientPartition(*tp, offset)
+    return ClientPartition(*tp, offset, leader_epoch=leader_epoch)
 
 
 class Assignment:
@@ -44,7 +45,7 @@ class Assignment:
         for name, found in self._consumer.list_topics(topic, timeout=_LOOK_UP_S).topics.items():
             self._known[name] = set(found.partitions)
 
-    def begin(self, positions: Sequence[TopicPartition]) -> None:
+    def begin(self, positions: Sequence[ClientPartition]) -> None:
         """Assign these partitions, which must not be assigned yet, and read from these positions.
 
         A position that is no longer in the log, or in another log, arrives later as an event with
@@ -56,10 +57,10 @@ class Assignment:
                 if each.leader_epoch is not None and each.leader_epoch >= 0:
                     self._seek(each)
         except BaseException:
-            self._consumer.incremental_unassign([TopicPartition(each.topic, each.partition) for each in positions])
+            self._consumer.incremental_unassign([ClientPartition(each.topic, each.partition) for each in positions])
             raise
 
-    def _seek(self, position: TopicPartition) -> None:
+    def _seek(self, position: ClientPartition) -> None:
         """Seek, again and again for a while: a partition that was just assigned may not have
         started yet, and cannot be sought before."""
         deadline = time.monotonic() + _BEGIN_S
@@ -72,7 +73,7 @@ class Assignment:
                     raise
             time.sleep(_AGAIN_AFTER_S)
 
-    def _look_up_unknown(self, wanted: Iterable[Where]) -> None:
+    def _look_up_unknown(self, wanted: Iterable[TopicPartition]) -> None:
         """Look up topics that are not known. If no broker answers, continue: librdkafka looks them
         up itself, later."""
         unknown = {topic for topic, number in wanted if number not in self._known.get(topic, ())}

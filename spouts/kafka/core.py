@@ -36,7 +36,7 @@ from spouts.kafka.arguments import (
     fields_of,
 )
 from spouts.kafka.decoding import RecordDecoder, dead_letters
-from spouts.kafka.partitions import Position, Where, partition_id, position_after, topic_and_number
+from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
 
@@ -59,7 +59,7 @@ class Key(NamedTuple):
     leader_epoch: int | None
 
     @property
-    def where(self) -> Where:
+    def tp(self) -> TopicPartition:
         return self.topic, self.partition
 
 
@@ -216,7 +216,7 @@ class KafkaSpout(ReplayableSpout):
 
     def position(self) -> dict[str, Any]:
         """Partition -> its next offset, in the form of plans (``spouts.kafka.partitions``)."""
-        return {partition_id(*where): at.after() for where, at in self._task.position().items()}
+        return {partition_id(*tp): at.after() for tp, at in self._task.position().items()}
 
     def seek(self, positions: Sequence[Any]) -> None:
         self._task.seek(_recorded(*positions))
@@ -234,7 +234,7 @@ class KafkaSpout(ReplayableSpout):
         self._task.close()
 
 
-def _recorded(*positions: Mapping[str, Any]) -> dict[Where, Position]:
+def _recorded(*positions: Mapping[str, Any]) -> dict[TopicPartition, Position]:
     """The positions in checkpoints. Older checkpoints have bare offsets."""
     return {
         topic_and_number(name): Position(at, None) if isinstance(at, int) else position_after(at)
@@ -296,12 +296,12 @@ class _Task:
         self._uncommitted_max = uncommitted_max
         self._commit_every_s = commit_every_s
         self._clock = clock
-        self._partitions: dict[Where, _Partition] = {}
-        self._turn: deque[Where] = deque()
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._turn: deque[TopicPartition] = deque()
         self._under_way: dict[Key, _Row] = {}
         self._retries: Retries[Key] = Retries(retry)
         self._published_at = clock()
-        self._checkpointed: Mapping[Where, Position] | None = (
+        self._checkpointed: Mapping[TopicPartition, Position] | None = (
             None  # the positions of the last checkpoint, if checkpoints hold the positions
         )
         self._unsure: list[Any] = []  # read but not decoded: at most once, they wait for the commit
@@ -329,7 +329,7 @@ class _Task:
     def acked(self, key: Key) -> None:
         row = self._under_way.pop(key, None)
         if row is not None:
-            self._partitions[key.where].offsets.acked(key.offset)
+            self._partitions[key.tp].offsets.acked(key.offset)
             self._retries.done(key)
 
     def failed(self, key: Key) -> None:
@@ -346,7 +346,7 @@ class _Task:
             return
         self._collector.report_error(
             RuntimeError(
-                f"{partition_id(*key.where)}, offset {key.offset}: given up after its retries; the record is dropped"
+                f"{partition_id(*key.tp)}, offset {key.offset}: given up after its retries; the record is dropped"
             )
         )
         self.acked(key)
@@ -363,22 +363,22 @@ class _Task:
     def begin_anew(self) -> None:
         self._tail.begin_anew()
 
-    def position(self) -> dict[Where, Position]:
+    def position(self) -> dict[TopicPartition, Position]:
         """The position of each partition. Raises ``RetryableError`` while it is not known where
         partitions begin, or whether the topics are still the ones that were read."""
         if not self._tail.settled:
             self._begin()
             self._tail.settle()
         self._tail.confirm()
-        begun = {where: each.position() for where, each in self._partitions.items()}
+        begun = {tp: each.position() for tp, each in self._partitions.items()}
         return {**self._tail.sought, **begun}
 
-    def seek(self, positions: Mapping[Where, Position]) -> None:
+    def seek(self, positions: Mapping[TopicPartition, Position]) -> None:
         self._tail.seek(positions)
         if self._checkpointed is not None:
             self._checkpointed = positions
 
-    def committed(self, positions: Mapping[Where, Position]) -> None:
+    def committed(self, positions: Mapping[TopicPartition, Position]) -> None:
         if self._checkpointed is not None:
             self._checkpointed = positions
 
@@ -394,23 +394,23 @@ class _Task:
     # --- inside -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        for where, position in self._tail.look_up().items():
-            if where in self._partitions:  # its records in flight are of another log: ignore their acks
-                for key in [each for each in self._under_way if each.where == where]:
+        for tp, position in self._tail.look_up().items():
+            if tp in self._partitions:  # its records in flight are of another log: ignore their acks
+                for key in [each for each in self._under_way if each.tp == tp]:
                     del self._under_way[key]
                     self._retries.done(key)
-                self._unsure = [each for each in self._unsure if (each.topic(), each.partition()) != where]
+                self._unsure = [each for each in self._unsure if (each.topic(), each.partition()) != tp]
             else:
-                self._turn.append(where)
-            self._partitions[where] = _Partition(position)
+                self._turn.append(tp)
+            self._partitions[tp] = _Partition(position)
 
     def _emit_next(self) -> bool:
         """Emit the next record of the partition whose turn it is. Returns False if no partition has
         a record that may be emitted."""
         for _ in range(len(self._turn)):
-            where = self._turn[0]
+            tp = self._turn[0]
             self._turn.rotate(-1)
-            partition = self._partitions[where]
+            partition = self._partitions[tp]
             offsets, buffer = partition.offsets, partition.buffer
             while buffer and buffer[0].row is None:
                 partition.took(buffer[0])
@@ -419,7 +419,7 @@ class _Task:
                 read = buffer.popleft()
                 if read.row is None:
                     raise InvariantViolation("a record without a row was to be emitted")
-                key = Key(*where, read.offset, partition.topic_id, read.leader_epoch)
+                key = Key(*tp, read.offset, partition.topic_id, read.leader_epoch)
                 partition.took(read)
                 if self._tracked:
                     offsets.emitted(read.offset)
@@ -437,7 +437,7 @@ class _Task:
         """Fetch, decode and buffer records. Keeps them undecoded if decoding raises
         ``RetryableError``, for example because a schema registry does not answer."""
         if not self._unsure:
-            self._tail.pause(where for where, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
+            self._tail.pause(tp for tp, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
             self._unsure = self._tail.poll()
             if self._unsure and self._commits_first:
                 self._commit_first()
@@ -445,17 +445,17 @@ class _Task:
             self._tail.hear()
         if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
             return
-        rows: list[tuple[Where, _Read]] = []
+        rows: list[tuple[TopicPartition, _Read]] = []
         for decoded in self._decoder.decode(self._unsure, {}):
             stream = DEAD_LETTER_STREAM if decoded.letters else DEFAULT_STREAM
             values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.messages)
             for message, row in zip(decoded.messages, values, strict=True):
-                where = message.topic(), message.partition()
+                tp = message.topic(), message.partition()
                 kept = _Row(row, stream, message if self._keeps_messages else None) if row is not None else None
-                rows.append((where, _Read(message.offset(), _epoch_of(message), kept)))
+                rows.append((tp, _Read(message.offset(), _epoch_of(message), kept)))
         self._unsure = []
-        for where, read in sorted(rows, key=lambda each: (each[0], each[1].offset)):
-            self._partitions[where].buffer.append(read)
+        for tp, read in sorted(rows, key=lambda each: (each[0], each[1].offset)):
+            self._partitions[tp].buffer.append(read)
 
     def _commit_first(self) -> None:
         """Ask the group to commit the offsets after the records that were read. They are emitted
@@ -465,8 +465,8 @@ class _Task:
             its.asked = Position(message.offset() + 1, its.topic_id, _epoch_of(message))
         self._tail.publish(self._asked())
 
-    def _asked(self) -> dict[Where, Position]:
-        return {where: each.asked for where, each in self._partitions.items()}
+    def _asked(self) -> dict[TopicPartition, Position]:
+        return {tp: each.asked for tp, each in self._partitions.items()}
 
     def _publish(self) -> None:
         """Commit to the group how far each partition is done."""
@@ -476,7 +476,7 @@ class _Task:
         elif self._commits_first:
             self._tail.publish(self._asked())
         else:
-            self._tail.publish({where: each.done() for where, each in self._partitions.items()})
+            self._tail.publish({tp: each.done() for tp, each in self._partitions.items()})
 
 
 def _epoch_of(message: Any) -> int | None:

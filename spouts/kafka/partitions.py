@@ -16,7 +16,7 @@ from typing import Any
 from framework.topology.spouts import Meta
 
 #: A topic and the number of a partition.
-Where = tuple[str, int]
+TopicPartition = tuple[str, int]
 
 
 def partition_id(topic: str, number: int) -> str:

@@ -30,12 +30,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.assignment import Assignment, placed
-from spouts.kafka.partitions import Where, partition_id
+from spouts.kafka.partitions import TopicPartition, partition_id
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000
@@ -100,11 +101,11 @@ class KafkaSession:
         heard = {"error_cb": self._errors.heard}
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
         self._assignment = Assignment(self._consumer)
-        self._assigned: dict[Where, _Assigned] = {}
+        self._assigned: dict[TopicPartition, _Assigned] = {}
 
-    def read(self, ranges: Mapping[Where, Range]) -> Iterator[list[Message]]:
+    def read(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[list[Message]]:
         """The records of all ranges, in chunks. A chunk may contain several partitions."""
-        wanted = {where: each for where, each in ranges.items() if each.first < each.end}
+        wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
             records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
             if records:
@@ -112,9 +113,9 @@ class KafkaSession:
                     records, key=lambda each: (each.topic(), each.partition())
                 )  # stable: offsets stay in order
         else:
-            for where, each in wanted.items():
-                self._unassign([other for other in self._assigned if other != where])
-                yield from self._read({where: each}, at_once=False)
+            for tp, each in wanted.items():
+                self._unassign([other for other in self._assigned if other != tp])
+                yield from self._read({tp: each}, at_once=False)
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
@@ -126,7 +127,7 @@ class KafkaSession:
     def close(self) -> None:
         self._consumer.close()
 
-    def _read(self, ranges: Mapping[Where, Range], *, at_once: bool) -> Iterator[list[Message]]:
+    def _read(self, ranges: Mapping[TopicPartition, Range], *, at_once: bool) -> Iterator[list[Message]]:
         try:
             yield from self._until_complete(ranges, at_once)
         except BaseException:
@@ -145,25 +146,25 @@ class KafkaSession:
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
 
-    def _until_complete(self, ranges: Mapping[Where, Range], at_once: bool) -> Iterator[list[Message]]:
+    def _until_complete(self, ranges: Mapping[TopicPartition, Range], at_once: bool) -> Iterator[list[Message]]:
         open_ranges = dict(ranges)
-        position = {where: each.first for where, each in ranges.items()}
-        for where, each in ranges.items():
-            self._position(where, each)
-            early = self._take_ahead(where, each)
+        position = {tp: each.first for tp, each in ranges.items()}
+        for tp, each in ranges.items():
+            self._position(tp, each)
+            early = self._take_ahead(tp, each)
             if early:
-                position[where] = early[-1].offset() + 1
+                position[tp] = early[-1].offset() + 1
                 yield early
         last_heard = time.monotonic()
         while True:
-            for where in list(open_ranges):
-                assigned, end = self._assigned[where], open_ranges[where].end
-                if position[where] >= end or assigned.ahead or assigned.end_seen >= end:
-                    del open_ranges[where]
+            for tp in list(open_ranges):
+                assigned, end = self._assigned[tp], open_ranges[tp].end
+                if position[tp] >= end or assigned.ahead or assigned.end_seen >= end:
+                    del open_ranges[tp]
                     assigned.resume = end
             if not open_ranges:
                 return
-            missing = sum(each.end - position[where] for where, each in open_ranges.items())
+            missing = sum(each.end - position[tp] for tp, each in open_ranges.items())
             heard = self._consume(missing, at_once)
             if heard:
                 last_heard = time.monotonic()
@@ -178,7 +179,7 @@ class KafkaSession:
                 yield records
 
     def _sorted_out(
-        self, heard: list[Message], open_ranges: Mapping[Where, Range], position: dict[Where, int]
+        self, heard: list[Message], open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
     ) -> list[Message]:
         """The records of open ranges. Handles events, and keeps records of later ranges."""
         eventful = any(map(Message.error, heard))  # errors are truthy; a third faster than a loop over the messages
@@ -194,63 +195,63 @@ class KafkaSession:
         ):  # an event may have unassigned the partition of other messages here
             # One partition, and never more records than its range can hold: check the two ends
             # only.
-            where, only = next(iter(open_ranges.items()))
-            if heard[0].offset() >= position[where] and heard[-1].offset() < only.end:
-                position[where] = heard[-1].offset() + 1
-                _check_epochs(where, only, heard)
+            tp, only = next(iter(open_ranges.items()))
+            if heard[0].offset() >= position[tp] and heard[-1].offset() < only.end:
+                position[tp] = heard[-1].offset() + 1
+                _check_epochs(tp, only, heard)
                 return heard
         records = []
-        of_range: dict[Where, list[Message]] = {where: [] for where in open_ranges}
+        of_range: dict[TopicPartition, list[Message]] = {tp: [] for tp in open_ranges}
         for message in heard:
-            where = (message.topic(), message.partition())
+            tp = (message.topic(), message.partition())
             offset = message.offset()
-            wanted = open_ranges.get(where)
+            wanted = open_ranges.get(tp)
             if wanted is None or offset >= wanted.end:
-                assigned = self._assigned.get(where)
+                assigned = self._assigned.get(tp)
                 if assigned is not None and offset >= assigned.resume:
                     assigned.ahead.append(message)
                     if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
-                        self._unassign([where])  # nobody wants them: another worker reads the partition
-            elif offset >= position[where]:
+                        self._unassign([tp])  # nobody wants them: another worker reads the partition
+            elif offset >= position[tp]:
                 records.append(message)
-                of_range[where].append(message)
-                position[where] = offset + 1
-        for where, its in of_range.items():
-            _check_epochs(where, open_ranges[where], its)
+                of_range[tp].append(message)
+                position[tp] = offset + 1
+        for tp, its in of_range.items():
+            _check_epochs(tp, open_ranges[tp], its)
         return records
 
-    def _event(self, message: Message, position: Mapping[Where, int]) -> None:
-        error, where = message.error(), (message.topic(), message.partition())
-        assigned = self._assigned.get(where)
+    def _event(self, message: Message, position: Mapping[TopicPartition, int]) -> None:
+        error, tp = message.error(), (message.topic(), message.partition())
+        assigned = self._assigned.get(tp)
         if error.code() == KafkaError._PARTITION_EOF:
             if assigned is not None:
                 assigned.end_seen = max(assigned.end_seen, message.offset())
             return
         if error.code() in NOT_IN_LOG:
-            self._out_of_range(where, message, position)
+            self._out_of_range(tp, message, position)
         elif error.fatal() or not error.retriable():
-            raise kafka_error(error, f"partition {partition_id(*where)}")
+            raise kafka_error(error, f"partition {partition_id(*tp)}")
 
-    def _out_of_range(self, where: Where, message: Message, position: Mapping[Where, int]) -> None:
+    def _out_of_range(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
         """An offset is not in the log. Raises ``DataLossError`` if it is the wanted offset.
 
         The consumer may also have been elsewhere: ahead of what is read, or at the end of an
         earlier range. librdkafka reports that late."""
-        assigned, offset = self._assigned.get(where), message.offset()
-        if where not in position or assigned is None:
-            self._unassign([where])
-        elif offset is not None and offset >= 0 and offset != position[where]:
-            self._assign(where, assigned.wanted.rest(position[where]))
+        assigned, offset = self._assigned.get(tp), message.offset()
+        if tp not in position or assigned is None:
+            self._unassign([tp])
+        elif offset is not None and offset >= 0 and offset != position[tp]:
+            self._assign(tp, assigned.wanted.rest(position[tp]))
         else:
             raise DataLossError(
-                f"partition {partition_id(*where)} no longer holds offset {position[where]} as it was: {message.error().str()}. "
+                f"partition {partition_id(*tp)} no longer holds offset {position[tp]} as it was: {message.error().str()}. "
                 "Retention removed it, the log was truncated, or the topic was created again"
             )
 
-    def _position(self, where: Where, wanted: Range) -> None:
+    def _position(self, tp: TopicPartition, wanted: Range) -> None:
         """Ensure that every record from the range's first offset on is in ``ahead`` or still to
         come."""
-        assigned = self._assigned.get(where)
+        assigned = self._assigned.get(tp)
         if (
             assigned is not None
             and assigned.resume <= wanted.first <= assigned.resume + SKIP_RECORDS_MAX
@@ -258,36 +259,36 @@ class KafkaSession:
         ):
             assigned.wanted = wanted
         else:
-            self._assign(where, wanted)
+            self._assign(tp, wanted)
 
-    def _assign(self, where: Where, wanted: Range) -> None:
+    def _assign(self, tp: TopicPartition, wanted: Range) -> None:
         """Start at the range's first offset. Drops everything that was fetched before."""
-        self._unassign([where])
+        self._unassign([tp])
         first = wanted.first
         try:
-            self._assignment.begin([placed(where, first, wanted.leader_epoch)])
+            self._assignment.begin([placed(tp, first, wanted.leader_epoch)])
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        self._assigned[where] = _Assigned(first, wanted)
+        self._assigned[tp] = _Assigned(first, wanted)
 
-    def _take_ahead(self, where: Where, wanted: Range) -> list[Message]:
+    def _take_ahead(self, tp: TopicPartition, wanted: Range) -> list[Message]:
         """Records of the range that an earlier read has already received."""
-        assigned = self._assigned[where]
+        assigned = self._assigned[tp]
         taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
         assigned.resume = max(assigned.resume, wanted.first)
-        _check_epochs(where, wanted, taken)
+        _check_epochs(tp, wanted, taken)
         return taken
 
-    def _unassign(self, gone: list[Where]) -> None:
-        known = [where for where in gone if where in self._assigned]
+    def _unassign(self, gone: list[TopicPartition]) -> None:
+        known = [tp for tp in gone if tp in self._assigned]
         if known:
-            self._consumer.incremental_unassign([TopicPartition(topic, partition) for topic, partition in known])
-            for where in known:
-                del self._assigned[where]
+            self._consumer.incremental_unassign([ClientPartition(topic, partition) for topic, partition in known])
+            for tp in known:
+                del self._assigned[tp]
 
 
-def _check_epochs(where: Where, wanted: Range, records: list[Message]) -> None:
+def _check_epochs(tp: TopicPartition, wanted: Range, records: list[Message]) -> None:
     """Raises ``DataLossError`` if a record was written after the range was planned: then it has
     replaced a planned record. ``records``: of the range, in order."""
     last = wanted.end_epoch
@@ -295,7 +296,7 @@ def _check_epochs(where: Where, wanted: Range, records: list[Message]) -> None:
         return
     first = next(message for message in records if (message.leader_epoch() or 0) > last)
     raise DataLossError(
-        f"partition {partition_id(*where)} holds another record at offset {first.offset()} than when it was planned (of leader "
+        f"partition {partition_id(*tp)} holds another record at offset {first.offset()} than when it was planned (of leader "
         f"epoch {first.leader_epoch()}, and the plan is of {last}): the log was truncated and has grown again"
     )
 

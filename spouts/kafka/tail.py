@@ -19,7 +19,8 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import ConfigError, DataLossError, FailedException, RetryableError
@@ -27,7 +28,7 @@ from framework.observe.logs import get_logger
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.group import GroupOffsets, position_of_group
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
-from spouts.kafka.partitions import Position, Where, partition_id, topic_and_number
+from spouts.kafka.partitions import Position, TopicPartition, partition_id, topic_and_number
 from spouts.kafka.session import NOT_IN_LOG
 
 _log = get_logger()
@@ -79,13 +80,13 @@ class KafkaTail:
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
         self._group.use(self._consumer)
         self._assignment = Assignment(self._consumer)
-        self._assigned: dict[Where, Position] = {}  # where each began
-        self._starting: dict[Where, Position] = {}  # they begin when the group has these positions
+        self._assigned: dict[TopicPartition, Position] = {}  # where each began
+        self._starting: dict[TopicPartition, Position] = {}  # they begin when the group has these positions
         self._lost: dict[
-            Where, tuple[int, str]
+            TopicPartition, tuple[int, str]
         ] = {}  # (offset that the log does not hold, the text of the consumer's error)
-        self._paused: set[Where] = set()
-        self._ended: set[Where] = set()
+        self._paused: set[TopicPartition] = set()
+        self._ended: set[TopicPartition] = set()
         self._early: list[Message] = []
         self._problem: Exception | None = None
         self._looked_up: float | None = None
@@ -97,7 +98,7 @@ class KafkaTail:
         #: Whether partitions that appear from now on begin at their earliest offsets.
         self.settled = False
         #: Positions from a checkpoint, of partitions that have not begun yet.
-        self.sought: dict[Where, Position] = {}
+        self.sought: dict[TopicPartition, Position] = {}
 
     # --- before the first look_up -----------------------------------------------------------------
 
@@ -109,10 +110,10 @@ class KafkaTail:
         """Begin where ``start`` says, whatever position the group has."""
         self._anew = True
 
-    def seek(self, positions: Mapping[Where, Position]) -> None:
+    def seek(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Begin this task's partitions at these positions, and its other partitions at their
         earliest offsets."""
-        mine = {where: at for where, at in positions.items() if task_of(*where, self._tasks) == self._task}
+        mine = {tp: at for tp, at in positions.items() if task_of(*tp, self._tasks) == self._task}
         self.sought, self.settled = mine, True
 
     # --- while it runs ----------------------------------------------------------------------------
@@ -131,14 +132,12 @@ class KafkaTail:
         if not self._unconfirmed:
             return
         try:
-            self._metadata.confirm_topics(
-                {where[0]: at.topic_id for where, at in self._assigned.items() if at.topic_id}
-            )
+            self._metadata.confirm_topics({tp[0]: at.topic_id for tp, at in self._assigned.items() if at.topic_id})
         except DataLossError as error:
             raise (FailedException(str(error)) if self._skip_lost else error) from None
         self._unconfirmed = False
 
-    def look_up(self) -> dict[Where, Position]:
+    def look_up(self) -> dict[TopicPartition, Position]:
         """Assign partitions that are new, or that must begin again because their next records are
         lost. Returns where each of them begins. Cheap if it was called recently."""
         now = time.monotonic()
@@ -152,9 +151,9 @@ class KafkaTail:
                 raise self._errors.explain(error) from error
             if self._complete:
                 self._looked_up = time.monotonic()
-        for where, position in list(self._starting.items()):
-            if self._group.has(partition_id(*where), position):
-                begins[where] = self._starting.pop(where)
+        for tp, position in list(self._starting.items()):
+            if self._group.has(partition_id(*tp), position):
+                begins[tp] = self._starting.pop(tp)
         self._assign(begins)
         return begins
 
@@ -193,31 +192,31 @@ class KafkaTail:
             except (ConfigError, DataLossError, RetryableError) as error:
                 self._problem = self._problem or error
 
-    def pause(self, wanted: Iterable[Where]) -> None:
+    def pause(self, wanted: Iterable[TopicPartition]) -> None:
         """Pause these partitions, and resume all others."""
         now = self._assigned.keys() & set(wanted)
         try:
             if now - self._paused:
-                self._consumer.pause([TopicPartition(*where) for where in now - self._paused])
+                self._consumer.pause([ClientPartition(*tp) for tp in now - self._paused])
             if self._paused - now:
-                self._consumer.resume([TopicPartition(*where) for where in self._paused - now])
+                self._consumer.resume([ClientPartition(*tp) for tp in self._paused - now])
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
         self._paused = now
 
-    def topic_id(self, where: Where) -> str | None:
+    def topic_id(self, tp: TopicPartition) -> str | None:
         """The id of the topic that an assigned partition is read from."""
-        return self._assigned[where].topic_id
+        return self._assigned[tp].topic_id
 
-    def publish(self, positions: Mapping[Where, Position]) -> None:
+    def publish(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Commit these positions to the group; returns at once. Commits all of them, changed or
         not, because Kafka forgets offsets that have not been committed for long."""
-        offsets = {partition_id(*where): at for where, at in positions.items() if where in self._assigned}
+        offsets = {partition_id(*tp): at for tp, at in positions.items() if tp in self._assigned}
         self._group.publish(offsets, again=True)
 
-    def published(self, positions: Mapping[Where, Position]) -> bool:
+    def published(self, positions: Mapping[TopicPartition, Position]) -> bool:
         """Whether the group has confirmed these positions."""
-        return all(self._group.has(partition_id(*where), at) for where, at in positions.items())
+        return all(self._group.has(partition_id(*tp), at) for tp, at in positions.items())
 
     def advance(self) -> None:
         """Continue to publish. When publishing begins to fail, raises the error once, unless
@@ -235,7 +234,7 @@ class KafkaTail:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _found(self) -> dict[Where, Position]:
+    def _found(self) -> dict[TopicPartition, Position]:
         """Look topics up. Returns where partitions begin, except those whose position must first be
         committed to the group."""
         self._metadata.refresh()
@@ -245,14 +244,12 @@ class KafkaTail:
         begins = self._placed_again(topics)
         mine = [topic_and_number(each) for each in topics.leaders]
         new = [
-            where
-            for where in mine
-            if where not in self._assigned
-            and where not in self._starting
-            and task_of(*where, self._tasks) == self._task
+            tp
+            for tp in mine
+            if tp not in self._assigned and tp not in self._starting and task_of(*tp, self._tasks) == self._task
         ]
         begins.update(self._begins(new, topics) if new else {})
-        self._complete = not self._lost and all(where in begins or where in self._starting for where in new)
+        self._complete = not self._lost and all(tp in begins or tp in self._starting for tp in new)
         return begins
 
     def _tell_missing(self, missing: frozenset[str]) -> None:
@@ -260,48 +257,50 @@ class KafkaTail:
             _log.warning("source.topics_missing", topics=sorted(missing), reason="waiting for them to be created")
         self._missing = missing
 
-    def _begins(self, new: list[Where], topics: KafkaTopics) -> dict[Where, Position]:
+    def _begins(self, new: list[TopicPartition], topics: KafkaTopics) -> dict[TopicPartition, Position]:
         """Where partitions begin: at the position of a checkpoint; else at the committed position
         of the group; else where ``start`` says."""
-        known = {where: self.sought[where] for where in new if where in self.sought}
+        known = {tp: self.sought[tp] for tp in new if tp in self.sought}
         if not self.settled and not self._anew:
-            known.update(self._of_group([where for where in new if where not in known]))
+            known.update(self._of_group([tp for tp in new if tp not in known]))
         begins, replaced = {}, []
-        for where, position in known.items():
-            current = topics.topic_ids[where[0]]
+        for tp, position in known.items():
+            current = topics.topic_ids[tp[0]]
             if position.topic_id in (None, current):
-                begins[where] = Position(position.offset, current, position.leader_epoch)
+                begins[tp] = Position(position.offset, current, position.leader_epoch)
             else:
-                self._data_lost(_made_again(where, position, current))
-                replaced.append(where)
+                self._data_lost(_made_again(tp, position, current))
+                replaced.append(tp)
         begins.update(self._starts(replaced, "earliest", topics))
         start = "earliest" if self.settled else self._start
-        begins.update(self._starts([where for where in new if where not in known], start, topics))
+        begins.update(self._starts([tp for tp in new if tp not in known], start, topics))
         if self._follows:
             return begins
         # First commit the positions that the group lacks: if this process dies, the next one starts
         # at the same positions.
-        said = {where for where in known if where not in self.sought and where not in replaced}
-        unsaid = {where: at for where, at in begins.items() if where not in said}
-        self._group.publish({partition_id(*where): at for where, at in unsaid.items()}, again=True)
+        said = {tp for tp in known if tp not in self.sought and tp not in replaced}
+        unsaid = {tp: at for tp, at in begins.items() if tp not in said}
+        self._group.publish({partition_id(*tp): at for tp, at in unsaid.items()}, again=True)
         self._starting.update(unsaid)
-        return {where: at for where, at in begins.items() if where in said}
+        return {tp: at for tp, at in begins.items() if tp in said}
 
-    def _of_group(self, wanted: list[Where]) -> dict[Where, Position]:
+    def _of_group(self, wanted: list[TopicPartition]) -> dict[TopicPartition, Position]:
         if not wanted:
             return {}
         found = {}
-        for each in self._consumer.committed([TopicPartition(*where) for where in wanted], timeout=_REQUEST_S):
+        for each in self._consumer.committed([ClientPartition(*tp) for tp in wanted], timeout=_REQUEST_S):
             if each.error is not None:
                 raise KafkaException(each.error)
             if each.offset >= 0:
                 found[(each.topic, each.partition)] = position_of_group(each)
         return found
 
-    def _starts(self, wanted: list[Where], start: str | int, topics: KafkaTopics) -> dict[Where, Position]:
+    def _starts(
+        self, wanted: list[TopicPartition], start: str | int, topics: KafkaTopics
+    ) -> dict[TopicPartition, Position]:
         """Where the logs begin, where they end, or the first offset at a time. Leaves out
         partitions whose leader does not answer."""
-        names = [partition_id(*where) for where in wanted]
+        names = [partition_id(*tp) for tp in wanted]
         if not names:
             return {}
         if start == "earliest":
@@ -314,41 +313,41 @@ class KafkaTail:
             ends = self._metadata.ends(late, patient=False) if late else {}
             found = {**{name: each for name, each in found.items() if each.offset >= 0}, **ends}
         return {
-            where: Position(each.offset, topics.topic_ids[where[0]], each.leader_epoch)
-            for where, each in ((topic_and_number(name), each) for name, each in found.items())
+            tp: Position(each.offset, topics.topic_ids[tp[0]], each.leader_epoch)
+            for tp, each in ((topic_and_number(name), each) for name, each in found.items())
         }
 
-    def _placed_again(self, topics: KafkaTopics) -> dict[Where, Position]:
+    def _placed_again(self, topics: KafkaTopics) -> dict[TopicPartition, Position]:
         """Where partitions begin again because their topic was replaced or their log was cut at the
         end. Partitions that only continue at a later offset, because retention removed the next
         records, are moved there directly."""
         replaced = []
-        for where, position in self._assigned.items():
-            current = topics.topic_ids.get(where[0])
+        for tp, position in self._assigned.items():
+            current = topics.topic_ids.get(tp[0])
             if current is not None and position.topic_id not in (None, current):
-                lost = _made_again(where, position, current)
+                lost = _made_again(tp, position, current)
                 self._data_lost(lost)
                 if self._follows:
                     raise FailedException(f"{lost}; states and spouts go back to the last checkpoint")
-                replaced.append(where)
+                replaced.append(tp)
         begins = self._starts(replaced, "earliest", topics)
-        cut = {where: asked for where, (asked, _) in self._lost.items() if where not in replaced}
-        for where, asked in cut.items():
+        cut = {tp: asked for tp, (asked, _) in self._lost.items() if tp not in replaced}
+        for tp, asked in cut.items():
             self._data_lost(
-                f"partition {partition_id(*where)} no longer holds offset {asked}: {self._lost[where][1]}. Retention "
+                f"partition {partition_id(*tp)} no longer holds offset {asked}: {self._lost[tp][1]}. Retention "
                 "removed it, or the log was truncated"
             )
         lows, ends = self._starts(list(cut), "earliest", topics), self._starts(list(cut), "latest", topics)
-        further: dict[Where, Position] = {}
-        for where, asked in cut.items():
-            if where in lows and where in ends:
-                at = min(max(asked, lows[where].offset), ends[where].offset)
-                placed = Position(at, lows[where].topic_id)  # its leader epoch is unknown
-                (begins if at < asked else further)[where] = placed
+        further: dict[TopicPartition, Position] = {}
+        for tp, asked in cut.items():
+            if tp in lows and tp in ends:
+                at = min(max(asked, lows[tp].offset), ends[tp].offset)
+                placed = Position(at, lows[tp].topic_id)  # its leader epoch is unknown
+                (begins if at < asked else further)[tp] = placed
         self._assign(further)
         return begins
 
-    def _assign(self, begins: Mapping[Where, Position]) -> None:
+    def _assign(self, begins: Mapping[TopicPartition, Position]) -> None:
         """Read partitions from these positions on."""
         if not begins:
             return
@@ -356,34 +355,34 @@ class KafkaTail:
             if not self._assigned.keys().isdisjoint(begins):
                 held = [each for each in self._consumer.assignment() if (each.topic, each.partition) in begins]
                 self._consumer.incremental_unassign(held)
-            self._assignment.begin([placed(where, at.offset, at.leader_epoch) for where, at in begins.items()])
+            self._assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in begins.items()])
         except KafkaException as error:
             self._complete, self._looked_up = False, _soon(time.monotonic())  # retry at the next look-up
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        for where, position in begins.items():
-            self._assigned[where] = position
-            self.sought.pop(where, None)
-            self._lost.pop(where, None)
-            self._ended.discard(where)
-            self._paused.discard(where)
+        for tp, position in begins.items():
+            self._assigned[tp] = position
+            self.sought.pop(tp, None)
+            self._lost.pop(tp, None)
+            self._ended.discard(tp)
+            self._paused.discard(tp)
         self._early = [each for each in self._early if (each.topic(), each.partition()) not in begins]
 
     def _event(self, message: Message) -> None:
-        error, where = message.error(), (message.topic(), message.partition())
+        error, tp = message.error(), (message.topic(), message.partition())
         if error.code() == KafkaError._PARTITION_EOF:
-            self._ended.add(where)
+            self._ended.add(tp)
         elif error.code() in NOT_IN_LOG:
-            self._lost[where] = self._next_offset(where, message), error.str()
+            self._lost[tp] = self._next_offset(tp, message), error.str()
             self._looked_up = None  # look up at once what has happened to it
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"Kafka at {self._where}")
 
-    def _next_offset(self, where: Where, event: Message) -> int:
+    def _next_offset(self, tp: TopicPartition, event: Message) -> int:
         """The offset that was requested. An event about another log does not contain it."""
         if event.offset() is not None:
             return int(event.offset())
-        after: int = self._consumer.position([TopicPartition(*where)])[0].offset  # below 0 when nothing has come
-        return after if after >= 0 else self._assigned[where].offset
+        after: int = self._consumer.position([ClientPartition(*tp)])[0].offset  # below 0 when nothing has come
+        return after if after >= 0 else self._assigned[tp].offset
 
     def _data_lost(self, what: str) -> None:
         if not self._skip_lost:
@@ -396,8 +395,8 @@ def _soon(now: float) -> float:
     return now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
 
 
-def _made_again(where: Where, position: Position, current: str) -> str:
+def _made_again(tp: TopicPartition, position: Position, current: str) -> str:
     return (
-        f"topic {where[0]!r} was deleted and created again (its id was {position.topic_id}, is {current}): "
-        f"what had not been read of partition {partition_id(*where)} is lost"
+        f"topic {tp[0]!r} was deleted and created again (its id was {position.topic_id}, is {current}): "
+        f"what had not been read of partition {partition_id(*tp)} is lost"
     )
