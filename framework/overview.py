@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.coordination import CoordinationStore
-from framework.coordination.presence import Driver, read_drivers
+from framework.coordination.presence import LiveDriver, read_drivers
 from framework.core.checkpoints import CheckpointRecord
 from framework.core.stateful_run import read_record
 from framework.observe import TransactionRecord
@@ -26,17 +26,17 @@ class TopologyOverview:
 
     id: str
     kind: str
-    drivers: list[Driver]
+    drivers: list[LiveDriver]
     led: bool
     txid: int | None
     last: TransactionRecord | None
 
     @property
-    def leader(self) -> Driver | None:
+    def leader(self) -> LiveDriver | None:
         return self.drivers[0] if self.drivers and self.drivers[0].phase != "standby" else None
 
     @property
-    def standbys(self) -> list[Driver]:
+    def standbys(self) -> list[LiveDriver]:
         return self.drivers[1:] if self.leader is not None else self.drivers
 
     @property

@@ -61,7 +61,7 @@ class SecurePort:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EnsembleMember:
     """A server's place in an ensemble: its number, and the two ports of each member (for data, and
     for elections)."""
 
@@ -92,7 +92,7 @@ class ZooKeeperServer(Server):
         guarded: bool = True,
         settings: dict[str, str] | None = None,
         secure: SecurePort | None = None,
-        place: Place | None = None,
+        place: EnsembleMember | None = None,
         where: str | None = None,
     ) -> None:
         super().__init__(folder, port, guarded=guarded, settings=settings, where=where)
@@ -162,7 +162,7 @@ class ZooKeeperEnsemble:
                 folder / f"zookeeper-{number}",
                 ports[number - 1] if ports else None,
                 guarded=guarded,
-                place=Place(number, members) if servers > 1 else None,
+                place=EnsembleMember(number, members) if servers > 1 else None,
                 where=where,
             )
             for number in members

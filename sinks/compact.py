@@ -12,12 +12,12 @@ import typer
 
 from framework.errors import RatchetError
 from sinks.tables.parquet import GRACE_S, ParquetTable
-from sinks.tables.table import TARGET_BYTES, FileTable, TableShape, described
+from sinks.tables.table import TARGET_BYTES, FileTable, FileTableShape, described
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:
     """The table in a folder, as an object of its kind."""
-    held = TableShape.read(path)
+    held = FileTableShape.read(path)
     if held is not None and held.kind == "DeltaLakeTable":
         from sinks.tables.delta import DeltaLakeTable  # an extra
 

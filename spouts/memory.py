@@ -26,7 +26,7 @@ from framework.topology import (
 )
 from framework.topology.spouts import Meta
 
-Row = Sequence[Any]
+Values = Sequence[Any]
 OnDataLoss = Literal["fail", "skip"]
 
 
@@ -34,9 +34,9 @@ class _Source:
     """The partitions. They exist only in the process that created the spout. Tasks get their rows
     with the plan."""
 
-    def __init__(self, data: Mapping[int, Sequence[Row]], take: int) -> None:
+    def __init__(self, data: Mapping[int, Sequence[Values]], take: int) -> None:
         self.lock = threading.Lock()
-        self.partitions: dict[str, list[Row]] = {str(each): list(rows) for each, rows in data.items()}
+        self.partitions: dict[str, list[Values]] = {str(each): list(rows) for each, rows in data.items()}
         self.take = take
         self.takes: dict[str, int] = {}
         self.unavailable: set[str] = set()
@@ -46,7 +46,7 @@ class _Source:
 class _MemorySpout:
     """What both kinds share: the data, and the methods that change it."""
 
-    def __init__(self, data: Mapping[int, Sequence[Row]], fields: Fields, take: int) -> None:
+    def __init__(self, data: Mapping[int, Sequence[Values]], fields: Fields, take: int) -> None:
         if not isinstance(take, int) or take < 1:
             raise TopologyError(f"take per partition must be 1 or more, not {take!r}")
         self._fields = fields
@@ -62,7 +62,7 @@ class _MemorySpout:
         with source.lock:
             source.partitions[self._known(source, partition)].extend(added)
 
-    def add_partition(self, partition: int, rows: Sequence[Row]) -> None:
+    def add_partition(self, partition: int, rows: Sequence[Values]) -> None:
         """Add a partition with its first rows."""
         source = self._here()
         with source.lock:
@@ -150,7 +150,7 @@ class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactiona
     """
 
     def __init__(
-        self, data: Mapping[int, Sequence[Row]], fields: Fields, take: int, *, on_data_loss: OnDataLoss = "fail"
+        self, data: Mapping[int, Sequence[Values]], fields: Fields, take: int, *, on_data_loss: OnDataLoss = "fail"
     ) -> None:
         super().__init__(data, fields, take)
         if on_data_loss not in ("fail", "skip"):
@@ -277,10 +277,10 @@ class _MemoryReader(PartitionReader):
             yield pa.RecordBatch.from_arrays(arrays, names=list(self._fields))
 
 
-def complete(partition: str, meta: Meta) -> Sequence[Row]:
+def complete(partition: str, meta: Meta) -> Sequence[Values]:
     """The rows that came with a range. Raises ``RetryableError`` if rows are missing: a short read
     must not become a short batch."""
-    rows: Sequence[Row] = meta["rows"]
+    rows: Sequence[Values] = meta["rows"]
     planned = int(meta["next"]) - int(meta["first"])
     if len(rows) != planned:
         raise RetryableError(

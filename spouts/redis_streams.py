@@ -34,7 +34,7 @@ TIMEOUT_S = 5.0
 _TAKE_OVER_EVERY_S = 5.0
 
 #: The id of an entry, and its fields. The fields are empty if the entry was deleted meanwhile.
-Entry = tuple[bytes, Mapping[bytes, bytes]]
+StreamEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
     "string": lambda raw: raw.decode(),
@@ -102,7 +102,7 @@ class RedisStreamSpout(BaseRichSpout):
         self._client: Any = redis.Redis.from_url(
             resolved("url of RedisStreamSpout", self._url), socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
         )
-        self._buffer: deque[Entry] = deque()
+        self._buffer: deque[StreamEntry] = deque()
         self._under_way: dict[bytes, list[Any]] = {}
         self._retries: Retries[bytes] = Retries(self._retry)
         self._done: list[bytes] = []
@@ -210,14 +210,14 @@ class RedisStreamSpout(BaseRichSpout):
                 f"again where it is to go on (XGROUP CREATE {self._stream} {self._group} ID), and start the topology"
             ) from error
 
-    def _take(self, entries: Sequence[Entry]) -> None:
+    def _take(self, entries: Sequence[StreamEntry]) -> None:
         """Buffer entries, except those without fields: they were deleted meanwhile."""
         self._buffer.extend(each for each in entries if each[1] and each[0] not in self._under_way)
 
-    def _entries(self, after: bytes, most: int) -> list[Entry]:
+    def _entries(self, after: bytes, most: int) -> list[StreamEntry]:
         answer = self._client.xreadgroup(self._group, self._consumer, {self._stream: after}, count=most)
         streams = answer.values() if isinstance(answer, dict) else [entries for _, entries in answer or ()]
-        return cast("list[Entry]", [entry for entries in streams for entry in entries])
+        return cast("list[StreamEntry]", [entry for entries in streams for entry in entries])
 
     def _values(self, entry: bytes, raw: Mapping[bytes, bytes]) -> list[Any]:
         values = []

@@ -29,7 +29,7 @@ _FOLDER = "drivers"
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class LiveDriver:
     """A process that runs a topology, or stands by.
 
     ``kind``: transactional or core. ``started_at`` and ``said_at``: seconds since the epoch, by the
@@ -88,16 +88,16 @@ class Presence:
             self._store.announce(self._path, document)
 
     def _document(self) -> bytes:
-        driver = Driver(
+        driver = LiveDriver(
             self._kind, socket.gethostname(), os.getpid(), self._started_at, time.time(), dict(self._summary())
         )
         return encode_document(asdict(driver), self._path)
 
 
-def read_drivers(store: CoordinationStore, topology_id: str) -> list[Driver]:
+def read_drivers(store: CoordinationStore, topology_id: str) -> list[LiveDriver]:
     """The drivers of a topology that live now, the one that leads first. Raises
     ``CorruptStateError``."""
     state = TransactionalState(store, topology_id)
     documents = [state.get_data(f"{_FOLDER}/{name}") for name in state.children(_FOLDER)]
-    drivers = [Driver(**each) for each in documents if each is not None]  # None: it has gone in between
+    drivers = [LiveDriver(**each) for each in documents if each is not None]  # None: it has gone in between
     return sorted(drivers, key=lambda each: (each.phase == "standby", -each.status.get("epoch", 0), each.started_at))

@@ -88,7 +88,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class TableShape:
+class FileTableShape:
     """What a reader needs to know of a table: the name of its class, its columns, and its partition
     columns."""
 
@@ -101,7 +101,7 @@ class TableShape:
         return {"format": _FORMAT, "kind": self.kind, "schema": text, "partition_by": list(self.partition_by)}
 
     @staticmethod
-    def read(folder: Path) -> TableShape | None:
+    def read(folder: Path) -> FileTableShape | None:
         """The shape of the table in ``folder``; None if there is no table. Raises
         ``CorruptStateError``."""
         path = folder / OWN_FOLDER / "schema.json"
@@ -115,7 +115,7 @@ class TableShape:
             )
         kind = found.get("kind", "DeltaLakeTable" if (folder / "_delta_log").is_dir() else "ParquetTable")
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
-        return TableShape(kind, schema, tuple(found["partition_by"]))
+        return FileTableShape(kind, schema, tuple(found["partition_by"]))
 
 
 class FileTable(FencedState):
@@ -148,7 +148,7 @@ class FileTable(FencedState):
         self._partition_by = tuple(partition_by) if partition_by is not None else None
         self._shared = shared
         self._fields: Fields | None = None
-        self._shape: TableShape | None = None
+        self._shape: FileTableShape | None = None
 
     # --- shape ------------------------------------------------------------------------------------
 
@@ -172,19 +172,19 @@ class FileTable(FencedState):
         self._fields = fields
 
     @property
-    def shape(self) -> TableShape:
+    def shape(self) -> FileTableShape:
         """The shape of the table on disk or, if there is none, the declared shape. Raises
         ``ConfigError`` if there is neither, or if the table on disk is not as declared."""
         if self._shape is not None:
             return self._shape
-        held = TableShape.read(self.path)
+        held = FileTableShape.read(self.path)
         if held is not None:
             self._check_shape(held)
             self._shape = held
             return held
         if self._fields is None:
             raise ConfigError(f"{self.location}: there is no table of Ratchet")
-        return TableShape(self.kind, self._fields.schema(), self._partition_by or ())
+        return FileTableShape(self.kind, self._fields.schema(), self._partition_by or ())
 
     def require(self) -> None:
         """Raise as ``shape`` does. Call it before the table is read or changed."""
@@ -200,7 +200,7 @@ class FileTable(FencedState):
         """The partition columns. Raises as ``shape`` does."""
         return self.shape.partition_by
 
-    def _check_shape(self, held: TableShape) -> None:
+    def _check_shape(self, held: FileTableShape) -> None:
         if held.kind != self.kind:
             raise ConfigError(f"{self.location} is a {held.kind}, not a {self.kind}: use that, or another path")
         declared = self._partition_by or ()
@@ -281,7 +281,7 @@ class FileTable(FencedState):
 
     def _check_place(self) -> None:
         for each in self.path.resolve().parents:
-            if TableShape.read(each) is not None:
+            if FileTableShape.read(each) is not None:
                 raise ConfigError(
                     f"{self.location} would be inside of the table {each}, whose compaction removes what it does not know: use "
                     "another path"
@@ -301,7 +301,7 @@ class FileTable(FencedState):
         make_folder(self._folder / "pending")
         return header
 
-    def _check_owned(self, header: Header, topology_id: str) -> TableShape:
+    def _check_owned(self, header: Header, topology_id: str) -> FileTableShape:
         """The shape of the table that is there. Raises ``ConfigError`` when it is another
         topology's, or of other columns."""
         if header.topology_id != topology_id:
@@ -309,7 +309,7 @@ class FileTable(FencedState):
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
                 "another path"
             )
-        held = TableShape.read(self.path)
+        held = FileTableShape.read(self.path)
         if held is None:
             raise CorruptStateError(f"{self._folder / 'schema.json'} is gone; restore it from a backup")
         self._check_shape(held)

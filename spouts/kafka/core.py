@@ -48,7 +48,7 @@ _BUFFERED_MAX = 4_000
 _GUARANTEES = ("at_least_once", "at_most_once", "none")
 
 
-class Key(NamedTuple):
+class MessageId(NamedTuple):
     """A message id. It identifies a record even if its topic was created again, or if its log was
     truncated and has grown again."""
 
@@ -224,10 +224,10 @@ class KafkaSpout(ReplayableSpout):
     def committed(self, position: Any) -> None:
         self._task.committed(_recorded(position))
 
-    def ack(self, message_id: Key) -> None:
+    def ack(self, message_id: MessageId) -> None:
         self._task.acked(message_id)
 
-    def fail(self, message_id: Key) -> None:
+    def fail(self, message_id: MessageId) -> None:
         self._task.failed(message_id)
 
     def close(self) -> None:
@@ -298,8 +298,8 @@ class _Task:
         self._clock = clock
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._turn: deque[TopicPartition] = deque()
-        self._under_way: dict[Key, _Row] = {}
-        self._retries: Retries[Key] = Retries(retry)
+        self._under_way: dict[MessageId, _Row] = {}
+        self._retries: Retries[MessageId] = Retries(retry)
         self._published_at = clock()
         self._checkpointed: Mapping[TopicPartition, Position] | None = (
             None  # the positions of the last checkpoint, if checkpoints hold the positions
@@ -326,13 +326,13 @@ class _Task:
                 self._collector.report_error(error)
             self._trouble = str(error)
 
-    def acked(self, key: Key) -> None:
+    def acked(self, key: MessageId) -> None:
         row = self._under_way.pop(key, None)
         if row is not None:
             self._partitions[key.tp].offsets.acked(key.offset)
             self._retries.done(key)
 
-    def failed(self, key: Key) -> None:
+    def failed(self, key: MessageId) -> None:
         row = self._under_way.get(key)
         if row is None:
             return  # it was acked, or was emitted before this task was restarted
@@ -419,7 +419,7 @@ class _Task:
                 read = buffer.popleft()
                 if read.row is None:
                     raise InvariantViolation("a record without a row was to be emitted")
-                key = Key(*tp, read.offset, partition.topic_id, read.leader_epoch)
+                key = MessageId(*tp, read.offset, partition.topic_id, read.leader_epoch)
                 partition.took(read)
                 if self._tracked:
                     offsets.emitted(read.offset)
@@ -430,7 +430,7 @@ class _Task:
                 return True
         return False
 
-    def _emit(self, key: Key, row: _Row) -> None:
+    def _emit(self, key: MessageId, row: _Row) -> None:
         self._collector.emit(row.values, message_id=key if self._tracked else None, stream=row.stream)
 
     def _read(self) -> None:
