@@ -24,9 +24,6 @@ from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader
-from framework.observe.journal import AttemptRecord
-from framework.observe.logs import get_logger
-from framework.observe.waits import Waits
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import (
@@ -53,9 +50,8 @@ from framework.transactions.coordinator import (
 )
 from framework.transactions.planning import PlanningThread
 from framework.transactions.recovery import Recovery
+from framework.transactions.reporting import TermReport
 from framework.transactions.sources import kind_of
-
-_log = get_logger()
 
 TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
@@ -95,7 +91,6 @@ class Term:
         self._executor = context.executor
         self._journal = context.journal
         self._threads = context.threads
-        self._update = context.update
         self._leadership = leadership
         self._planner = planner
         self._documents = recovery.documents
@@ -106,7 +101,7 @@ class Term:
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._phases: list[threading.Thread] = []
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
-        self._waits = Waits(topology=topology.id)
+        self._report = TermReport(context)
         self._coordinator = Coordinator(
             kind_of(topology.spout.instance),
             recovery.recovered,
@@ -147,8 +142,7 @@ class Term:
     def running(self) -> Steps[TaskFailure | None]:
         coordinator, epoch = self._coordinator, self._leadership.epoch
         self._planning.start()
-        self._update(phase="running", epoch=epoch, committed_txid=coordinator.currtx - 1, in_flight={})
-        _log.info("driver.leads", topology=self._topology.id, epoch=epoch, next_txid=coordinator.currtx)
+        self._report.leads(epoch, coordinator.currtx)
         yield from self._handling(Started())
         last_tick_ms = self._threads.now_ms()
         while not coordinator.stopped:
@@ -191,7 +185,7 @@ class Term:
             phase.join(max(deadline_ms - self._threads.now_ms(), 0) / 1000)
         hanging = [phase.name for phase in self._phases if phase.is_alive()]
         if hanging:
-            _log.warning("phase.abandoned", topology=self._topology.id, threads=hanging)
+            self._report.phases_abandoned(hanging)
         self._commit.close()
 
     # --- commands ---------------------------------------------------------------------------------
@@ -230,9 +224,7 @@ class Term:
             return
         closed = command.currtx - 1
         self._documents.save(command, self._journal.record(closed))
-        self._log_committed(closed, self._journal.committed(closed))
-        self._waits.over()
-        self._update(committed_txid=closed, repeating=None)
+        self._report.closed(closed)
         plan = self._coordinator.committed_plan
         if plan is not None:
             self._planning.committed(plan)
@@ -250,14 +242,7 @@ class Term:
         self._end(command.txid, command.attempt_id, self._executor.cancel)
         if header is not None and command.committing:
             self._spawn("fence", header, self._closing_fence(header))
-        if self._journal.cancelled(command.txid, command.attempt_id, command.reason):
-            _log.info(
-                "batch.cancelled",
-                topology=self._topology.id,
-                txid=command.txid,
-                attempt=command.attempt_id,
-                reason=command.reason,
-            )
+        self._report.cancelled(command)
 
     def _end(self, txid: int, attempt_id: int, how: Callable[[AttemptHeader], None]) -> None:
         header = self._headers.pop((txid, attempt_id), None)
@@ -305,9 +290,9 @@ class Term:
         try:
             yield from self._commit.closing_fence(header)
         except StaleWriterError as error:
-            _log.info("fence.stale", topology=self._topology.id, attempt=str(header), reason=str(error))
+            self._report.fence_left(str(header), error, stale=True)
         except Exception as error:  # noqa: BLE001 - the next attempt's commit raises the same headers, or fails itself
-            _log.warning("fence.open", topology=self._topology.id, attempt=str(header), reason=str(error))
+            self._report.fence_left(str(header), error, stale=False)
 
     def _answer(self, event: Processed | Committed | RolledBack, result: PhaseResult) -> None:
         self._messages.put(_PhaseEnded(event, result))
@@ -323,28 +308,16 @@ class Term:
             return event
         if isinstance(event, Processed) and event.failure is None:
             event = self._learned_from(event, result)
-        rows = {label: received for label, (_, received) in result.rows.items()}
         if event.failure is not None:
             if event.failure.kind is FailureKind.DATA_LOSS:
                 self._planner.lost(self._coordinator.plan_of(txid) or {})
-            self._journal.failed(txid, attempt_id, str(event.failure))
-            self._update(last_error=str(event.failure), repeating=str(event.failure))
-            self._log_failed_attempt(event.failure, txid, attempt_id)
+            self._report.attempt_failed(event.failure, txid, attempt_id)
         elif isinstance(event, Processed):
-            read = result.read
-            self._journal.processed(
-                txid,
-                attempt_id,
-                rows,
-                source_rows=read.records,
-                source_bytes=read.bytes,
-                bad_records=read.bad_records,
-            )
+            self._report.processed(txid, attempt_id, result)
         elif isinstance(event, Committed):
-            self._journal.commit_phase_done(txid, attempt_id, rows)
+            self._report.committed(txid, attempt_id, result)
         else:
-            self._journal.rolled_back(txid, attempt_id)
-            _log.warning("batch.rolled_back", topology=self._topology.id, txid=txid, attempt=attempt_id)
+            self._report.rolled_back(txid, attempt_id)
             self._end(txid, attempt_id, self._executor.release)
         return event
 
@@ -362,53 +335,13 @@ class Term:
 
     def _topology_failed(self, failure: TaskFailure) -> None:
         self._failure = failure
-        self._log_failure("topology.failed", failure)
-
-    def _log_committed(self, txid: int, attempt: AttemptRecord | None) -> None:
-        """Write the one log line of an attempt that succeeded."""
-        if attempt is None:
-            return
-        _log.debug(
-            "batch.committed",
-            topology=self._topology.id,
-            txid=txid,
-            attempt=attempt.attempt_id,
-            epoch=attempt.epoch,
-            rows=attempt.source_rows,
-            bad_records=attempt.bad_records,
-            processing_ms=attempt.processing_ms,
-            waiting_ms=attempt.waiting_ms,
-            commit_ms=attempt.commit_ms,
-        )
-
-    def _log_failed_attempt(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
-        """A cause that repeats is logged once, with its trace."""
-        trace = {"exception": failure.trace.rstrip()} if failure.trace else {}
-        self._waits.again(
-            "batch.failed",
-            str(failure),
-            txid=txid,
-            attempt=attempt_id,
-            kind=failure.kind.value,
-            **({"at": failure.where} if failure.where else {}),
-            **trace,
-        )
-
-    def _log_failure(self, event: str, failure: TaskFailure) -> None:
-        _log.warning(
-            event,
-            topology=self._topology.id,
-            kind=failure.kind.value,
-            component=failure.component_id,
-            task=failure.task,
-            reason=failure.message,
-        )
+        self._report.topology_failed(failure)
 
     def _publish(self) -> None:
         planner, coordinator = self._planner, self._coordinator
         committed, in_flight = self._plans = (coordinator.committed_plan or {}, coordinator.plans_in_flight())
         counts = [planner.record_count(plan) for plan in in_flight]
-        self._update(
+        self._report.update(
             in_flight={txid: f"{attempt} {phase.value}" for txid, (attempt, phase) in coordinator.in_flight().items()},
             in_flight_rows=sum(count or 0 for count in counts) if None not in counts else None,
             lag=planner.lag(committed),

@@ -1,0 +1,122 @@
+"""What a term shows of itself: the journal of its attempts, the status of the run, and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.execution.failures import TaskFailure
+from framework.execution.ports import PhaseResult
+from framework.observe.journal import AttemptRecord
+from framework.observe.logs import get_logger
+from framework.observe.waits import Waits
+from framework.transactions.context import DriverContext
+from framework.transactions.coordinator import Cancel
+
+_log = get_logger()
+
+
+class TermReport:
+    """Tells everybody who watches what becomes of each attempt. Nothing of the protocol depends on
+    it. Used from the driver's thread."""
+
+    def __init__(self, context: DriverContext) -> None:
+        self._topology_id = context.topology.id
+        self._journal = context.journal
+        self.update = context.update
+        self._waits = Waits(topology=self._topology_id)
+
+    def leads(self, epoch: int, currtx: int) -> None:
+        self.update(phase="running", epoch=epoch, committed_txid=currtx - 1, in_flight={})
+        _log.info("driver.leads", topology=self._topology_id, epoch=epoch, next_txid=currtx)
+
+    def closed(self, txid: int) -> None:
+        """The transaction is closed in the store."""
+        attempt = self._journal.committed(txid)
+        if attempt is not None:
+            self._log_committed(txid, attempt)
+        self._waits.over()
+        self.update(committed_txid=txid, repeating=None)
+
+    def cancelled(self, command: Cancel) -> None:
+        if self._journal.cancelled(command.txid, command.attempt_id, command.reason):
+            _log.info(
+                "batch.cancelled",
+                topology=self._topology_id,
+                txid=command.txid,
+                attempt=command.attempt_id,
+                reason=command.reason,
+            )
+
+    def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
+        """A cause that repeats is logged once, with its trace."""
+        self._journal.failed(txid, attempt_id, str(failure))
+        self.update(last_error=str(failure), repeating=str(failure))
+        self._waits.again(
+            "batch.failed",
+            str(failure),
+            txid=txid,
+            attempt=attempt_id,
+            kind=failure.kind.value,
+            **({"at": failure.where} if failure.where else {}),
+            **({"exception": failure.trace.rstrip()} if failure.trace else {}),
+        )
+
+    def processed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
+        read = result.read
+        self._journal.processed(
+            txid,
+            attempt_id,
+            rows_received(result),
+            source_rows=read.records,
+            source_bytes=read.bytes,
+            bad_records=read.bad_records,
+        )
+
+    def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
+        """The sinks hold the attempt; the transaction is not closed yet."""
+        self._journal.commit_phase_done(txid, attempt_id, rows_received(result))
+
+    def rolled_back(self, txid: int, attempt_id: int) -> None:
+        self._journal.rolled_back(txid, attempt_id)
+        _log.warning("batch.rolled_back", topology=self._topology_id, txid=txid, attempt=attempt_id)
+
+    def topology_failed(self, failure: TaskFailure) -> None:
+        _log.warning(
+            "topology.failed",
+            topology=self._topology_id,
+            kind=failure.kind.value,
+            component=failure.component_id,
+            task=failure.task,
+            reason=failure.message,
+        )
+
+    def phases_abandoned(self, names: list[str]) -> None:
+        _log.warning("phase.abandoned", topology=self._topology_id, threads=names)
+
+    def fence_left(self, attempt: str, error: Exception, *, stale: bool) -> None:
+        """A fence was not closed: another leader has, or the next attempt will."""
+        if stale:
+            _log.info("fence.stale", topology=self._topology_id, attempt=attempt, reason=str(error))
+        else:
+            _log.warning("fence.open", topology=self._topology_id, attempt=attempt, reason=str(error))
+
+    def _log_committed(self, txid: int, attempt: AttemptRecord) -> None:
+        """Write the one log line of an attempt that succeeded."""
+        _log.debug(
+            "batch.committed",
+            topology=self._topology_id,
+            txid=txid,
+            attempt=attempt.attempt_id,
+            epoch=attempt.epoch,
+            rows=attempt.source_rows,
+            bad_records=attempt.bad_records,
+            processing_ms=attempt.processing_ms,
+            waiting_ms=attempt.waiting_ms,
+            commit_ms=attempt.commit_ms,
+        )
+
+
+def rows_received(result: PhaseResult) -> Mapping[str, Any]:
+    """Rows received per edge."""
+    return {label: received for label, (_, received) in result.rows.items()}
