@@ -90,24 +90,26 @@ class CommitPhase:
         *,
         joining: Collection[str] = (),
         note_joined: Callable[[str, int], None] = _noted_nowhere,
+        committed_by: int = 0,
     ) -> Steps[bool]:
         """Prepare every state and compare its header with ZooKeeper's documents. Returns whether a
         header says that the commit of ``currtx`` was opened before; its plan is then binding.
         ``joining``: locations of the states that join at ``currtx`` if they hold nothing yet;
         before one joins, ``note_joined`` is called with its location and its first txid.
+        ``committed_by``: the attempt that committed the last closed transaction; 0 if unknown.
 
         Raises ``ConfigError`` when header and documents disagree, saying which is ahead (C2), and
         ``RetryableError`` when a header changes too fast to be taken over."""
         opened = False
+        committed = digests.get(currtx - 1, FORGOTTEN)
+        if committed != FORGOTTEN:
+            self._committed = OpenCommit(currtx - 1, committed_by, committed)
         for index, state in enumerate(self._states):
             after = currtx - 1 if state.location in joining else 0
             header: Header = yield partial(self._take_over, state, after, note_joined)
             self._headers[index] = header
             opened = self._agrees(state, header, currtx, digests) or opened
             self._check_incarnation(state, header)
-        committed = digests.get(currtx - 1, FORGOTTEN)
-        if committed != FORGOTTEN:
-            self._committed = OpenCommit(currtx - 1, 0, committed)
         return opened
 
     def _take_over(self, state: FencedState, joins_after: int, note_joined: Callable[[str, int], None]) -> Header:
@@ -176,6 +178,7 @@ class CommitPhase:
             committed = digests.get(currtx - 1, FORGOTTEN)
             if header.open is not None and header.open.txid == currtx - 1 and committed != FORGOTTEN:
                 _check_plan(state, header.open, currtx - 1, committed)
+                self._check_committed(state, header)
             return False
         if header.open.txid == currtx and header.open.plan_digest == ROLLED_BACK:
             return False
@@ -274,7 +277,8 @@ class CommitPhase:
             ):
                 raise StaleWriterError(f"{self._states[index].location} is open for {current.open}, not for {attempt}")
             self._check_plan(index, current, attempt)
-            self._check_committed(index, current, attempt)
+            if current.open is not None and current.open.txid == attempt.txid - 1:
+                self._check_committed(self._states[index], current)
             self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
 
     def _check_plan(self, index: int, current: Header, attempt: AttemptHeader) -> None:
@@ -290,16 +294,16 @@ class CommitPhase:
                 "a ZooKeeper state of its own; give one of them another name and another sink"
             )
 
-    def _check_committed(self, index: int, current: Header, attempt: AttemptHeader) -> None:
+    def _check_committed(self, state: FencedState, header: Header) -> None:
         """Refuse a state that is done with another attempt at the last transaction than the one
         that was committed: that attempt was rolled back or replayed later, and the state has gone
         back to the time before (C27)."""
-        found, committed = current.open, self._committed
-        if found is None or committed is None or not found.txid == committed.txid == attempt.txid - 1:
+        found, committed = header.open, self._committed
+        if found is None or committed is None or found.txid != committed.txid:
             return
         if found.plan_digest != committed.plan_digest or committed.attempt_id not in (0, found.attempt_id):
             raise ConfigError(
-                f"{self._states[index].location} holds transaction {found.txid} as attempt {found.attempt_id} made it, with plan "
+                f"{state.location} holds transaction {found.txid} as attempt {found.attempt_id} made it, with plan "
                 f"{found.plan_digest}; committed was another attempt, with plan {committed.plan_digest}: it was restored from a "
                 "backup, or lost what was not yet on disk; restore all that it held, or start anew with `python -m "
                 "framework.reset --everything`"

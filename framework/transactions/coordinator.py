@@ -167,8 +167,8 @@ class AskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """One atomic write. ``attempts``: txid -> last attempt id, the complete map. ``plans``: txid ->
-    (attempt id, plan) to write. ``currtx``: the new value, None to leave it. ``opens``: the commit
+    """One atomic write. ``attempts``: txid -> last attempt id, the complete map, with the last
+    closed transaction. ``plans``: txid -> (attempt id, plan) to write. ``currtx``: the new value, None to leave it. ``opens``: the commit
     that is about to begin, or that was rolled back. ``dropped``: txids whose stored plans are
     removed."""
 
@@ -289,7 +289,7 @@ class Coordinator:
         self._skips_lost_data = skips_lost_data
         self._may_replan = may_replan
         self._records_open = records_open
-        self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx}
+        self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx - 1}
         self._committed_plan = recovered.plans.get(self.currtx - 1)
         self._active: dict[int, _Transaction] = {}
         self._dropped: set[int] = set()  # their stored plans are removed by the next write
@@ -397,8 +397,10 @@ class Coordinator:
         del self._active[event.txid]
         self._committed_plan = transaction.plan
         self.currtx = event.txid + 1
-        for counts in (self._attempts, self._failures, self._errors, self._timeouts):
+        for counts in (self._failures, self._errors, self._timeouts):
             counts.pop(event.txid, None)
+        # Which attempt was committed last is kept: a sink may have gone back to another one.
+        self._attempts = {txid: last for txid, last in self._attempts.items() if txid >= event.txid}
         commands: list[Command] = [self._persist(currtx=self.currtx)]
         commands.append(Release(event.txid, event.attempt_id))
         if self._stopping:

@@ -10,7 +10,7 @@
     <topology id>/origin                  where each partition was first read
     <topology id>/joined                  states that joined later, and their first txids
     <topology id>/coordinator/currtx      next txid to commit
-    <topology id>/coordinator/attempts    txid -> last attempt id used
+    <topology id>/coordinator/attempts    txid -> last attempt id used, from the last closed txid on
     <topology id>/coordinator/open        the commit that was opened last: in place of a header, for
                                           committers that have none
     <topology id>/user/<spout>/<txid>     the plan of that batch: every partition's metadata

@@ -66,7 +66,11 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
             purge_every=settings.purge_every,
         )
         opened = yield from commit.opening(
-            recovered.currtx, digests, joining=joining, note_joined=documents.note_joined
+            recovered.currtx,
+            digests,
+            joining=joining,
+            note_joined=documents.note_joined,
+            committed_by=recovered.attempts.get(recovered.currtx - 1, 0),
         )
         opened = opened or recovered.opened
         standing = Standing(

@@ -728,12 +728,14 @@ class Oracle:
         by_sink = {
             sink: each.open.attempt_id for sink, each in headers.items() if each.open is not None and each.done == txid
         }
+        opened = world.store.opened()
+        elsewhere = world.shape.headerless and opened is not None and opened["txid"] == txid
+        last = max([*by_sink.values(), *([opened["attempt_id"]] if elsewhere else [])], default=0)
         for sink, attempt_id in by_sink.items():
-            if attempt_id < max(by_sink.values()) and sink in world.restored:
+            if attempt_id < last and sink in world.restored:
                 self.behind.add(sink)  # it went back to an attempt before that was done; the next raise notices
         attempts = {attempt_id for sink, attempt_id in by_sink.items() if sink not in self.behind}
-        opened = world.store.opened()
-        if world.shape.headerless and opened is not None and opened["txid"] == txid:
+        if elsewhere:
             attempts.add(opened["attempt_id"])
         if self.behind and not attempts:
             self.must_stop = "no sink holds the transaction before"  # nothing says which attempt it was

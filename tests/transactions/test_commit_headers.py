@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from framework import TransactionAttempt
+from framework.coordination.steps import perform
 from framework.errors import ConfigError, StaleWriterError
 from framework.execution import FailureKind
 from framework.execution.ports import PhaseResult
@@ -255,3 +256,14 @@ def test_of_a_transaction_before_its_term_a_driver_knows_the_plan(backend: Memor
     driver = CommitPhase("topology", [state], executor, 3)
     with pytest.raises(ConfigError, match="ZooKeeper holds plan plan for txid 1"):
         driver.open(2, {1: "plan"})
+
+
+@pytest.mark.rule("C27")
+def test_of_a_transaction_before_its_term_a_driver_knows_the_attempt_too(backend: MemoryBackend) -> None:
+    """The same plan may have given other results at another attempt."""
+    force(backend, opened=OpenCommit(1, 7, "plan"), done=1)
+    state = OpaqueMapState(backend)
+    executor: Any = OneTask(state, dog=1)
+    perform(CommitPhase("topology", [state], executor, 2).opening(2, {1: "plan"}, committed_by=7))
+    with pytest.raises(ConfigError, match="holds transaction 1 as attempt 7 made it"):
+        perform(CommitPhase("topology", [state], executor, 3).opening(2, {1: "plan"}, committed_by=8))

@@ -115,7 +115,7 @@ def test_commit_closes_with_one_write_then_releases() -> None:
     script.planned(10)
     script.do(Processed(1, 1))
     commands = script.do(Committed(1, 1))
-    assert commands[0] == Persist({}, currtx=2)
+    assert commands[0] == Persist({1: 1}, currtx=2)  # who committed it stays known
     assert commands[1] == Release(1, 1)
 
 
