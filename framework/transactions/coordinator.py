@@ -168,9 +168,9 @@ class AskPlan:
 @dataclass(frozen=True, slots=True)
 class Persist:
     """One atomic write. ``attempts``: txid -> last attempt id, the complete map, with the last
-    closed transaction. ``plans``: txid -> (attempt id, plan) to write. ``currtx``: the new value, None to leave it. ``opens``: the commit
-    that is about to begin, or that was rolled back. ``dropped``: txids whose stored plans are
-    removed."""
+    closed transaction. ``plans``: txid -> (attempt id, plan) to write. ``currtx``: the new value,
+    None to leave it. ``opens``: the commit that is about to begin, or that was rolled back.
+    ``dropped``: txids whose stored plans are removed."""
 
     attempts: Mapping[int, int]
     plans: Mapping[int, tuple[int, Plan]] = field(default_factory=dict)
