@@ -17,7 +17,7 @@ from framework.commands.exits import EXIT_INTERRUPTED, exit_codes
 from framework.commands.loading import load_topology, resolve
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.poison import show_poison
-from framework.commands.supervision import stop_on_signal, supervise
+from framework.commands.supervision import done_before, stop_on_signal, supervise
 from framework.config import Config
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
@@ -109,8 +109,9 @@ def main(
                 f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
                 "--standby have no meaning for it"
             )
-        _check_first(built, settings, executor)
         with stop_on_signal() as stopped:
+            if not done_before(stopped, lambda: _check_first(built, settings, executor)):
+                raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
             run: Run | CoreRun
             if isinstance(built, CoreTopology):
                 run = submit(built, settings, executor=executor)

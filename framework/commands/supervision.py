@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from framework.core.run import CoreRun
@@ -55,6 +55,29 @@ def supervise(
     return not stopped.is_set()
 
 
+def done_before(stopped: threading.Event, work: Callable[[], None]) -> bool:
+    """Whether ``work`` ended before ``stopped`` was set. It runs in a thread, since no signal is
+    handled while the main thread waits for a server in a library's own code. Raises what it
+    raises."""
+    ended = threading.Event()
+    problem: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
+            problem.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="ratchet-first-checks", daemon=True).start()
+    while not ended.wait(_POLL_S):
+        if stopped.is_set():
+            return False
+    if problem:
+        raise problem[0]
+    return not stopped.is_set()
+
+
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
     """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal
@@ -65,7 +88,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
         if stopped.is_set():
             os._exit(128 + number)
         stopped.set()
-        sys.stderr.write(_STOPPING)
+        with suppress(RuntimeError):  # the signal came while the same stream was written to
+            sys.stderr.write(_STOPPING)
 
     before = {name: signal.signal(name, on_signal) for name in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +125,8 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
     try:
-        context = SparkContext(conf=conf, gateway=_gateway(conf))
+        with _own_interrupts():
+            context = SparkContext(conf=conf, gateway=_gateway(conf))
         context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
     except Exception as error:
         said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
@@ -149,6 +153,20 @@ def _gateway(conf: SparkConf) -> Any:
         return launch_gateway(conf, _output.popen_arguments())
     finally:
         _output.started()
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep this process's handler of Ctrl-C. PySpark puts its own in place, which cancels all jobs:
+    the commit under way too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _with_code(context: SparkContext) -> SparkContext:
