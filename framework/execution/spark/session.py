@@ -149,10 +149,7 @@ def _gateway(conf: SparkConf) -> Any:
     if SparkContext._gateway is not None:
         return None
     _output = SparkOutput()
-    try:
-        return launch_gateway(conf, _output.popen_arguments())
-    finally:
-        _output.started()
+    return launch_gateway(conf, _output.popen_arguments())
 
 
 @contextmanager
