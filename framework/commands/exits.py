@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from typing import IO
 
 import typer
 
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.observe.progress import TerminalStream
 
 EXIT_FAILED = 1
 EXIT_MISUSED = 2
@@ -19,15 +22,40 @@ EXIT_INTERRUPTED = 130
 @contextmanager
 def exit_codes(*, as_json: bool = False) -> Iterator[None]:
     """End the command with one line and status 2 for what its user can mend, 1 for any other error
-    of ours, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a line of type
-    ``error``."""
+    of ours and of the system, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a
+    line of type ``error``; of errors that are nobody's too, which end with status 1 and a trace."""
     try:
         yield
-    except (RatchetError, TimeoutError) as error:
-        typer.echo(f"error: {error}", err=True)
+    except BrokenPipeError:
+        raise  # nobody reads any more
+    except (RatchetError, OSError) as error:
         status = EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED
+        typer.echo(f"error: {error}", err=True)
         if as_json:
-            typer.echo(json.dumps({"type": "error", "status": status, "text": str(error)}))
+            _print_error(status, str(error))
         raise SystemExit(status) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if as_json:
+            _print_error(EXIT_FAILED, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _print_error(status: int, text: str) -> None:
+    typer.echo(json.dumps({"type": "error", "status": status, "text": text}))
+
+
+@contextmanager
+def own_output(*, as_json: bool = False) -> Iterator[IO[str]]:
+    """Standard output, for the command alone where a user's code that prints in this process would
+    be in its way, among JSON lines or behind a line of progress: that goes to standard error
+    then."""
+    own = sys.stdout
+    if as_json or (own.isatty() and isinstance(sys.stderr, TerminalStream)):
+        with redirect_stdout(sys.stderr):
+            yield own
+    else:
+        yield own

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
+from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.topology import CoreTopology, Topology
 
 #: Where the packages of Ratchet are.
@@ -88,21 +88,14 @@ def _users_errors(name: str) -> Iterator[None]:
     """Errors in the user's own file as a ``ConfigError`` that names file and line."""
     try:
         yield
-    except (RatchetError, KeyboardInterrupt, SystemExit):
+    except (RatchetError, KeyboardInterrupt):
         raise
     except SyntaxError as error:
         raise ConfigError(
             f"{name}: {error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
         ) from error
-    except Exception as error:
-        own = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
-        where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: " if own else ""
-        raise ConfigError(f"{name}: {where}{type(error).__name__}: {error}") from error
-
-
-def _is_users(file: str) -> bool:
-    """Whether a file is neither Python's, nor an installed package's, nor one of ours."""
-    return not file.startswith(("<", sys.base_prefix, str(_OURS))) and "site-packages" not in file
+    except USER_ERRORS as error:
+        raise ConfigError(f"{name}: {in_users_words(error)}") from error
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -121,7 +114,7 @@ def resolve(name: str) -> Callable[..., Any]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is not None and module_name.startswith(error.name):
+            if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
                 raise ConfigError(
                     f"{name}: there is no module {error.name!r} here or among the installed packages"
                 ) from None

@@ -13,7 +13,7 @@ from typing import Annotated
 import structlog
 import typer
 
-from framework.commands.exits import EXIT_INTERRUPTED, exit_codes
+from framework.commands.exits import EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.loading import load_topology, resolve
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.poison import show_poison
@@ -101,42 +101,46 @@ def main(
             raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
         if topology is None:
             raise typer.Exit(resolve(DEMO)(settings, json_lines=as_json))
-        built = load_topology(topology, settings)
         if poison:
-            raise typer.Exit(show_poison(built, settings, txid))
-        if isinstance(built, CoreTopology) and (accept_changed or fresh or standby):
-            raise ConfigError(
-                f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
-                "--standby have no meaning for it"
-            )
-        with stop_on_signal() as stopped:
-            if not done_before(stopped, lambda: _check_first(built, settings, executor)):
-                raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
-            run: Run | CoreRun
-            if isinstance(built, CoreTopology):
-                run = submit(built, settings, executor=executor)
-            else:
-                run = submit(
-                    built,
-                    settings,
-                    executor=executor,
-                    accept_changed_topology=accept_changed,
-                    fresh=fresh,
-                    standby=standby,
+            raise typer.Exit(show_poison(load_topology(topology, settings), settings, txid))
+        with own_output(as_json=as_json) as out:
+            built = load_topology(topology, settings)
+            if isinstance(built, CoreTopology) and (accept_changed or fresh or standby):
+                raise ConfigError(
+                    f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
+                    "--standby have no meaning for it"
                 )
-            done = supervise(run, stopped, until_caught_up=until_caught_up, timeout_s=timeout_s, json_lines=as_json)
+            with stop_on_signal() as stopped:
+                if not done_before(stopped, lambda: _check_first(built, settings, executor, accept_changed)):
+                    raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
+                run: Run | CoreRun
+                if isinstance(built, CoreTopology):
+                    run = submit(built, settings, executor=executor)
+                else:
+                    run = submit(
+                        built,
+                        settings,
+                        executor=executor,
+                        accept_changed_topology=accept_changed,
+                        fresh=fresh,
+                        standby=standby,
+                    )
+                json_stream = out if as_json else None
+                done = supervise(
+                    run, stopped, until_caught_up=until_caught_up, timeout_s=timeout_s, json_stream=json_stream
+                )
         if until_caught_up and not done:
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str) -> None:
+def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, accept_changed: bool) -> None:
     """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a
     first start only so long: their address may be wrong."""
     deadline = time.monotonic() + FIRST_ANSWER_S
     announced = False
     while True:
         away = None
-        for finding in preflight(topology, settings, executor):
+        for finding in preflight(topology, settings, executor, accept_changed):
             if finding.error is None:
                 continue
             if not finding.waits:

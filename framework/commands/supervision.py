@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import IO, Any
 
 from framework.core.run import CoreRun
 from framework.observe import ProgressLines
@@ -24,12 +24,12 @@ def supervise(
     *,
     until_caught_up: bool,
     timeout_s: float | None = None,
-    json_lines: bool = False,
+    json_stream: IO[str] | None = None,
 ) -> bool:
     """Show progress until the run ends, ``stopped`` is set, or it has caught up: True, unless
-    ``stopped`` ended it. Raises what the topology failed with, and ``TimeoutError`` when catching
-    up takes longer than ``timeout_s``."""
-    progress = ProgressLines(json_lines=json_lines)
+    ``stopped`` ended it. ``json_stream``: where progress goes as JSON lines. Raises what the
+    topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
+    progress = ProgressLines(json_lines=json_stream is not None, stream=json_stream)
     caught_up = threading.Event()
     problem: list[BaseException] = []
 

@@ -3,9 +3,11 @@ topology."""
 
 from __future__ import annotations
 
+import sys
 import traceback
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from framework.errors import (
     BadRecordError,
@@ -23,6 +25,21 @@ from framework.errors import (
 USER_ERRORS = (Exception, SystemExit)
 #: Errors that no repetition can repair.
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation)
+#: Where the packages of Ratchet are.
+_OURS = str(Path(__file__).resolve().parents[2])
+
+
+def in_users_words(error: BaseException) -> str:
+    """An error from user code in one line: the last line of the user's own that led to it, and
+    what it says."""
+    own = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
+    where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: " if own else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither Python's, nor an installed package's, nor one of ours."""
+    return not file.startswith(("<", sys.base_prefix, _OURS)) and "site-packages" not in file
 
 
 class FailureKind(Enum):
