@@ -175,7 +175,7 @@ def test_a_terminal_that_lacks_a_sign_gets_another(tmp_path: Path) -> None:
 
 
 def test_an_executor_that_is_not_known_is_a_mistake() -> None:
-    status, out, _ = ratchet("check", "examples.flights:topology", "--executor", "sparkk")
+    status, out, _ = ratchet("check", "examples.joined_streams:topology", "--executor", "sparkk")
     assert status == 1
     assert "executor 'sparkk' is not known" in out
 
