@@ -74,7 +74,7 @@ def has_run(topology: AnyTopology, config: Config) -> bool:
     """Whether a topology of this id has committed anything: then what it needs was there once."""
     if config.zookeeper_hosts() is None:
         return False
-    store = store_of(config)
+    store = store_of(config, observes=True)
     try:
         if isinstance(topology, Topology):
             return committed_txid(store, topology.id) > 0
@@ -143,7 +143,7 @@ def _coordinated(topology: AnyTopology, config: Config, accept_changed: bool) ->
     hosts = config.zookeeper_hosts()
     if hosts is None:
         return "transactional.zookeeper.servers is not set: the state ends with the process"
-    store = store_of(config)
+    store = store_of(config, observes=True)
     try:
         changed = differences_to_state(store, topology) if isinstance(topology, Topology) else []
         where = f"{hosts}{config.zookeeper_root}"

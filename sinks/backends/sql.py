@@ -41,7 +41,7 @@ from sinks.backends.sql_schema import (
 SCAN_ROWS = 10_000
 
 
-class _RollBack(Exception):
+class RollBack(Exception):
     """Ends an sql_txn that only looks."""
 
 
@@ -148,9 +148,9 @@ class SqlBackend(MapBackend):
 
     def check(self, topology_id: str) -> None:
         """Prepares in an sql_txn that is rolled back."""
-        with suppress(_RollBack), self._writing() as connection:
+        with suppress(RollBack), self._writing() as connection:
             self._prepare(connection, topology_id)
-            raise _RollBack
+            raise RollBack
 
     def prepare(self, topology_id: str) -> Header:
         with self._writing() as connection:

@@ -175,6 +175,9 @@ def test_check_finds_nothing_wrong_and_changes_nothing(words: Words, topics: Top
     assert "exactly-once" in findings["sink count"]["text"]
     assert not (words.folder / "x.db").exists()
     assert words.ask("list").stdout == "no topology has run under this root\n"
+    observer = ZooKeeperStore(words.settings["transactional.zookeeper.servers"], "/zookeeper")
+    assert observer._client.exists(words.root) is None  # a root that is misspelt is not created
+    observer.close()
 
 
 def test_check_names_a_topic_that_is_missing_and_those_that_there_are(words: Words, topics: Topics, name: str) -> None:
