@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from framework import Fields, Topology, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.coordination.presence import read_drivers
@@ -253,4 +255,38 @@ def test_records_are_written_to_a_topic_and_looked_at(topics: Topics, name: str,
     keyless = topic("produce", name, str(lines), "--key", "nobody")
     assert keyless.returncode == 2 and "line 1 is not a JSON object with a field 'nobody'" in keyless.stderr
     assert topic("peek", f"{name}-no").returncode == 2
+    misspelt = topic("produce", f"{name}-no", str(lines))
+    assert misspelt.returncode == 2 and f"topic '{name}-no' does not exist; there are: " in misspelt.stderr
+    reads, writes = os.pipe()
+    os.write(writes, b"x\ny\n")
+    os.close(writes)
+    assert topic("produce", name, f"/dev/fd/{reads}").stdout == f"2 records written to {name}\n"
+    os.close(reads)
     assert topic("produce", name, str(tmp_path / "none")).returncode == 2
+
+
+def test_the_last_records_are_found_behind_the_marks_of_transactions(topics: Topics, name: str) -> None:
+    topics.create(name, 2)
+    producer = Producer({"bootstrap.servers": topics.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions()
+    for number in range(20):
+        producer.begin_transaction()
+        producer.produce(name, str(number), partition=0)
+        producer.flush()
+        if number % 2:
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+    shown = call("framework", "topic", "peek", name, "-n", "6", "--kafka", topics.bootstrap_servers).stdout
+    assert [line.split()[1] for line in shown.splitlines()] == ["14", "16", "18"]
+
+
+def test_a_topic_is_not_created_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spouts.kafka import topic
+
+    monkeypatch.setattr(topic, "_TIMEOUT_S", 1.0)
+    nobody = f"127.0.0.1:{free_port()}"
+    answer = call("framework", "topic", "create", "words", "--kafka", nobody)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"error: Kafka at {nobody}: ")
+    assert answer.stderr != f"error: Kafka at {nobody}: \n"
