@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
@@ -55,10 +56,11 @@ def supervise(
     return not stopped.is_set()
 
 
-def done_before(stopped: threading.Event, work: Callable[[], None]) -> bool:
+def done_before(stopped: threading.Event, work: Callable[[], None], timeout_s: float | None = None) -> bool:
     """Whether ``work`` ended before ``stopped`` was set. It runs in a thread, since no signal is
     handled while the main thread waits for a server in a library's own code. Raises what it
-    raises."""
+    raises, and ``TimeoutError`` when it takes longer than ``timeout_s``."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     ended = threading.Event()
     problem: list[BaseException] = []
 
@@ -73,6 +75,8 @@ def done_before(stopped: threading.Event, work: Callable[[], None]) -> bool:
     while not ended.wait(_POLL_S):
         if stopped.is_set():
             return False
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s for the first checks: a server does not answer")
     if problem:
         raise problem[0]
     return not stopped.is_set()

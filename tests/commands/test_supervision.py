@@ -113,10 +113,16 @@ def test_a_signal_ends_the_checks_before_a_run_too() -> None:
     """A server may leave a check without an answer."""
     with stop_on_signal() as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert done_before(stopped, threading.Event().wait) is False
+        assert done_before(stopped, _waits_for_ever) is False
     assert done_before(threading.Event(), lambda: None) is True
+    with pytest.raises(TimeoutError, match="waited 0.3 s"):
+        done_before(threading.Event(), _waits_for_ever, 0.3)
     with pytest.raises(RetryableError, match="away"):
         done_before(threading.Event(), _fails)
+
+
+def _waits_for_ever() -> None:
+    threading.Event().wait()
 
 
 def _fails() -> None:
@@ -139,6 +145,27 @@ def test_a_signal_while_the_terminal_is_written_to_stops_the_run_all_the_same(mo
     with stop_on_signal() as stopped:
         sys.stderr.write("running\n")
     assert stopped.is_set()
+
+
+RELEASED = threading.Event()
+
+
+class LateSpout(OpaqueMemoryTransactionalSpout):
+    """Does not say where its source ends."""
+
+    def planner(self, conf: Any, context: Any) -> Any:
+        planner = super().planner(conf, context)
+        planner.end = RELEASED.wait  # type: ignore[assignment]
+        return planner
+
+
+def test_a_source_that_does_not_say_where_it_ends_is_named_when_the_time_is_over(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    setup.spout = LateSpout({0: []}, Fields(word=str), 10)
+    with setup.start() as run:
+        with pytest.raises(TimeoutError, match=r"waited 0.5 s for spout 'spout' to say where its source ends"):
+            run.wait_until_caught_up(0.5)
+        RELEASED.set()
 
 
 @pytest.mark.integration
