@@ -14,7 +14,7 @@ from typing import Union
 from framework.clients.java import find_java
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
-from framework.core.stateful_run import check_stateful, read_record, stateful_components
+from framework.core.stateful_run import check_stateful, stateful_components
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.execution.plan import check_pickles
@@ -71,14 +71,15 @@ def _finding(subject: str, check: Check) -> Finding:
 
 
 def has_run(topology: AnyTopology, config: Config) -> bool:
-    """Whether a topology of this id has committed anything: then what it needs was there once."""
+    """Whether a topology of this id has committed anything, or, of a core topology, has been led:
+    then what it needs was there once."""
     if config.zookeeper_hosts() is None:
         return False
     store = store_of(config, observes=True)
     try:
         if isinstance(topology, Topology):
             return committed_txid(store, topology.id) > 0
-        return read_record(store, topology.id) is not None
+        return store.get(f"{topology.id}/epoch") is not None
     finally:
         store.close()
 
@@ -135,6 +136,8 @@ def _named(component: Component) -> str:
 
 
 def _settled(instance: Spout | BaseRichSpout | Bolt, config: Config) -> str:
+    if isinstance(instance, (BaseRichSpout, Bolt)):
+        instance.check_servers(config.for_components())
     instance.check_before_start(config.for_components())
     return type(instance).__name__
 

@@ -233,6 +233,46 @@ def _kafka_spout(servers: str, topic: str) -> Any:
     return OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=servers, codec=TextCodec())
 
 
+CORE = """\
+from framework import *
+from sinks import KafkaSink
+from spouts import *
+class Reads(BaseBasicBolt):
+    def execute(self, tup, collector):
+        pass
+def core(app):
+    b = TopologyBuilder(app["app.topic"])
+    b.set_spout("lines", KafkaSpout([app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec()))
+    b.set_bolt("reads", Reads()).shuffle_grouping("lines")
+    return b.build()
+def sink(app):
+    spout = OpaqueMemoryTransactionalSpout({0: []}, Fields(value=str), 1)
+    b = TransactionalTopologyBuilder(app["app.topic"], "lines", spout)
+    b.set_bolt("sink", KafkaSink(app["app.topic"], bootstrap_servers=app["app.kafka"])).shuffle_grouping("lines")
+    return b.build()
+"""
+
+
+def test_a_core_topology_over_a_topic_that_does_not_exist_fails_too(words: Words, topics: Topics, name: str) -> None:
+    (words.folder / "mine.py").write_text(CORE)
+    options = ("--set", f"app.topic={name}", "--set", f"app.kafka={topics.bootstrap_servers}", "--executor", "local")
+    for command in (("check",), ("run", "--until-caught-up")):
+        answer = call("framework", *command, "mine:core", *options, cwd=words.folder)
+        assert answer.returncode == (1 if command == ("check",) else 2)
+        assert f"topic {name!r} does not exist at {topics.bootstrap_servers}" in answer.stdout + answer.stderr
+    topics.create(name, 1)
+    assert call("framework", "run", "--until-caught-up", "mine:core", *options, cwd=words.folder).returncode == 0
+
+
+def test_check_names_the_broker_of_a_sink_that_does_not_answer(words: Words, name: str) -> None:
+    (words.folder / "mine.py").write_text(CORE)
+    nobody = f"127.0.0.1:{free_port()}"
+    options = ("--set", f"app.topic={name}", "--set", f"app.kafka={nobody}", "--executor", "local")
+    answer = call("framework", "check", "mine:sink", *options, cwd=words.folder)
+    assert answer.returncode == 1
+    assert [line for line in answer.stdout.splitlines() if line.startswith("✗ bolt sink") and nobody in line]
+
+
 # --- topics ---
 
 
