@@ -84,9 +84,7 @@ def has_run(topology: AnyTopology, config: Config) -> bool:
         store.close()
 
 
-def _checks(
-    topology: AnyTopology, config: Config, executor: str, accept_changed: bool
-) -> Iterator[tuple[str, Check]]:
+def _checks(topology: AnyTopology, config: Config, executor: str, accept_changed: bool) -> Iterator[tuple[str, Check]]:
     yield "python", platform.python_version
     yield "executor", lambda: _known(executor)
     if executor == "spark":

@@ -56,7 +56,9 @@ def main(
     ] = False,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.1, help="With --until-caught-up: fail when all of it takes longer, in seconds."),
+        typer.Option(
+            "--timeout", min=0.1, help="With --until-caught-up: fail when all of it takes longer, in seconds."
+        ),
     ] = None,
     as_json: AsJson = False,
     accept_changed: Annotated[

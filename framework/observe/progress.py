@@ -64,10 +64,6 @@ class TerminalStream(io.TextIOBase):
         return self._stream.fileno()
 
     @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-    @property
     def buffer(self) -> IO[bytes]:
         """For those who write bytes: they write past the line of progress."""
         return self._stream.buffer  # type: ignore[attr-defined,no-any-return]

@@ -106,7 +106,9 @@ def peek(
         share = max(limit // max(len(ends), 1), 1)
         consumer = Consumer(settings.consumer("ratchet-peek"))
         try:
-            found = (each for number in ends for each in _last(consumer, topic, number, begins[number], ends[number], share))
+            found = (
+                each for number in ends for each in _last(consumer, topic, number, begins[number], ends[number], share)
+            )
             for message in itertools.islice(found, limit):
                 typer.echo(json.dumps(_document(message)) if as_json else _line(message))
         finally:

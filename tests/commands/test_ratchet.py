@@ -111,7 +111,7 @@ def test_an_error_of_nobodys_is_a_line_of_json_too(tmp_path: Path) -> None:
     status, out, _ = ratchet("run", "mine:topology", "--json", "--executor", "local", cwd=tmp_path)
     assert status == 2
     assert "mine.py:7: raise ValueError('not today'): ValueError: not today" in json.loads(out)["text"]
-    status, out, err = ratchet("check", "mine:topology", "--executor", "local", cwd=tmp_path)
+    status, out, _ = ratchet("check", "mine:topology", "--executor", "local", cwd=tmp_path)
     assert status == 1
     assert ["✗", "source", "lines"] in [line.split()[:3] for line in out.splitlines()]
     with pytest.raises(ValueError, match="unforeseen"), contextlib.redirect_stdout(io.StringIO()) as written:  # noqa: SIM117

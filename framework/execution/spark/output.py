@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-
 #: Written into the pipe itself, so that it takes effect behind all that was printed before. What
 #: follows says whether to show, and ends the line.
 _SWITCH = "\0ratchet shows "
