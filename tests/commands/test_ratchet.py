@@ -249,6 +249,13 @@ def test_a_project_that_cannot_be_written_is_one_line() -> None:
     assert err.startswith("error: ") and len(err.splitlines()) == 1
 
 
+def test_what_is_no_table_is_not_compacted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for name in ("file", "nothing", "."):
+        status, _, err = ratchet("compact", str(tmp_path / name))
+        assert (status, err) == (2, f"error: {tmp_path / name} is not the folder of a table\n")
+
+
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     status, _, err = ratchet("new", "shop", cwd=tmp_path)

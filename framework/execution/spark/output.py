@@ -60,5 +60,7 @@ class SparkOutput:
                     shown = now.startswith("1")
 
     def _forget_log(self) -> None:
+        with suppress(OSError):
+            self._log.close()
         if not self._kept:
             self.log.unlink(missing_ok=True)
