@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import IO
 
 import typer
@@ -45,7 +45,8 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
 
 
 def _print_error(status: int, text: str) -> None:
-    typer.echo(json.dumps({"type": "error", "status": status, "text": text}))
+    with suppress(OSError):  # standard output may be what failed
+        typer.echo(json.dumps({"type": "error", "status": status, "text": text}))
 
 
 @contextmanager

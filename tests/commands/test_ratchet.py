@@ -249,6 +249,14 @@ def test_a_project_that_cannot_be_written_is_one_line() -> None:
     assert err.startswith("error: ") and len(err.splitlines()) == 1
 
 
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "framework.run", "nowhere:at_all", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
 def test_what_is_no_table_is_not_compacted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     for name in ("file", "nothing", "."):
