@@ -58,7 +58,7 @@ def _run(config: Config, servers: EmbeddedServers, folder: Path, stopped: thread
         }
     )
     run = submit(topology(app), settings)
-    return supervise(run, stopped, until_caught_up=True, json_lines=json_lines)
+    return supervise(run, stopped, until_caught_up=True, json_stream=sys.stdout if json_lines else None)
 
 
 def _compare(console: Console, database: Path) -> int:

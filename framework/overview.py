@@ -86,13 +86,12 @@ def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOvervie
     """One topology; None when the store does not know it. Raises ``CorruptStateError``."""
     drivers = read_drivers(store, topology_id)
     led = store.is_led(topology_id)
-    if is_transactional(store, topology_id):
+    if drivers[0].kind == "transactional" if drivers else is_transactional(store, topology_id):
         txid = committed_txid(store, topology_id)
         last = read_transaction(store, topology_id, txid) if txid else None
         return TopologyOverview(topology_id, "transactional", drivers, led, txid or None, last)
     record: CheckpointRecord | None = read_record(store, topology_id)
-    if record is None and store.get(f"{topology_id}/epoch") is None:
+    if record is None and not drivers and store.get(f"{topology_id}/epoch") is None:
         return None
-    kind = drivers[0].kind if drivers else "core"
     txid = record.txid if record is not None else 0
-    return TopologyOverview(topology_id, kind, drivers, led, txid or None, None)
+    return TopologyOverview(topology_id, "core", drivers, led, txid or None, None)

@@ -14,8 +14,9 @@ from typing import Union
 from framework.clients.java import find_java
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
-from framework.core.stateful_run import check_stateful, read_record, stateful_components
-from framework.errors import ConfigError, RatchetError, RetryableError
+from framework.core.stateful_run import check_stateful, stateful_components
+from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
+from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.execution.plan import check_pickles
 from framework.submission import check_reach
 from framework.topology import (
@@ -50,30 +51,42 @@ class Finding:
         return isinstance(self.error, RetryableError)
 
 
-def preflight(topology: AnyTopology, config: Config, executor: str = "spark") -> Iterator[Finding]:
-    """Check one thing after the other, what is quick first. Gives one finding each."""
-    for subject, check in _checks(topology, config, executor):
-        try:
-            yield Finding(subject, check())
-        except RatchetError as error:
-            yield Finding(subject, str(error), error)
+def preflight(
+    topology: AnyTopology, config: Config, executor: str = "spark", accept_changed_topology: bool = False
+) -> Iterator[Finding]:
+    """Check one thing after the other, what is quick first. Gives one finding each. ``executor``
+    and ``accept_changed_topology``: as of ``submit``."""
+    for subject, check in _checks(topology, config, executor, accept_changed_topology):
+        yield _finding(subject, check)
+
+
+def _finding(subject: str, check: Check) -> Finding:
+    try:
+        return Finding(subject, check())
+    except RatchetError as error:
+        return Finding(subject, str(error), error)
+    except USER_ERRORS as error:  # of the user's component, or of the library of a sink
+        text = in_users_words(error)
+        return Finding(subject, text, TopologyError(f"{subject}: {text}"))
 
 
 def has_run(topology: AnyTopology, config: Config) -> bool:
-    """Whether a topology of this id has committed anything: then what it needs was there once."""
+    """Whether a topology of this id has committed anything, or, of a core topology, has been led:
+    then what it needs was there once."""
     if config.zookeeper_hosts() is None:
         return False
-    store = store_of(config)
+    store = store_of(config, observes=True)
     try:
         if isinstance(topology, Topology):
             return committed_txid(store, topology.id) > 0
-        return read_record(store, topology.id) is not None
+        return store.get(f"{topology.id}/epoch") is not None
     finally:
         store.close()
 
 
-def _checks(topology: AnyTopology, config: Config, executor: str) -> Iterator[tuple[str, Check]]:
+def _checks(topology: AnyTopology, config: Config, executor: str, accept_changed: bool) -> Iterator[tuple[str, Check]]:
     yield "python", platform.python_version
+    yield "executor", lambda: _known(executor)
     if executor == "spark":
         yield "java", find_java
         if isinstance(topology, Topology):
@@ -85,12 +98,18 @@ def _checks(topology: AnyTopology, config: Config, executor: str) -> Iterator[tu
         instance = component.instance
         if isinstance(instance, (Spout, BaseRichSpout, Bolt)):
             yield _named(component), lambda each=instance: _settled(each, config)  # type: ignore[misc]
-    yield "zookeeper", lambda: _coordinated(topology, config)
+    yield "zookeeper", lambda: _coordinated(topology, config, accept_changed)
     if isinstance(topology, Topology):
         yield f"source {topology.spout.id}", lambda: _source(topology, config)
         for component in topology.components:
             for state in component.states:
                 yield f"sink {component.id}", lambda each=state: _sink(topology, each, config)  # type: ignore[misc]
+
+
+def _known(executor: str) -> str:
+    if executor not in ("spark", "local"):
+        raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")
+    return executor
 
 
 def _reachable(topology: Topology, config: Config) -> str:
@@ -115,21 +134,24 @@ def _named(component: Component) -> str:
 
 
 def _settled(instance: Spout | BaseRichSpout | Bolt, config: Config) -> str:
+    if isinstance(instance, (BaseRichSpout, Bolt)):
+        instance.check_servers(config.for_components())
     instance.check_before_start(config.for_components())
     return type(instance).__name__
 
 
-def _coordinated(topology: AnyTopology, config: Config) -> str:
+def _coordinated(topology: AnyTopology, config: Config, accept_changed: bool) -> str:
     hosts = config.zookeeper_hosts()
     if hosts is None:
         return "transactional.zookeeper.servers is not set: the state ends with the process"
-    store = store_of(config)
+    store = store_of(config, observes=True)
     try:
         changed = differences_to_state(store, topology) if isinstance(topology, Topology) else []
         where = f"{hosts}{config.zookeeper_root}"
-        if changed:
-            return (
-                f"{where}; its state is of another shape, so --accept-changed-topology is needed: {'; '.join(changed)}"
+        if changed and not accept_changed:
+            raise ConfigError(
+                f"{where}: the state of topology {topology.id!r} is of another shape, so --accept-changed-topology is needed: "
+                f"{'; '.join(changed)}"
             )
         return f"{where}; {_led(store, topology.id)}"
     finally:

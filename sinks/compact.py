@@ -4,13 +4,13 @@ no longer needed."""
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from framework.errors import RatchetError
+from framework.commands.exits import exit_codes
+from framework.errors import ConfigError
 from sinks.tables.parquet import GRACE_S, ParquetTable
 from sinks.tables.table import TARGET_BYTES, FileTable, FileTableShape, described
 
@@ -38,14 +38,13 @@ def main(
 ) -> None:
     """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may
     run meanwhile."""
-    try:
+    with exit_codes():
+        if FileTableShape.read(path) is None:
+            raise ConfigError(f"{path} is not the folder of a table")
         table = table_at(path, target_bytes)
         table.read_header()
         before, after = table.compact()
         removed = table.vacuum(older_than_s=grace_s)
-    except RatchetError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a command's one line
-        raise typer.Exit(2) from None
     print(json.dumps({"files_before": before, "removed": removed, **described(table.files()), "compacted_to": after}))  # noqa: T201
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.exits import EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import load_topology
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.config import Config
@@ -23,16 +23,19 @@ def main(
     config: ConfigFile = None,
     overrides: Overrides = None,
     executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = "spark",
+    accept_changed: Annotated[
+        bool, typer.Option("--accept-changed-topology", help="As of ratchet run: another shape is no mistake.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check Java, the topology, ZooKeeper, the source and the sinks, and say what is wrong and what
     to do. Changes nothing. Exit status: 1 when something is wrong."""
     configure_logging(level="error")
-    with exit_codes():
+    with exit_codes(), own_output(as_json=as_json) as out:
         settings = Config.load(config, overrides or ())
         built = load_topology(topology, settings)
         failed = 0
-        for finding in preflight(built, settings, executor):
+        for finding in preflight(built, settings, executor, accept_changed):
             failed += finding.error is not None
             if as_json:
                 document = {
@@ -41,8 +44,8 @@ def main(
                     "ok": finding.error is None,
                     "text": finding.text,
                 }
-                typer.echo(json.dumps(document))
+                typer.echo(json.dumps(document), file=out)
             else:
                 sign = typer.style("✗", fg="red") if finding.error is not None else typer.style("✓", fg="green")
-                typer.echo(f"{sign} {finding.subject:<20} {finding.text}")
+                typer.echo(f"{sign} {finding.subject:<20} {finding.text}", file=out)
     raise typer.Exit(EXIT_FAILED if failed else 0)

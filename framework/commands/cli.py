@@ -4,6 +4,8 @@ sinks and servers by name only."""
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -83,3 +85,5 @@ def main(
     ] = False,
 ) -> None:
     """Exactly-once Kafka pipelines in Python, executed by Spark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal has no sign for

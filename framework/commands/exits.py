@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import IO
 
 import typer
 
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.observe.progress import TerminalStream
 from framework.transactions.run import TopologyFailed
 
 EXIT_FAILED = 1
@@ -20,18 +23,45 @@ EXIT_INTERRUPTED = 130
 @contextmanager
 def exit_codes(*, as_json: bool = False, next_command: str | None = None) -> Iterator[None]:
     """End the command with one line and status 2 for what its user can mend, 1 for any other error
-    of ours, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a line of type
-    ``error``. ``next_command``: what to type when a topology fails over its records."""
+    of ours and of the system, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a
+    line of type ``error``; of errors that are nobody's too, which end with status 1 and a trace.
+    ``next_command``: what to type when a topology fails over its records."""
     try:
         yield
-    except (RatchetError, TimeoutError) as error:
+    except BrokenPipeError:
+        raise  # nobody reads any more
+    except (RatchetError, OSError) as error:
+        status = EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED
         lines = error.lines() if isinstance(error, TopologyFailed) else [str(error)]
         if isinstance(error, TopologyFailed) and error.failure.where and next_command is not None:
             lines.append(f"  next: {next_command}")
         typer.echo("error: " + "\n".join(lines), err=True)
-        status = EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED
         if as_json:
-            typer.echo(json.dumps({"type": "error", "status": status, "text": str(error)}))
+            _print_error(status, str(error))
         raise SystemExit(status) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if as_json:
+            _print_error(EXIT_FAILED, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _print_error(status: int, text: str) -> None:
+    with suppress(OSError):  # standard output may be what failed
+        typer.echo(json.dumps({"type": "error", "status": status, "text": text}))
+
+
+@contextmanager
+def own_output(*, as_json: bool = False) -> Iterator[IO[str]]:
+    """Standard output, for the command alone where a user's code that prints in this process would
+    be in its way, among JSON lines or behind a line of progress: that goes to standard error
+    then."""
+    own = sys.stdout
+    if as_json or (own.isatty() and isinstance(sys.stderr, TerminalStream)):
+        with redirect_stdout(sys.stderr):
+            yield own
+    else:
+        yield own

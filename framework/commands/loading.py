@@ -15,7 +15,7 @@ from typing import Any
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
-from framework.execution.failures import users_line
+from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.topology import CoreTopology, Topology
 
 #: Where the packages of Ratchet are.
@@ -88,15 +88,14 @@ def _users_errors(name: str) -> Iterator[None]:
     """Errors in the user's own file as a ``ConfigError`` that names file and line."""
     try:
         yield
-    except (RatchetError, KeyboardInterrupt, SystemExit):
+    except (RatchetError, KeyboardInterrupt):
         raise
     except SyntaxError as error:
         raise ConfigError(
             f"{name}: {error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
         ) from error
-    except Exception as error:
-        where = users_line(error)
-        raise ConfigError(f"{name}: {where}{': ' if where else ''}{type(error).__name__}: {error}") from error
+    except USER_ERRORS as error:
+        raise ConfigError(f"{name}: {in_users_words(error)}") from error
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -115,7 +114,7 @@ def resolve(name: str) -> Callable[..., Any]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is not None and module_name.startswith(error.name):
+            if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
                 raise ConfigError(
                     f"{name}: there is no module {error.name!r} here or among the installed packages"
                 ) from None

@@ -7,18 +7,17 @@ without arguments, or with the configuration's ``app.*`` keys as its one argumen
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from framework.commands.exits import EXIT_INTERRUPTED, exit_codes
+from framework.commands.exits import EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.loading import load_topology, resolve
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.poison import show_poison
-from framework.commands.supervision import stop_on_signal, supervise
+from framework.commands.supervision import done_before, stop_on_signal, supervise
 from framework.config import Config
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
@@ -58,7 +57,9 @@ def main(
     ] = False,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.1, help="With --until-caught-up: fail when that takes longer, in seconds."),
+        typer.Option(
+            "--timeout", min=0.1, help="With --until-caught-up: fail when all of it takes longer, in seconds."
+        ),
     ] = None,
     as_json: AsJson = False,
     accept_changed: Annotated[
@@ -103,31 +104,36 @@ def main(
             raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
         if topology is None:
             raise typer.Exit(resolve(DEMO)(settings, json_lines=as_json))
-        built = load_topology(topology, settings)
         if poison:
-            raise typer.Exit(show_poison(built, settings, txid))
-        if isinstance(built, CoreTopology) and (accept_changed or fresh or standby):
-            raise ConfigError(
-                f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
-                "--standby have no meaning for it"
-            )
-        with stop_on_signal() as stopped:
-            _check_first(built, settings, executor, stopped)
-            if stopped.is_set():
-                raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
-            run: Run | CoreRun
-            if isinstance(built, CoreTopology):
-                run = submit(built, settings, executor=executor)
-            else:
-                run = submit(
-                    built,
-                    settings,
-                    executor=executor,
-                    accept_changed_topology=accept_changed,
-                    fresh=fresh,
-                    standby=standby,
+            raise typer.Exit(show_poison(load_topology(topology, settings), settings, txid))
+        with own_output(as_json=as_json) as out:
+            built = load_topology(topology, settings)
+            if isinstance(built, CoreTopology) and (accept_changed or fresh or standby):
+                raise ConfigError(
+                    f"{topology} is a core topology, which has no transactional state: --accept-changed-topology, --fresh and "
+                    "--standby have no meaning for it"
                 )
-            done = supervise(run, stopped, until_caught_up=until_caught_up, timeout_s=timeout_s, json_lines=as_json)
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            with stop_on_signal() as stopped:
+                if not done_before(stopped, lambda: _check_first(built, settings, executor, accept_changed), timeout_s):
+                    raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
+                run: Run | CoreRun
+                if isinstance(built, CoreTopology):
+                    run = submit(built, settings, executor=executor)
+                else:
+                    run = submit(
+                        built,
+                        settings,
+                        executor=executor,
+                        accept_changed_topology=accept_changed,
+                        fresh=fresh,
+                        standby=standby,
+                    )
+                json_stream = out if as_json else None
+                left_s = None if deadline is None else max(round(deadline - time.monotonic(), 1), 0.1)
+                done = supervise(
+                    run, stopped, until_caught_up=until_caught_up, timeout_s=left_s, json_stream=json_stream
+                )
         if until_caught_up and not done:
             raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -140,17 +146,17 @@ def _find_poison(topology: str | None, config: Path | None, overrides: list[str]
     return " ".join(["ratchet find-poison", topology, *options])
 
 
-def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, stopped: threading.Event) -> None:
+def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, accept_changed: bool) -> None:
     """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a
     first start only so long: their address may be wrong."""
     deadline = time.monotonic() + FIRST_ANSWER_S
     announced = False
-    while not stopped.is_set():
+    while True:
         away = None
-        for finding in preflight(topology, settings, executor):
+        for finding in preflight(topology, settings, executor, accept_changed):
             if finding.error is None:
                 continue
-            if not finding.waits:
+            if not finding.waits or finding.subject == "zookeeper":  # which alone knows what has run
                 raise finding.error
             away = away or finding.error
         if away is None or has_run(topology, settings):
@@ -160,4 +166,4 @@ def _check_first(topology: Topology | CoreTopology, settings: Config, executor: 
         if not announced:
             announced = True
             _log.warning("start.waiting", topology=topology.id, reason=str(away), at_most_s=FIRST_ANSWER_S)
-        stopped.wait(_POLL_S)
+        time.sleep(_POLL_S)

@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any
 
 from framework.core.run import CoreRun
 from framework.observe import ProgressLines
@@ -24,12 +25,12 @@ def supervise(
     *,
     until_caught_up: bool,
     timeout_s: float | None = None,
-    json_lines: bool = False,
+    json_stream: IO[str] | None = None,
 ) -> bool:
     """Show progress until the run ends, ``stopped`` is set, or it has caught up: True, unless
-    ``stopped`` ended it. Raises what the topology failed with, and ``TimeoutError`` when catching
-    up takes longer than ``timeout_s``."""
-    progress = ProgressLines(json_lines=json_lines)
+    ``stopped`` ended it. ``json_stream``: where progress goes as JSON lines. Raises what the
+    topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
+    progress = ProgressLines(json_lines=json_stream is not None, stream=json_stream)
     caught_up = threading.Event()
     problem: list[BaseException] = []
 
@@ -55,6 +56,32 @@ def supervise(
     return not stopped.is_set()
 
 
+def done_before(stopped: threading.Event, work: Callable[[], None], timeout_s: float | None = None) -> bool:
+    """Whether ``work`` ended before ``stopped`` was set. It runs in a thread, since no signal is
+    handled while the main thread waits for a server in a library's own code. Raises what it
+    raises, and ``TimeoutError`` when it takes longer than ``timeout_s``."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    ended = threading.Event()
+    problem: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
+            problem.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="ratchet-first-checks", daemon=True).start()
+    while not ended.wait(_POLL_S):
+        if stopped.is_set():
+            return False
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s for the first checks: a server does not answer")
+    if problem:
+        raise problem[0]
+    return not stopped.is_set()
+
+
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
     """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal
@@ -65,7 +92,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
         if stopped.is_set():
             os._exit(128 + number)
         stopped.set()
-        sys.stderr.write(_STOPPING)
+        with suppress(RuntimeError):  # the signal came while the same stream was written to
+            sys.stderr.write(_STOPPING)
 
     before = {name: signal.signal(name, on_signal) for name in (signal.SIGTERM, signal.SIGINT)}
     try:

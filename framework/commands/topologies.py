@@ -271,7 +271,7 @@ def _opened(config: Path | None, overrides: list[str] | None) -> Iterator[Coordi
                 "transactional.zookeeper.servers is not set: give the --config of the topologies, or --set "
                 "transactional.zookeeper.servers=HOST"
             )
-        store = store_of(settings)
+        store = store_of(settings, observes=True)
         try:
             yield store
         finally:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes
+from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.observe import configure_logging
@@ -26,7 +26,7 @@ def main(
     """Recompute a topology's sinks from its source and report every key that differs. Exit status:
     0 all agree, 3 some differ, 1 the answer cannot be known."""
     configure_logging(level="warning")
-    with exit_codes():
+    with exit_codes(), own_output(as_json=as_json):
         try:
             with opened_transactional(topology, config, overrides) as (built, store, settings):
                 report = verify(built, store, settings.for_components())

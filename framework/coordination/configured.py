@@ -11,8 +11,9 @@ from framework.observe.logs import get_logger
 _log = get_logger()
 
 
-def store_of(config: Config) -> CoordinationStore:
-    """Open the store that a configuration names: ZooKeeper, or memory when it names no servers."""
+def store_of(config: Config, *, observes: bool = False) -> CoordinationStore:
+    """Open the store that a configuration names: ZooKeeper, or memory when it names no servers.
+    ``observes``: for one that changes nothing there."""
     hosts = config.zookeeper_hosts()
     if hosts is None:
         _log.warning(
@@ -26,4 +27,5 @@ def store_of(config: Config) -> CoordinationStore:
         session_timeout_s=config.zookeeper_session_timeout_secs,
         connect_timeout_s=config.zookeeper_connection_timeout_secs,
         security=ZooKeeperSecurity.of(config),
+        observes=observes,
     )

@@ -13,19 +13,23 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from framework.coordination.store import CoordinationStore
 from framework.coordination.transactional_state import TransactionalState, encode_document
-from framework.errors import RatchetError
+from framework.errors import CorruptStateError
+from framework.observe.logs import get_logger
 
 #: How often a driver says where it stands.
 EVERY_S = 2.0
 #: How long the end of a run waits for a store that does not answer.
 _CLOSING_S = 1.0
+#: Of a text in a status so many characters are told.
+TEXT_MAX = 2_000
 _FOLDER = "drivers"
+
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +80,49 @@ class Presence:
         self._thread.join(_CLOSING_S)
 
     def _run(self) -> None:
-        self._announce(self._document())
+        self._announce(self._document)
         while not self._closed.wait(self._every_s):
-            self._announce(self._document())
-        self._announce(None)
+            self._announce(self._document)
+        self._announce(lambda: None)
 
-    def _announce(self, document: bytes | None) -> None:
-        # A node that cannot be written now is written at the next turn, and ends with the session
-        # anyway.
-        with suppress(RatchetError):
-            self._store.announce(self._path, document)
+    def _announce(self, document: Callable[[], bytes | None]) -> None:
+        try:
+            self._store.announce(self._path, document())
+        except Exception as error:  # noqa: BLE001 - nothing depends on it
+            # What cannot be written now is written at the next turn, and ends with the session
+            # anyway.
+            _log.debug("presence.untold", node=self._path, reason=str(error)[:TEXT_MAX])
 
     def _document(self) -> bytes:
-        driver = LiveDriver(
-            self._kind, socket.gethostname(), os.getpid(), self._started_at, time.time(), dict(self._summary())
-        )
+        summary = _shortened(dict(self._summary()))
+        driver = LiveDriver(self._kind, socket.gethostname(), os.getpid(), self._started_at, time.time(), summary)
         return encode_document(asdict(driver), self._path)
+
+
+def _shortened(value: Any) -> Any:
+    """A status whose texts are not too long for a store: the message of a user's error may have
+    megabytes."""
+    if isinstance(value, dict):
+        return {key: _shortened(each) for key, each in value.items()}
+    return f"{value[:TEXT_MAX]}…" if isinstance(value, str) and len(value) > TEXT_MAX else value
 
 
 def read_drivers(store: CoordinationStore, topology_id: str) -> list[LiveDriver]:
     """The drivers of a topology that live now, the one that leads first. Raises
     ``CorruptStateError``."""
     state = TransactionalState(store, topology_id)
-    documents = [state.get_data(f"{_FOLDER}/{name}") for name in state.children(_FOLDER)]
-    drivers = [LiveDriver(**each) for each in documents if each is not None]  # None: it has gone in between
+    found = {name: state.get_data(f"{_FOLDER}/{name}") for name in state.children(_FOLDER)}
+    # None: it has gone in between
+    drivers = [_driver_in(each, f"{topology_id}/{_FOLDER}/{name}") for name, each in found.items() if each is not None]
     return sorted(drivers, key=lambda each: (each.phase == "standby", -each.status.get("epoch", 0), each.started_at))
+
+
+def _driver_in(document: Any, node: str) -> LiveDriver:
+    """Of a later version's document, what is known here."""
+    try:
+        driver = LiveDriver(**{each.name: document[each.name] for each in fields(LiveDriver)})
+    except (KeyError, TypeError) as error:
+        raise CorruptStateError(f"{node}: not what a driver says of itself ({error}); delete the node") from error
+    if not isinstance(driver.status, dict):
+        raise CorruptStateError(f"{node}: not what a driver says of itself; delete the node")
+    return driver

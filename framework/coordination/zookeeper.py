@@ -68,7 +68,8 @@ class ZooKeeperStore(CoordinationStore):
     """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``).
 
     ``session_timeout_s`` bounds how long a dead leader blocks the election. The servers may raise
-    or lower it to their own limits. Raises ``ConfigError`` for a root that is not a path, and when
+    or lower it to their own limits. ``observes``: only look, and do not even create the root.
+    Raises ``ConfigError`` for a root that is not a path, and when
     a TLS handshake shows why the servers refuse this client. Raises ``RetryableError`` when no
     server answers within ``connect_timeout_s``.
     """
@@ -81,6 +82,7 @@ class ZooKeeperStore(CoordinationStore):
         session_timeout_s: float = 10.0,
         connect_timeout_s: float = 15.0,
         security: ZooKeeperSecurity = NO_SECURITY,
+        observes: bool = False,
     ) -> None:
         self._hosts = hosts
         try:
@@ -115,7 +117,10 @@ class ZooKeeperStore(CoordinationStore):
             ) from error
         self._ensured: set[str] = set()
         try:
-            self._ensure_parents(self._root + "/x")
+            if observes:
+                self.children("")
+            else:
+                self._ensure_parents(self._root + "/x")
         except BaseException:
             self.close()
             raise

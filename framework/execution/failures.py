@@ -93,6 +93,13 @@ class TaskFailure:
         return f"{self.component_id}[{self.task}]: {self.message}"
 
 
+def in_users_words(error: BaseException) -> str:
+    """An error from user code in one line: the last line of the user's own that led to it, and
+    what it says."""
+    where = users_line(error)
+    return f"{where}{': ' if where else ''}{type(error).__name__}: {error}"
+
+
 def users_line(error: BaseException) -> str:
     """The last line of the user's own code that an error passed, as ``file:line: code``; empty when
     there is none."""

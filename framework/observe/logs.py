@@ -34,15 +34,17 @@ def configure_logging(*, json_lines: bool = False, level: str = "info", inherite
     number = logging.getLevelNamesMapping()[level.upper()]
     if sys.stderr.isatty() and not isinstance(sys.stderr, TerminalStream):
         sys.stderr = TerminalStream(sys.stderr)  # so that a line of progress stays below the logs
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if json_lines else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if json_lines
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),

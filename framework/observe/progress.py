@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import sys
 import threading
 import time
+import unicodedata
 from typing import IO, Any, Protocol
 
 _CLEAR = "\r\x1b[2K"
@@ -58,11 +60,25 @@ class TerminalStream(io.TextIOBase):
     def flush(self) -> None:
         self._stream.flush()
 
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def buffer(self) -> IO[bytes]:
+        """For those who write bytes: they write past the line of progress."""
+        return self._stream.buffer  # type: ignore[attr-defined,no-any-return]
+
+    def _width(self) -> int:
+        """Of this terminal; standard output may be another, or a file."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or shutil.get_terminal_size().columns
+        except (OSError, ValueError):
+            return shutil.get_terminal_size().columns
+
     def show(self, line: str) -> None:
         """Put another line in place of the last one, cut to the width of the terminal."""
-        width = max(shutil.get_terminal_size().columns - 1, 1)
         with self._lock:
-            self._line = line if len(line) <= width else f"{line[: width - 1]}…"
+            self._line = _cut(line, max(self._width() - 1, 1))
             self._stream.write(_CLEAR + self._line)
             self._stream.flush()
 
@@ -73,6 +89,24 @@ class TerminalStream(io.TextIOBase):
                 self._stream.write("\n" + self._pending)
                 self._stream.flush()
                 self._line = self._pending = ""
+
+
+def _cut(line: str, width: int) -> str:
+    """The line in so many columns. A sign of China or Japan takes two of them, and an accent
+    none."""
+    taken = fits = 0
+    for number, sign in enumerate(line, 1):
+        taken += 0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+        if taken < width:  # a mark that the line is cut has room behind this sign
+            fits = number
+        if taken > width:
+            return f"{line[:fits]}…"
+    return line
+
+
+def _on_one_line(text: str) -> str:
+    """The messages of some errors have several lines, or colours."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 class ProgressLines:
@@ -99,9 +133,9 @@ class ProgressLines:
         if self._json:
             self._print(json.dumps({"type": "status", **status.document()}))
         elif isinstance(self._stream, TerminalStream):
-            self._stream.show(status.progress_line(self._rate()))
+            self._stream.show(_on_one_line(status.progress_line(self._rate())))
         else:
-            self._print(status.progress_line(self._rate()))
+            self._print(_on_one_line(status.progress_line(self._rate())))
 
     def done(self) -> None:
         if isinstance(self._stream, TerminalStream):

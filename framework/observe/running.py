@@ -51,11 +51,17 @@ class RunningThread(ABC):
         their library loaded."""
 
     def _begin(self, config: Config, *owned: Callable[[], object]) -> None:
-        """Start the thread. ``owned``: called in order after its work has ended."""
+        """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
+        be started."""
         if config.metrics_port is not None:
             from framework.observe.metrics import serve_metrics
 
-            self._owned.callback(serve_metrics(self._collector(), config.metrics_host, config.metrics_port))
+            try:
+                self._owned.callback(serve_metrics(self._collector(), config.metrics_host, config.metrics_port))
+            except BaseException:
+                for each in owned:
+                    each()
+                raise
         for each in reversed(owned):
             self._owned.callback(each)
         self._thread.start()

@@ -177,6 +177,11 @@ class Bolt(ABC):
         topic.
         """
 
+    def check_servers(self, conf: Mapping[str, Any]) -> None:
+        """Called before a topology starts, by ``ratchet check`` and ``ratchet run``. Find out
+        whether what is written is there, and change nothing. Raise ``ConfigError`` naming what is
+        missing, and ``RetryableError`` when nobody answers."""
+
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
         """For a committer that does not write to states, and remembers at its target which
         transactions it has written. Called by every new leader, on the driver, before its first

@@ -128,6 +128,11 @@ class BaseRichSpout(ABC):
         """Called by ``submit``, on the driver, before anything starts. Raise ``ConfigError`` for
         anything that would fail at once."""
 
+    def check_servers(self, conf: Mapping[str, Any]) -> None:
+        """Called before a topology starts, by ``ratchet check`` and ``ratchet run``. Find out
+        whether what is read is there, and change nothing. Raise ``ConfigError`` naming what is
+        missing, and ``RetryableError`` when nobody answers."""
+
 
 class BaseRichBolt(Bolt):
     """A bolt that anchors, acks and fails by itself.

@@ -27,8 +27,12 @@ def check_factory(kind: str, component_id: str, factory: Callable[[], object]) -
 
 def check_signatures(kind: str, component_id: str, instance: object) -> None:
     """Raise ``TopologyError`` for a method that takes other arguments than the one it overrides."""
+    seen: set[str] = set()
     for cls in type(instance).__mro__:
         for name, own in vars(cls).items():
+            if name in seen:
+                continue  # hidden by a class before this one
+            seen.add(name)
             if not isinstance(own, FunctionType) or name.startswith("_") or cls.__module__.startswith(_OURS):
                 continue
             overridden = _overridden(type(instance), name)
@@ -53,7 +57,8 @@ def _positional(method: FunctionType) -> list[str]:
 
 def _takes(method: FunctionType, arguments: list[str]) -> bool:
     try:
-        inspect.signature(method).bind(*arguments)
+        # Of what is called, not of what a decorator has wrapped.
+        inspect.signature(method, follow_wrapped=False).bind(*arguments)
     except TypeError:
         return False
     return True

@@ -149,6 +149,13 @@ class Run(RunningThread):
             except (RetryableError, CancelledError):
                 time.sleep(0.1)
                 continue
+            except TimeoutError:
+                if timeout_s is None:
+                    raise  # the spout's own
+                raise TimeoutError(
+                    f"waited {timeout_s:g} s for spout {self._topology.spout.id!r} to say where its source ends, waiting for "
+                    f"{self.status().waiting_for}"
+                ) from None
             if goal is None:
                 raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
         self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")

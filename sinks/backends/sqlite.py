@@ -14,7 +14,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from framework.errors import (
 from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
 from sinks.backends.backend import Key
-from sinks.backends.sql import SqlBackend
+from sinks.backends.sql import RollBack, SqlBackend
 from sinks.backends.sql_schema import Dialect
 from sinks.plain_values import check_storable, is_plain, plain, restored
 
@@ -184,7 +184,11 @@ class SqliteBackend(SqlBackend):
     def check(self, topology_id: str) -> Header | None:
         path = Path(self._path)
         if path.exists():
-            return super().check(topology_id)
+            header = None
+            with self._looking() as connection, suppress(RollBack), self._sql_txn(connection):
+                header = self._prepare(connection, topology_id)
+                raise RollBack
+            return header
         folder = next(each for each in path.parents if each.exists())  # the others are made
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise ConfigError(f"{self._path}: {folder} cannot be written to; check the path and its permissions")
@@ -270,21 +274,35 @@ class SqliteBackend(SqlBackend):
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A connection in one sql_txn, committed at the end."""
-        with self._reading() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._reading() as connection, self._sql_txn(connection):
+            yield connection
+
+    @contextmanager
+    def _looking(self) -> Iterator[sqlite3.Connection]:
+        """A connection that leaves the file in the journal mode that it has."""
+        with self._named_errors():
+            connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
             try:
                 yield connection
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+            finally:
+                connection.close()
+
+    @contextmanager
+    def _sql_txn(self, connection: sqlite3.Connection) -> Iterator[None]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
                 raise
-            try:
-                connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                    raise
-                raise CommitOutcomeUnknown(f"{self.location}: {error}") from error
+            raise CommitOutcomeUnknown(f"{self.location}: {error}") from error
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Union
 
 import pyarrow as pa
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import BadRecordError, TopologyError
+from framework.errors import BadRecordError, RetryableError, TopologyError
 from framework.topology import (
     ArrowBolt,
     Committer,
@@ -124,6 +125,10 @@ class KafkaSink(ArrowBolt, Committer):
             JsonColumns(fields.select(content), "JSON")
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        with suppress(RetryableError):  # the first batch waits for brokers that do not answer
+            probe(self._settings.with_conf(conf), self._topic)
+
+    def check_servers(self, conf: Mapping[str, Any]) -> None:
         probe(self._settings.with_conf(conf), self._topic)
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:

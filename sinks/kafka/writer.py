@@ -79,17 +79,14 @@ class KafkaRecord(NamedTuple):
 
 def probe(settings: KafkaSettings, topic: str) -> None:
     """Fail before the start on what would fail in the first batch. Raises ``ConfigError`` if the
-    topic does not exist or the brokers refuse the client. Ignores brokers that do not answer: the
-    first batch waits for them."""
+    topic does not exist or the brokers refuse the client, and ``RetryableError`` if they do not
+    answer."""
     errors = ConnectionErrors(settings.bootstrap_servers)
     admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
     try:
         known = admin.list_topics(timeout=PROBE_TIMEOUT_S).topics
     except KafkaException as error:
-        found = errors.explain(error, admin)
-        if isinstance(found, ConfigError):
-            raise found from error
-        return
+        raise errors.explain(error, admin) from error
     if topic not in known:
         raise ConfigError(f"topic {topic!r} does not exist at {settings.bootstrap_servers}: create it")
 

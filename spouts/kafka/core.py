@@ -36,6 +36,7 @@ from spouts.kafka.arguments import (
     fields_of,
 )
 from spouts.kafka.decoding import RecordDecoder, dead_letters
+from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
@@ -179,6 +180,13 @@ class KafkaSpout(ReplayableSpout):
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         self._settings.with_conf(conf)
+
+    def check_servers(self, conf: Mapping[str, Any]) -> None:
+        metadata = KafkaMetadata(self._settings.with_conf(conf), self._topics, self._pattern)
+        try:
+            metadata.check_topics()
+        finally:
+            metadata.close()
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any) -> None:
         self._task = _Task(

@@ -3,8 +3,10 @@ around; records of a pipeline are written by producers of one's own."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +52,7 @@ def create(
     with _connected(kafka, config, overrides) as (settings, _):
         admin = AdminClient(settings.admin())
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1)
-        admin.create_topics([wanted], request_timeout=_TIMEOUT_S)[topic].result(_TIMEOUT_S)
+        admin.create_topics([wanted], request_timeout=_TIMEOUT_S)[topic].result()
     typer.echo(f"topic {topic} has {partitions} partition{'s' if partitions > 1 else ''}")
 
 
@@ -69,8 +71,9 @@ def produce(
 ) -> None:
     """Write the lines of a file, or of standard input, to a topic. Empty lines are left out."""
     with _connected(kafka, config, overrides) as (settings, errors):
-        if file is not None and not file.is_file():
-            raise ConfigError(f"{file}: the file does not exist")
+        if file is not None and (not file.exists() or file.is_dir()):  # a pipe is as good as a file
+            raise ConfigError(f"{file}: {'is a folder' if file.is_dir() else 'the file does not exist'}")
+        _partitions(AdminClient(settings.admin()), topic)
         producer = Producer({**settings.producer(), "error_cb": errors.heard})
         failed: list[str] = []
         written = 0
@@ -83,9 +86,8 @@ def produce(
                 written += 1
         left = producer.flush(_TIMEOUT_S)
         if left or failed:
-            raise RetryableError(
-                f"{left + len(failed)} of {written} records were not written: {failed or errors.reason()}"
-            )
+            reasons = "; ".join(dict.fromkeys(failed)) or f"no answer for {_TIMEOUT_S:g} s{errors.reason()}"
+            raise RetryableError(f"{left + len(failed)} of {written} records were not written: {reasons}")
     typer.echo(f"{written} records written to {topic}")
 
 
@@ -104,8 +106,10 @@ def peek(
         share = max(limit // max(len(ends), 1), 1)
         consumer = Consumer(settings.consumer("ratchet-peek"))
         try:
-            consumer.assign([TopicPartition(topic, each, max(begins[each], end - share)) for each, end in ends.items()])
-            for message in _records(consumer, {each for each, end in ends.items() if end > begins[each]}, limit):
+            found = (
+                each for number in ends for each in _last(consumer, topic, number, begins[number], ends[number], share)
+            )
+            for message in itertools.islice(found, limit):
                 typer.echo(json.dumps(_document(message)) if as_json else _line(message))
         finally:
             consumer.close()
@@ -152,33 +156,50 @@ def _send(producer: Producer, topic: str, value: bytes, key: bytes | None, faile
     producer.poll(0)
 
 
-def _bounds(admin: AdminClient, topic: str) -> tuple[dict[int, int], dict[int, int]]:
+def _partitions(admin: AdminClient, topic: str) -> list[TopicPartition]:
+    """Raises ``ConfigError`` naming the topics that there are: one that is misspelt is not made."""
     found = admin.list_topics(timeout=_TIMEOUT_S).topics
     if topic not in found:
         there = ", ".join(sorted(each for each in found if not each.startswith("__")))
         raise ConfigError(f"topic {topic!r} does not exist; there are: {there or 'none'}")
-    partitions = [TopicPartition(topic, each) for each in found[topic].partitions]
+    return [TopicPartition(topic, each) for each in sorted(found[topic].partitions)]
+
+
+def _bounds(admin: AdminClient, topic: str) -> tuple[dict[int, int], dict[int, int]]:
+    partitions = _partitions(admin, topic)
 
     def offsets(spec: OffsetSpec) -> dict[int, int]:
         answers = admin.list_offsets(dict.fromkeys(partitions, spec), request_timeout=_TIMEOUT_S)
-        return {each.partition: answer.result().offset for each, answer in answers.items()}
+        found = {each.partition: answer.result().offset for each, answer in answers.items()}
+        return dict(sorted(found.items()))
 
     return offsets(OffsetSpec.earliest()), offsets(OffsetSpec.latest())
 
 
-def _records(consumer: Consumer, partitions: set[int], limit: int) -> Iterator[Any]:
-    """Until every partition has been read to its end, or there are enough."""
-    shown = 0
-    while partitions and shown < limit:
+def _last(consumer: Consumer, topic: str, partition: int, begin: int, end: int, wanted: int) -> Iterator[Any]:
+    """The last records of a partition. Not every offset holds one: where a topic is written in
+    transactions, or compacted, it looks further back until there are enough."""
+    back = wanted
+    while begin < end:
+        first = max(begin, end - back)
+        consumer.assign([TopicPartition(topic, partition, first)])
+        found = deque(_to_the_end(consumer, partition), wanted)
+        if len(found) == wanted or first == begin:
+            yield from found
+            return
+        back *= 8
+
+
+def _to_the_end(consumer: Consumer, partition: int) -> Iterator[Any]:
+    while True:
         message = consumer.poll(_TIMEOUT_S)
         if message is None:
-            raise RetryableError(f"partitions {sorted(partitions)} did not answer for {_TIMEOUT_S:g} s")
+            raise RetryableError(f"partition {partition} did not answer for {_TIMEOUT_S:g} s")
         error = message.error()
         if error is None:
-            shown += 1
             yield message
         elif error.name() == "_PARTITION_EOF":
-            partitions.discard(message.partition())
+            return
         else:
             raise KafkaException(error)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +14,11 @@ import pytest
 
 from framework import Config
 from framework.commands.cli import COMMANDS
+from framework.commands.exits import exit_codes
 from framework.commands.reference import config_keys
 from framework.observe.metrics import METRICS
 from tests.kit.command import call
+from tests.kit.processes import ROOT
 from tests.kit.reference import PAGE, page
 
 
@@ -70,6 +75,8 @@ def test_the_help_of_ratchet_does_not_load_spark() -> None:
             "mine:ok returned a builder: call its build()",
         ),
         ("def ok(app):\n    return app['app.kafak']\n", "mine:ok", "app.kafak is not set; there is app.kafka: is one"),
+        ("import sys\nsys.exit(0)\n", "mine:ok", "mine.py:2: sys.exit(0): SystemExit: 0"),
+        ("import min\n", "mine:ok", "mine.py:1: import min: ModuleNotFoundError: No module named 'min'"),
         ("def ok(app):\n    return app['app.zzz']\n", "mine:ok", "app.zzz is not set: give it in [app]"),
     ],
 )
@@ -103,6 +110,80 @@ def test_a_misspelt_setting_of_kafka_is_named() -> None:
     status, _, err = ratchet("topic", "peek", "words", "--set", "kafka.bootstrap.severs=127.0.0.1:1")
     assert status == 2
     assert err == "error: unknown key 'kafka.bootstrap.severs': did you mean 'kafka.bootstrap.servers'?\n"
+
+
+def test_an_error_of_nobodys_is_a_line_of_json_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TOPOLOGY + "topology = of(Fails({0: []}, Fields(word=str), 1))\n")
+    status, out, _ = ratchet("run", "mine:topology", "--json", "--executor", "local", cwd=tmp_path)
+    assert status == 2
+    assert "mine.py:7: raise ValueError('not today'): ValueError: not today" in json.loads(out)["text"]
+    status, out, _ = ratchet("check", "mine:topology", "--executor", "local", cwd=tmp_path)
+    assert status == 1
+    assert ["✗", "source", "lines"] in [line.split()[:3] for line in out.splitlines()]
+    with pytest.raises(ValueError, match="unforeseen"), contextlib.redirect_stdout(io.StringIO()) as written:  # noqa: SIM117
+        with exit_codes(as_json=True):
+            raise ValueError("unforeseen")
+    assert json.loads(written.getvalue()) == {"type": "error", "status": 1, "text": "ValueError: unforeseen"}
+
+
+TOPOLOGY = """\
+from framework import *
+from sinks import *
+from spouts import *
+class Fails(OpaqueMemoryTransactionalSpout):
+    def planner(self, conf, context):
+        pass
+        raise ValueError('not today')
+class Prints(BaseBasicBolt):
+    def execute(self, tup, collector):
+        print('a bolt prints')
+        collector.emit([tup[1]])
+    def declare_output_fields(self, declarer):
+        declarer.declare(Fields(word=str))
+def of(spout):
+    b = TransactionalTopologyBuilder('printing', 'lines', spout)
+    b.set_bolt('prints', Prints()).shuffle_grouping('lines')
+    state = OpaqueMapState(MemoryBackend('words'))
+    b.set_bolt('count', StateCommitter(state, ['word'], {'n': Count()})).global_grouping('prints')
+    return b.build()
+"""
+
+
+def test_what_a_users_code_prints_is_not_among_the_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        TOPOLOGY
+        + "print('a module prints')\n"
+        + "topology = of(OpaqueMemoryTransactionalSpout({0: [['a']]}, Fields(word=str), 1))\n"
+    )
+    words = ("mine:topology", "--json", "--executor", "local")
+    status, out, err = ratchet("run", *words, "--until-caught-up", cwd=tmp_path)
+    assert status == 0, err
+    assert {json.loads(line)["type"] for line in out.splitlines()} == {"status"}
+    assert "a module prints\n" in err and "a bolt prints\n" in err
+    status, out, err = ratchet("check", *words, cwd=tmp_path)
+    assert {json.loads(line)["type"] for line in out.splitlines()} == {"check"}
+    assert "a module prints\n" in err
+
+
+def test_a_terminal_that_lacks_a_sign_gets_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        TOPOLOGY + "topology = of(OpaqueMemoryTransactionalSpout({0: [['a']]}, Fields(word=str), 1))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "framework", "check", "mine:topology", "--executor", "local"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert b"components" in done.stdout
+
+
+def test_an_executor_that_is_not_known_is_a_mistake() -> None:
+    status, out, _ = ratchet("check", "examples.joined_streams:topology", "--executor", "sparkk")
+    assert status == 1
+    assert "executor 'sparkk' is not known" in out
 
 
 def test_a_timeout_without_a_goal_is_refused() -> None:
@@ -166,6 +247,27 @@ def test_a_name_that_cannot_be_a_project_is_refused(tmp_path: Path, name: str) -
     assert status == 2
     assert "cannot be a project" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_project_that_cannot_be_written_is_one_line() -> None:
+    status, _, err = ratchet("new", "shop", cwd=Path("/proc"))
+    assert status == 1
+    assert err.startswith("error: ") and len(err.splitlines()) == 1
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "framework.run", "nowhere:at_all", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_table_is_not_compacted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for name in ("file", "nothing", "."):
+        status, _, err = ratchet("compact", str(tmp_path / name))
+        assert (status, err) == (2, f"error: {tmp_path / name} is not the folder of a table\n")
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:

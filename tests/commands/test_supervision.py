@@ -6,6 +6,8 @@ import io
 import json
 import os
 import signal
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,9 +15,14 @@ from typing import Any
 
 import pytest
 
-from framework.commands.supervision import stop_on_signal, supervise
+from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework.commands.supervision import done_before, stop_on_signal, supervise
+from framework.errors import RetryableError
 from framework.observe.progress import ProgressLines
 from framework.transactions.status import RunStatus
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.processes import RunProcess
 from tests.kit.words_runs import EXACT, Setup
 
 STATUS = RunStatus(
@@ -100,3 +107,86 @@ def test_a_signal_stops_a_run_in_order_and_the_next_one_goes_on(tmp_path: Path, 
         assert supervise(second, threading.Event(), until_caught_up=True) is True
         assert second.status().epoch == 2
     assert setup.counts() == {**EXACT, "w0": 11}
+
+
+def test_a_signal_ends_the_checks_before_a_run_too() -> None:
+    """A server may leave a check without an answer."""
+    with stop_on_signal() as stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert done_before(stopped, _waits_for_ever) is False
+    assert done_before(threading.Event(), lambda: None) is True
+    with pytest.raises(TimeoutError, match="waited 0.3 s"):
+        done_before(threading.Event(), _waits_for_ever, 0.3)
+    with pytest.raises(RetryableError, match="away"):
+        done_before(threading.Event(), _fails)
+
+
+def _waits_for_ever() -> None:
+    threading.Event().wait()
+
+
+def _fails() -> None:
+    raise RetryableError("the server is away")
+
+
+def test_a_signal_while_the_terminal_is_written_to_stops_the_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses to write to a stream in the middle of writing to it."""
+
+    class Signals(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            if not stopped.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+            return len(data)
+
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(io.BufferedWriter(Signals()), line_buffering=True))
+    with stop_on_signal() as stopped:
+        sys.stderr.write("running\n")
+    assert stopped.is_set()
+
+
+RELEASED = threading.Event()
+
+
+class LateSpout(OpaqueMemoryTransactionalSpout):
+    """Does not say where its source ends."""
+
+    def planner(self, conf: Any, context: Any) -> Any:
+        planner = super().planner(conf, context)
+        planner.end = RELEASED.wait  # type: ignore[assignment]
+        return planner
+
+
+def test_a_source_that_does_not_say_where_it_ends_is_named_when_the_time_is_over(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    setup.spout = LateSpout({0: []}, Fields(word=str), 10)
+    with setup.start() as run:
+        with pytest.raises(TimeoutError, match=r"waited 0.5 s for spout 'spout' to say where its source ends"):
+            run.wait_until_caught_up(0.5)
+        RELEASED.set()
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.behaviour("6.2")
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_a_signal_ends_a_run_on_spark_with_status_0(tmp_path: Path, which: signal.Signals) -> None:
+    run = RunProcess(tmp_path / "log", "tests.commands.test_supervision:endless", {})
+    run.start()
+    assert run.wait_for(lambda: run.said("committed 1"))
+    os.kill(run.pid, which)
+    assert run.process is not None
+    assert run.process.wait(60) == 0, run.tail()
+    assert run.said("stopping, the commit under way is finished")
+    assert not run.said("Traceback")
+
+
+def endless() -> Topology:
+    spout = OpaqueMemoryTransactionalSpout({0: [["w"]] * 100_000}, Fields(word=str), 10)
+    builder = TransactionalTopologyBuilder("endless", "spout", spout)
+    state = OpaqueMapState(SqliteBackend(Path(tempfile.mkdtemp()) / "x.db", "words"))
+    builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")
+    return builder.build()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from framework import Fields, Topology, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.coordination.presence import read_drivers
@@ -175,6 +177,9 @@ def test_check_finds_nothing_wrong_and_changes_nothing(words: Words, topics: Top
     assert "exactly-once" in findings["sink count"]["text"]
     assert not (words.folder / "x.db").exists()
     assert words.ask("list").stdout == "no topology has run under this root\n"
+    observer = ZooKeeperStore(words.settings["transactional.zookeeper.servers"], "/zookeeper")
+    assert observer._client.exists(words.root) is None  # a root that is misspelt is not created
+    observer.close()
 
 
 def test_check_names_a_topic_that_is_missing_and_those_that_there_are(words: Words, topics: Topics, name: str) -> None:
@@ -245,6 +250,46 @@ def _kafka_spout(servers: str, topic: str) -> Any:
     return OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=servers, codec=TextCodec())
 
 
+CORE = """\
+from framework import *
+from sinks import KafkaSink
+from spouts import *
+class Reads(BaseBasicBolt):
+    def execute(self, tup, collector):
+        pass
+def core(app):
+    b = TopologyBuilder(app["app.topic"])
+    b.set_spout("lines", KafkaSpout([app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec()))
+    b.set_bolt("reads", Reads()).shuffle_grouping("lines")
+    return b.build()
+def sink(app):
+    spout = OpaqueMemoryTransactionalSpout({0: []}, Fields(value=str), 1)
+    b = TransactionalTopologyBuilder(app["app.topic"], "lines", spout)
+    b.set_bolt("sink", KafkaSink(app["app.topic"], bootstrap_servers=app["app.kafka"])).shuffle_grouping("lines")
+    return b.build()
+"""
+
+
+def test_a_core_topology_over_a_topic_that_does_not_exist_fails_too(words: Words, topics: Topics, name: str) -> None:
+    (words.folder / "mine.py").write_text(CORE)
+    options = ("--set", f"app.topic={name}", "--set", f"app.kafka={topics.bootstrap_servers}", "--executor", "local")
+    for command in (("check",), ("run", "--until-caught-up")):
+        answer = call("framework", *command, "mine:core", *options, cwd=words.folder)
+        assert answer.returncode == (1 if command == ("check",) else 2)
+        assert f"topic {name!r} does not exist at {topics.bootstrap_servers}" in answer.stdout + answer.stderr
+    topics.create(name, 1)
+    assert call("framework", "run", "--until-caught-up", "mine:core", *options, cwd=words.folder).returncode == 0
+
+
+def test_check_names_the_broker_of_a_sink_that_does_not_answer(words: Words, name: str) -> None:
+    (words.folder / "mine.py").write_text(CORE)
+    nobody = f"127.0.0.1:{free_port()}"
+    options = ("--set", f"app.topic={name}", "--set", f"app.kafka={nobody}", "--executor", "local")
+    answer = call("framework", "check", "mine:sink", *options, cwd=words.folder)
+    assert answer.returncode == 1
+    assert [line for line in answer.stdout.splitlines() if line.startswith("✗ bolt sink") and nobody in line]
+
+
 # --- topics ---
 
 
@@ -267,6 +312,13 @@ def test_records_are_written_to_a_topic_and_looked_at(topics: Topics, name: str,
     keyless = topic("produce", name, str(lines), "--key", "nobody")
     assert keyless.returncode == 2 and "line 1 is not a JSON object with a field 'nobody'" in keyless.stderr
     assert topic("peek", f"{name}-no").returncode == 2
+    misspelt = topic("produce", f"{name}-no", str(lines))
+    assert misspelt.returncode == 2 and f"topic '{name}-no' does not exist; there are: " in misspelt.stderr
+    reads, writes = os.pipe()
+    os.write(writes, b"x\ny\n")
+    os.close(writes)
+    assert topic("produce", name, f"/dev/fd/{reads}").stdout == f"2 records written to {name}\n"
+    os.close(reads)
     assert topic("produce", name, str(tmp_path / "none")).returncode == 2
 
 
@@ -300,3 +352,30 @@ def test_a_record_that_cannot_be_decoded_is_shown_with_what_to_do(
     assert error[1] == f"  with value {value.encode()[:80]!r}"
     assert error[2].startswith("  next: ") and "on_bad_record=" in error[2]
     assert value[:60] not in answer.stderr[: answer.stderr.index("error: ")]  # in no log
+
+
+def test_the_last_records_are_found_behind_the_marks_of_transactions(topics: Topics, name: str) -> None:
+    topics.create(name, 2)
+    producer = Producer({"bootstrap.servers": topics.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions()
+    for number in range(20):
+        producer.begin_transaction()
+        producer.produce(name, str(number), partition=0)
+        producer.flush()
+        if number % 2:
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+    shown = call("framework", "topic", "peek", name, "-n", "6", "--kafka", topics.bootstrap_servers).stdout
+    assert [line.split()[1] for line in shown.splitlines()] == ["14", "16", "18"]
+
+
+def test_a_topic_is_not_created_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spouts.kafka import topic
+
+    monkeypatch.setattr(topic, "_TIMEOUT_S", 1.0)
+    nobody = f"127.0.0.1:{free_port()}"
+    answer = call("framework", "topic", "create", "words", "--kafka", nobody)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"error: Kafka at {nobody}: ")
+    assert answer.stderr != f"error: Kafka at {nobody}: \n"

@@ -4,6 +4,7 @@ and clear messages about damaged or foreign files.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -242,3 +243,16 @@ def test_a_sum_that_is_nan_is_refused_because_it_would_be_stored_as_null(path: P
     with pytest.raises(BadRecordError, match="cannot be stored"):
         state.apply(TransactionAttempt(3, 1), deltas, {"f": Sum("f")}, want_values=False)
     assert state.get("w0") == float("inf")
+
+
+def test_a_check_leaves_a_file_as_it_is(path: Path) -> None:
+    """Also its journal mode, which others of its readers may need."""
+    path.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    before = path.read_bytes()
+    state = OpaqueMapState(SqliteBackend(path, "words", KEY, VALUE))
+    state.check("words")
+    state.close()
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -230,3 +231,32 @@ def test_submit_states_that_tasks_cannot_reach_are_refused(
     b.set_bolt("a", committer(TransactionalMapState(made))).global_grouping("spout")
     with pytest.raises(ConfigError, match=message):
         submit(b.build(), {"spark.master": master})
+
+
+def test_methods_that_nobody_calls_and_decorated_ones_may_have_any_signature() -> None:
+    """A mixin's method that is overridden; a decorator that gives an argument."""
+
+    def connected(method: Any) -> Any:
+        @functools.wraps(method)
+        def call(self: Any, *arguments: Any) -> None:
+            method(self, *arguments, {})
+
+        return call
+
+    class Mixin:
+        def execute(self, something: Any, quite: Any, different: Any) -> None:
+            raise AssertionError
+
+    class Both(Mixin, BaseBasicBolt):
+        @connected
+        def execute(self, tup: Any, collector: Any, connection: Any) -> None:  # type: ignore[override]
+            pass
+
+    class Behind(BaseBasicBolt, Mixin):  # type: ignore[misc]
+        def execute(self, tup: Any, collector: Any) -> None:  # type: ignore[override]
+            pass
+
+    b = builder()
+    b.set_bolt("both", Both()).shuffle_grouping("spout")
+    b.set_bolt("behind", Behind()).shuffle_grouping("spout")
+    b.build()

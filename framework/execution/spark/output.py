@@ -12,18 +12,23 @@ import os
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+#: Written into the pipe itself, so that it takes effect behind all that was printed before. What
+#: follows says whether to show, and ends the line.
+_SWITCH = "\0ratchet shows "
+
 
 class SparkOutput:
-    """Reads the output until the JVM ends, which is with this process at the latest."""
+    """Reads the output for as long as this process lives. Whatever happens to what is shown, it is
+    read: those who print into a pipe that nobody reads would wait, or fail."""
 
     def __init__(self) -> None:
         number, name = tempfile.mkstemp(prefix="ratchet-spark-", suffix=".log")
-        os.close(number)
         self.log = Path(name)
-        self._shown = False
+        self._log = os.fdopen(number, "w", buffering=1, encoding="utf-8")
         self._kept = False
         self._reads, self._writes = os.pipe()
         self._thread = threading.Thread(target=self._read, name="ratchet-spark-output", daemon=True)
@@ -34,13 +39,9 @@ class SparkOutput:
         """How the JVM is to be started."""
         return {"stdout": self._writes, "stderr": self._writes}
 
-    def started(self) -> None:
-        """The JVM has the pipe: from now on what is read ends when the JVM does."""
-        os.close(self._writes)
-
     def show(self, shown: bool) -> None:
-        """Whether what comes from now on goes to standard error."""
-        self._shown = shown
+        """Whether what is printed from now on goes to standard error."""
+        os.write(self._writes, f"{_SWITCH}{shown:d}\n".encode())
 
     def keep_log(self) -> Path:
         """Leave the log file behind when this process ends."""
@@ -48,12 +49,18 @@ class SparkOutput:
         return self.log
 
     def _read(self) -> None:
-        with os.fdopen(self._reads, encoding="utf-8", errors="backslashreplace") as lines, self.log.open("a") as log:
+        shown = False
+        with os.fdopen(self._reads, encoding="utf-8", errors="backslashreplace") as lines:
             for line in lines:
-                (sys.stderr if self._shown else log).write(line)
-                if not self._shown:
-                    log.flush()
+                text, switch, now = line.partition(_SWITCH)
+                if text:
+                    with suppress(OSError, ValueError):  # a closed terminal, a full disk
+                        (sys.stderr if shown else self._log).write(text + "\n" if switch else text)
+                if switch:
+                    shown = now.startswith("1")
 
     def _forget_log(self) -> None:
+        with suppress(OSError):
+            self._log.close()
         if not self._kept:
             self.log.unlink(missing_ok=True)

@@ -128,7 +128,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
     try:
-        with _signals_kept():
+        with _own_interrupts():
             context = SparkContext(conf=conf, gateway=_gateway(conf))
         context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
     except Exception as error:
@@ -142,17 +142,6 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     return _with_code(context)
 
 
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Leave Ctrl-C to whoever had it: a new ``SparkContext`` takes it over, in the main thread."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
-
-
 #: Of the one JVM that this process has started for Spark, which outlives a context; None before.
 _output: SparkOutput | None = None
 
@@ -163,10 +152,21 @@ def _gateway(conf: SparkConf) -> Any:
     if SparkContext._gateway is not None:
         return None
     _output = SparkOutput()
+    return launch_gateway(conf, _output.popen_arguments())
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep this process's handler of Ctrl-C. PySpark puts its own in place, which cancels all jobs:
+    the commit under way too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
     try:
-        return launch_gateway(conf, _output.popen_arguments())
+        yield
     finally:
-        _output.started()
+        signal.signal(signal.SIGINT, before)
 
 
 def _with_code(context: SparkContext) -> SparkContext:
