@@ -116,7 +116,7 @@ def main(
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             with stop_on_signal() as stopped:
                 if not done_before(stopped, lambda: _check_first(built, settings, executor, accept_changed), timeout_s):
-                    raise typer.Exit(EXIT_INTERRUPTED if until_caught_up else 0)
+                    raise typer.Exit(EXIT_INTERRUPTED if until_caught_up and stopped.interrupted else 0)
                 run: Run | CoreRun
                 if isinstance(built, CoreTopology):
                     run = submit(built, settings, executor=executor)
@@ -134,7 +134,7 @@ def main(
                 done = supervise(
                     run, stopped, until_caught_up=until_caught_up, timeout_s=left_s, json_stream=json_stream
                 )
-        if until_caught_up and not done:
+        if until_caught_up and not done and stopped.interrupted:
             raise typer.Exit(EXIT_INTERRUPTED)
 
 

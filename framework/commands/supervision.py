@@ -82,15 +82,23 @@ def done_before(stopped: threading.Event, work: Callable[[], None], timeout_s: f
     return not stopped.is_set()
 
 
+class StopSignal(threading.Event):
+    """Set when the process is to end. ``interrupted``: by Ctrl-C, rather than told to by
+    SIGTERM."""
+
+    interrupted = False
+
+
 @contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
+def stop_on_signal() -> Iterator[StopSignal]:
     """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal
     ends the process at once: nothing is lost by that either."""
-    stopped = threading.Event()
+    stopped = StopSignal()
 
     def on_signal(number: int, frame: Any) -> None:
         if stopped.is_set():
             os._exit(128 + number)
+        stopped.interrupted = number == signal.SIGINT
         stopped.set()
         with suppress(RuntimeError):  # the signal came while the same stream was written to
             sys.stderr.write(_STOPPING)

@@ -74,7 +74,7 @@ class TaskFailure:
             trace,
             epoch=getattr(error, "epoch", None),
             error=type(error).__name__,
-            where=users_line(error),
+            where=users_line(error) if kind in (FailureKind.ERROR, FailureKind.FATAL) else "",
             about=about or getattr(error, "about", ""),
         )
 

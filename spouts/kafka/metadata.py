@@ -57,7 +57,7 @@ _LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 class KafkaTopics:
     """Topics as last looked up. ``leaders``: partition -> broker id, or None without a leader.
     ``missing``: topics given by name that do not exist. ``others``: the existing topics, if
-    topics are missing or the pattern matches none."""
+    topics are missing."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
@@ -114,19 +114,16 @@ class KafkaMetadata:
         return self._known
 
     def check_topics(self) -> None:
-        """Raises ``ConfigError`` when a topic that was named does not exist, or none matches the
-        pattern; else as ``topics``."""
+        """Raises ``ConfigError`` when a topic that was named does not exist; else as ``topics``. A
+        pattern may match nothing yet."""
         self.refresh()  # it may have been created a moment ago
         found = self.topics()
-        if not found.missing and found.topic_ids:
+        if not found.missing:
             return
         there = ", ".join(found.others[:_OTHERS_SHOWN]) + (", ..." if len(found.others) > _OTHERS_SHOWN else "")
-        what = (
-            f"topic {found.missing[0]!r} does not exist"
-            if found.missing
-            else f"no topic matches {self._pattern.pattern if self._pattern is not None else ''!r}"
+        raise ConfigError(
+            f"topic {found.missing[0]!r} does not exist at {self._settings.bootstrap_servers}; there are: {there or 'none'}"
         )
-        raise ConfigError(f"{what} at {self._settings.bootstrap_servers}; there are: {there or 'none'}")
 
     def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
         """Raises ``DataLossError`` if a topic has another id now. Ignores a topic that is gone: it
@@ -211,7 +208,7 @@ class KafkaMetadata:
         for name, (topic_id, led_by) in self._described(names, internal=self._pattern is None).items():
             topic_ids[name] = topic_id
             leaders.update(led_by)
-        others = sorted(name for name in listed.topics if not name.startswith("__")) if missing or not names else []
+        others = sorted(name for name in listed.topics if not name.startswith("__")) if missing else []
         return KafkaTopics(str(listed.cluster_id), topic_ids, leaders, tuple(missing), tuple(others))
 
     def _described(self, names: list[str], *, internal: bool = True) -> dict[str, tuple[str, dict[str, int | None]]]:
