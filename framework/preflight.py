@@ -27,7 +27,6 @@ from framework.topology import (
     FencedState,
     Spout,
     Topology,
-    TopologyContext,
     ValueType,
 )
 from framework.transactions.documents import committed_txid, differences_to_state
@@ -163,11 +162,7 @@ def _led(store: CoordinationStore, topology_id: str) -> str:
 
 
 def _source(topology: Topology, config: Config) -> str:
-    spout, conf = topology.spout.instance, config.for_components()
-    if not isinstance(spout, Spout):
-        return "none"
-    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms())
-    planner = planner_of(spout, conf, context)
+    planner = planner_of(topology, config.for_components())
     try:
         planner.check()
         partitions = planner.partitions()

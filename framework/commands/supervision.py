@@ -31,27 +31,19 @@ def supervise(
     ``stopped`` ended it. ``json_stream``: where progress goes as JSON lines. Raises what the
     topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
     progress = ProgressLines(json_lines=json_stream is not None, stream=json_stream)
-    caught_up = threading.Event()
-    problem: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            run.wait_until_caught_up(timeout_s) if isinstance(run, Run) else run.wait_until_idle(timeout_s)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
-            problem.append(error)
-        caught_up.set()
-
+    waiting: _InThread | None = None
     if until_caught_up:
-        threading.Thread(target=wait, name="ratchet-caught-up", daemon=True).start()
+        wait = run.wait_until_caught_up if isinstance(run, Run) else run.wait_until_idle
+        waiting = _InThread("ratchet-caught-up", lambda: wait(timeout_s))
     try:
-        while not stopped.is_set() and not caught_up.is_set() and not run.join(_POLL_S):
+        while not stopped.is_set() and not (waiting and waiting.ended.is_set()) and not run.join(_POLL_S):
             progress.show(run.status())
     finally:
         run.stop()
         progress.show(run.status(), force=True)
         progress.done()
-    if problem and not stopped.is_set():
-        raise problem[0]
+    if waiting and not stopped.is_set():
+        waiting.raise_problem()
     run.join(0)
     return not stopped.is_set()
 
@@ -61,25 +53,37 @@ def done_before(stopped: threading.Event, work: Callable[[], None], timeout_s: f
     handled while the main thread waits for a server in a library's own code. Raises what it
     raises, and ``TimeoutError`` when it takes longer than ``timeout_s``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    ended = threading.Event()
-    problem: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
-            problem.append(error)
-        ended.set()
-
-    threading.Thread(target=run, name="ratchet-first-checks", daemon=True).start()
-    while not ended.wait(_POLL_S):
+    working = _InThread("ratchet-first-checks", work)
+    while not working.ended.wait(_POLL_S):
         if stopped.is_set():
             return False
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for the first checks: a server does not answer")
-    if problem:
-        raise problem[0]
+    working.raise_problem()
     return not stopped.is_set()
+
+
+class _InThread:
+    """Work in a thread of its own, which nobody waits for at the end. ``ended``: it has ended, well
+    or not."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.ended = threading.Event()
+        self._work = work
+        self._problem: BaseException | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._problem = error
+        self.ended.set()
+
+    def raise_problem(self) -> None:
+        """Raise what the work raised, if it did."""
+        if self._problem is not None:
+            raise self._problem
 
 
 class StopSignal(threading.Event):

@@ -20,7 +20,7 @@ from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
 from framework.overview import TopologyOverview, read_topologies, read_topology
-from framework.transactions.documents import read_history
+from framework.transactions.documents import read_history, read_transaction
 
 #: How often ``status --watch`` looks: as often as drivers tell.
 _WATCH_S = 2.0
@@ -94,16 +94,10 @@ def show_history(
     with _opened(config, overrides) as store:
         if read_topology(store, topology) is None:
             raise _unknown(store, topology)
-        records = read_history(store, topology)
         if txid is not None:
-            records = [each for each in records if each.txid == txid]
-            if not records:
-                raise ConfigError(
-                    f"topology {topology!r} has no record of transaction {txid}: it is not closed yet, or longer ago than a "
-                    "thousand transactions, or this is a core topology"
-                )
-        if failed:
-            records = [each for each in records if each.attempts_total > 1]
+            records = [_recorded(store, topology, txid)]
+        else:
+            records = [each for each in read_history(store, topology) if each.attempts_total > 1 or not failed]
         records = records[-limit:]
         if as_json:
             for each in records:
@@ -276,6 +270,16 @@ def _opened(config: Path | None, overrides: list[str] | None) -> Iterator[Coordi
             yield store
         finally:
             store.close()
+
+
+def _recorded(store: CoordinationStore, topology_id: str, txid: int) -> TransactionRecord:
+    found = read_transaction(store, topology_id, txid)
+    if found is None:
+        raise ConfigError(
+            f"topology {topology_id!r} has no record of transaction {txid}: it is not closed yet, or longer ago than a "
+            "thousand transactions, or this is a core topology"
+        )
+    return found
 
 
 def _unknown(store: CoordinationStore, topology_id: str) -> ConfigError:

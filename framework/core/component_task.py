@@ -20,12 +20,9 @@ from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Rows, Surroundings
 from framework.core.rounds import ComponentError, Counts, ErrorKind
-from framework.errors import (
-    RetryableError,
-    TopologyError,
-)
+from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
-from framework.execution.failures import USER_ERRORS, FailureKind, kind_of
+from framework.execution.failures import FATAL_ERRORS, USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
@@ -231,8 +228,7 @@ class ComponentTask:
         self.close()
 
     def report(self, error: BaseException, kind: ErrorKind = ErrorKind.REPORTED) -> None:
-        ends = kind_of(error) in (FailureKind.FATAL, FailureKind.DATA_LOSS)
-        # One tuple of a wrong type fails alone here: it does not take a batch with it.
-        if kind is not ErrorKind.REPORTED and ends and not isinstance(error, TopologyError):
+        # Not a TopologyError: one tuple of a wrong type fails alone here, not with a batch.
+        if kind is not ErrorKind.REPORTED and isinstance(error, (*FATAL_ERRORS, DataLossError)):
             kind = ErrorKind.FATAL
         self.outcome.hear(ComponentError.of(error, kind, self.component.id, self.task))

@@ -24,11 +24,11 @@ from typing import Any
 
 import cloudpickle
 
-from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
+from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, plan_execution
 from framework.observe.logs import get_logger
-from framework.topology import Bolt, Component, Difference, FencedState, Topology, TopologyContext
-from framework.topology.spouts import Meta, PartitionPlanner, Spout
+from framework.topology import Bolt, Component, Difference, FencedState, Topology
+from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Plan, plan_digest
@@ -108,11 +108,7 @@ class _Audit:
     def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
         self._topology, self._store = topology, store
         self._shadow, self._not_verified = _shadow_of(topology, folder, read_joined(store, topology.id))
-        spout = topology.spout.instance
-        if not isinstance(spout, Spout):
-            raise TopologyError(f"{topology.spout.id!r} is not a spout")
-        context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms())
-        self._planner: PartitionPlanner = planner_of(spout, conf, context)
+        self._planner: PartitionPlanner = planner_of(topology, conf)
         self._executor = LocalExecutor(plan_execution(self._shadow), conf)
         self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, 1)
         self._txid = 0  # of the topology: up to where the shadow is recomputed

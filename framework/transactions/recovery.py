@@ -9,13 +9,13 @@ from typing import Any
 
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
-from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation, RetryableError
+from framework.errors import ConfigError, CorruptStateError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.fencing import Standing
-from framework.topology.spouts import PartitionPlanner, Spout
+from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Recovered
@@ -48,7 +48,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
     planner: PartitionPlanner | None = None
     commit: CommitPhase | None = None
     try:
-        planner = yield partial(_planner, context)
+        planner = yield partial(planner_of, topology, settings.conf)
         source = ImmutableSource(planner, topology.skips_replays())
         documents = TopologyDocuments(context.store, leadership, topology)
         identity = yield from _source_identity(context, leadership, planner, source)
@@ -88,14 +88,6 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
     if isinstance(planner, CoordinatorPlanner):
         planner.planned = max(recovered.plans, default=0)
     return Recovery(planner, source, documents, commit, incarnation, replace(recovered, opened=opened))
-
-
-def _planner(context: DriverContext) -> PartitionPlanner:
-    topology, conf = context.topology, context.settings.conf
-    spout = topology.spout.instance
-    if not isinstance(spout, Spout):
-        raise InvariantViolation(f"{topology.spout.id} is not a spout")
-    return planner_of(spout, conf, TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms()))
 
 
 def _source_identity(

@@ -12,13 +12,13 @@ from typing import Any
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError
 from framework.execution.ports import GENERAL_PARTITION
+from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
     Meta,
     OpaquePartitionedTransactionalSpout,
     PartitionedSpout,
     PartitionPlanner,
-    Spout,
     TransactionalSpout,
     TransactionalSpoutCoordinator,
 )
@@ -55,8 +55,10 @@ def kind_of(spout: object) -> SpoutKind:
     return SpoutKind.OPAQUE if isinstance(spout, OpaquePartitionedTransactionalSpout) else SpoutKind.TRANSACTIONAL
 
 
-def planner_of(spout: Spout, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
-    """The planner of any spout. Called on the driver, once per leader."""
+def planner_of(topology: Topology, conf: Mapping[str, Any]) -> PartitionPlanner:
+    """The planner of a topology's spout, of any kind. Called on the driver, once per leader."""
+    spout = topology.spout.instance
+    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms())
     if isinstance(spout, PartitionedSpout):
         return spout.planner(conf, context)
     if isinstance(spout, TransactionalSpout):

@@ -33,6 +33,7 @@ from framework.topology.canonical import python_values
 from sinks.backends.backend import Key
 from sinks.backends.sql import RollBack, SqlBackend
 from sinks.backends.sql_schema import Dialect
+from sinks.places import check_can_be_made
 from sinks.plain_values import check_storable, is_plain, plain, restored
 
 #: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently
@@ -189,9 +190,7 @@ class SqliteBackend(SqlBackend):
                 header = self._prepare(connection, topology_id)
                 raise RollBack
             return header
-        folder = next(each for each in path.parents if each.exists())  # the others are made
-        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-            raise ConfigError(f"{self._path}: {folder} cannot be written to; check the path and its permissions")
+        check_can_be_made(path, self._path)
         return None
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
 import re
 import shutil
 import uuid
@@ -56,6 +55,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical import NAN, python_values
+from sinks.places import check_can_be_made
 from sinks.tables.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
 from sinks.tables.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
 
@@ -268,9 +268,7 @@ class FileTable(FencedState):
     def check(self, topology_id: str) -> Header | None:
         self._check_place()
         if not self.path.exists():
-            folder = next(each for each in self.path.resolve().parents if each.exists())
-            if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-                raise ConfigError(f"{self.location}: {folder} cannot be written to; check the path and its permissions")
+            check_can_be_made(self.path.resolve(), self.location)
             return None
         header = self._chain.read()
         if header is None:

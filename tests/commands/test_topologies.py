@@ -143,6 +143,7 @@ def test_history_shows_transactions_and_one_of_them_whole(words: Words) -> None:
     assert "transaction 2, 1 attempts" in whole
     assert "lines->count: 1 rows" in whole
     assert words.ask("history", "words", "--failed").stdout == "no transaction failed\n"
+    assert words.ask("history", "words", "--txid", "2", "--failed").stdout == whole
     answer = words.ask("history", "words", "--txid", "3")
     assert answer.returncode == 2
     assert "no record of transaction 3" in answer.stderr
