@@ -2,9 +2,14 @@
 //!
 //! It is optional. Where it was not built, the Python code beside it does the same, slower.
 
+mod columns;
+mod librdkafka;
+mod reader;
+
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("VERSION", env!("CARGO_PKG_VERSION"))
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    reader::register(module)
 }
