@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from framework.errors import TopologyError
 from framework.topology import Fields
+from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, Values
 from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 
@@ -85,26 +87,49 @@ class JsonCodec(BulkCodec):
             if stripped == list(present):
                 raise
             batch = self._parse(stripped)
+        return self._with_required(batch, nulls)
+
+    def reason(self, error: Exception) -> str:
+        return str(error).removeprefix("JSON parse error: ")
+
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        try:
+            return self._decode_lying(values)
+        except (ValueError, pa.ArrowException):
+            return self.decode(values.to_pylist())  # finds the bad value, and takes whitespace away
+
+    def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        try:
+            return self._decode_lying(values), []
+        except (ValueError, pa.ArrowException):
+            return self.decode_good(values.to_pylist())
+
+    def _decode_lying(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        return self._with_required(self._parse(values.fill_null(b"{}")), values.null_count)
+
+    def _with_required(self, batch: pa.RecordBatch, nulls: int) -> pa.RecordBatch:
         for name in self._required:
             if batch.column(name).null_count != nulls:
                 raise ValueError(f"{name} is required, and is missing or null")
         return batch
 
-    def reason(self, error: Exception) -> str:
-        return str(error).removeprefix("JSON parse error: ")
-
-    def _parse(self, values: Sequence[bytes | None]) -> pa.RecordBatch:
+    def _parse(self, values: Sequence[bytes | None] | pa.BinaryArray) -> pa.RecordBatch:
         """Parse all values in one call of Arrow's reader. Raises ``ValueError`` if a value is not
         exactly one object."""
-        binary = pa.array(values, pa.binary())
-        if not values:
+        binary = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+        count = len(binary)
+        if not count:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self._schema], schema=self._schema)
         # Every value runs from { to }. So as many rows as values means one object each: an object
         # cannot continue in the next value, because there is no comma between them.
         if not (pc.all(pc.starts_with(binary, "{")).as_py() and pc.all(pc.ends_with(binary, "}")).as_py()):
             raise ValueError("not a JSON object")
-        joined = b"\n".join(values)  # type: ignore[arg-type]
-        lines = joined.count(b"\n") + 1
+        if isinstance(values, pa.Array):
+            together = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values)
+            joined = pc.binary_join(together, b"\n")[0].as_buffer()
+        else:
+            joined = pa.py_buffer(b"\n".join(values))  # type: ignore[arg-type]
+        lines = int(np.count_nonzero(np.frombuffer(joined, np.uint8) == ord("\n"))) + 1
         longest = pc.max(pc.binary_length(binary)).as_py()
         table = pj.read_json(
             pa.BufferReader(joined),
@@ -112,10 +137,10 @@ class JsonCodec(BulkCodec):
             parse_options=pj.ParseOptions(
                 explicit_schema=self._schema,
                 unexpected_field_behavior="ignore",
-                newlines_in_values=lines != len(values),
+                newlines_in_values=lines != count,
             ),
         )
-        if table.num_rows != len(values):
+        if table.num_rows != count:
             raise ValueError("not one JSON object per value")
         table = table.select(self._schema.names).combine_chunks()
         for name in self._checked:

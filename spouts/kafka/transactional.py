@@ -36,7 +36,7 @@ from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import KafkaLimits
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.session import sessions
+from spouts.kafka.sessions import say_reader, sessions
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.
@@ -146,6 +146,7 @@ class _KafkaSpout:
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         settings = self._settings.with_conf(conf)
+        say_reader(settings)
         return KafkaPlanner(
             self._source,
             settings,

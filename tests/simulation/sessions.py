@@ -210,7 +210,7 @@ class SessionsWorld:
             still = [log.records[r.first : r.end] for log, r in zip(self.logs, ranges.values(), strict=True)]
             try:
                 chunks = self.chance.choice(sessions).read(ranges)
-                found = [message.record for chunk in chunks for message in chunk]  # type: ignore[attr-defined]
+                found = [message.record for chunk in chunks for message in chunk.messages]  # type: ignore[attr-defined]
             except (DataLossError, RetryableError) as error:
                 self.lost += 1
                 self.told = self.told or isinstance(error, DataLossError)

@@ -75,5 +75,5 @@ def test_an_answer_with_records_of_an_unassigned_partition_adds_none_to_the_othe
 
 
 def records_of(session: KafkaSession, ranges: dict[tuple[str, int], Range]) -> list[int]:
-    found: list[Any] = [message for chunk in session.read(ranges) for message in chunk]
+    found: list[Any] = [message for chunk in session.read(ranges) for message in chunk.messages]
     return [each.record for each in found]

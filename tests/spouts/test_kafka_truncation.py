@@ -18,7 +18,7 @@ from framework import TopologyContext, TransactionAttempt
 from framework.errors import DataLossError, RetryableError
 from integration import KafkaBroker
 from spouts.kafka.partitions import Position
-from spouts.kafka.session import sessions
+from spouts.kafka.sessions import sessions
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, tail_of
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
