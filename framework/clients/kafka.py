@@ -159,7 +159,7 @@ class KafkaSettings:
     def fingerprint(self) -> str:
         """A hash of all settings, including secrets. Clients with the same fingerprint have the
         same settings."""
-        return hashlib.sha256(repr(sorted(self._revealed(set()).items())).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((self.reader, sorted(self._revealed(set()).items()))).encode()).hexdigest()[:16]
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
         plain = {key: revealed(value) for key, value in self._settings.items() if key not in but and key not in _OWN}

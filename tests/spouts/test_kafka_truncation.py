@@ -38,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture
-def runs(broker: KafkaBroker, name: str, tmp_path: Path) -> Iterator[KafkaRuns]:
+def runs(reader: str, broker: KafkaBroker, name: str, tmp_path: Path) -> Iterator[KafkaRuns]:
     yield KafkaRuns(Topics(broker.address), tmp_path, name)
     sessions.close()
 
