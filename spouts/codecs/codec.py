@@ -154,7 +154,7 @@ class BytesCodec(Codec):
         self.fields = Fields.of({field: pa.binary()})
 
     def decode(self, values: Values) -> pa.RecordBatch:
-        return self.decode_array(pa.array(values, pa.binary()))
+        return pa.record_batch([pa.array(values, pa.binary())], names=list(self.fields))
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
         return pa.record_batch([values], names=list(self.fields))
@@ -174,12 +174,15 @@ class TextCodec(PerValueCodec):
         self.fields = Fields.of({field: pa.string()})
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        return self.decode_good_array(pa.array(values, pa.binary()))
+        return self._decoded(pa.array(values, pa.binary()))
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        return _all_good(*self.decode_good_array(values))
+        return _all_good(*self._decoded(values))
 
     def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        return self._decoded(values)
+
+    def _decoded(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         bad: list[BadRecord] = []
         try:
             text = values.cast(pa.string())  # checks the encoding
