@@ -33,6 +33,9 @@ SESSIONS_MAX = 8
 IDLE_MAX_S = 300.0
 _COST = "reading takes two to five times as much processor time as with the native reader"
 
+#: The reasons for a choice that were logged.
+_said: set[str | None] = set()
+
 
 class Session(Protocol):
     """One consumer with its positions. Used by one read at a time."""
@@ -61,8 +64,11 @@ def reader_of(settings: KafkaSettings) -> tuple[str, str | None]:
 
 
 def say_reader(settings: KafkaSettings) -> None:
-    """Log one line: which reader the tasks of this process use, and what that costs."""
+    """Log one line per process: which reader tasks use, and what that costs."""
     name, reason = reader_of(settings)
+    if reason in _said:
+        return
+    _said.add(reason)
     if reason is None:
         _log.info("source.reader", reader=name)
     else:

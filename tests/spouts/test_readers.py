@@ -9,7 +9,11 @@ import base64
 import json
 import os
 import random
+import re
+import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +29,14 @@ from confluent_kafka import KafkaError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import spouts
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import KafkaBroker
 from integration.server import free_port
 from spouts import BytesCodec, Codec, JsonCodec, KafkaTransactionalSpout, TextCodec
+from spouts.compiled import native
 from spouts.kafka import native_session
 from spouts.kafka import session as python_session
 from spouts.kafka.chunk import RecordChunk
@@ -323,16 +329,24 @@ def test_the_memory_of_a_reader_is_bounded_while_a_backlog_waits(topics: Topics,
 # --- which reader ---------------------------------------------------------------------------------
 
 
-@needs_native
-def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so() -> None:
+@pytest.fixture
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.reset_defaults()
+    monkeypatch.setattr("spouts.kafka.sessions._said", set())
+
+
+@needs_native
+@pytest.mark.usefixtures("nothing_said")
+def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so() -> None:
     settings = KafkaSettings("127.0.0.1:1", None)
     assert reader_of(settings) == ("native", None)
     with structlog.testing.capture_logs() as logs:
         say_reader(settings)
+        say_reader(settings)
     assert [(each["event"], each["reader"]) for each in logs] == [("source.reader", "native")]
 
 
+@pytest.mark.usefixtures("nothing_said")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -347,7 +361,6 @@ def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so
 def test_what_only_the_python_reader_can_do_goes_to_it_with_a_reason_and_what_it_costs(
     options: dict[str, Any], reason: str
 ) -> None:
-    structlog.reset_defaults()
     with structlog.testing.capture_logs() as logs:
         say_reader(KafkaSettings("127.0.0.1:1", options))
     assert len(logs) == 1
@@ -361,7 +374,9 @@ def test_where_the_compiled_part_is_missing_the_python_reader_reads(monkeypatch:
     plain = KafkaSettings("127.0.0.1:1", None)
     assert reader_of(plain) == ("python", "the compiled part was not built")
     with pytest.raises(ConfigError, match="kafka.reader is 'native', but the compiled part was not built"):
-        reader_of(KafkaSettings("127.0.0.1:1", {"reader": "native"}))
+        KafkaTransactionalSpout(["a"], settings={"reader": "native"}).check_before_start(
+            {"kafka.bootstrap.servers": "h:1"}
+        )
     pool = KafkaSessions()
     with pool.lend(plain, "g", 0) as session:
         assert isinstance(session, KafkaSession)
@@ -386,6 +401,30 @@ def test_what_is_fetched_ahead_does_not_grow_with_the_partitions() -> None:
         assert conf["queued.max.messages.kbytes"] * queues <= 131_072
     given_by_user = KafkaSettings("h:1", {"queued.max.messages.kbytes": 9}).consumer("g", queues=64)
     assert given_by_user["queued.max.messages.kbytes"] == 9
+
+
+@pytest.mark.parametrize(
+    ("is_built", "said"),
+    [pytest.param(True, "Consumer", marks=needs_native), (False, "NotCompiledError: .*was not built")],
+)
+def test_the_compiled_part_is_found_in_the_archive_that_executors_get(
+    tmp_path: Path, is_built: bool, said: str
+) -> None:
+    """Python itself loads no compiled module from an archive."""
+    files = [Path(spouts.__path__[0], "compiled.py"), *([Path(native().__file__)] if is_built else [])]
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
+        archive.writestr("spouts/__init__.py", "")
+        for file in files:
+            archive.write(file, f"spouts/{file.name}")
+    done = subprocess.run(
+        [sys.executable, "-c", "from spouts.compiled import native; print(native().Consumer.__name__)"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "code.zip")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(said, done.stdout + done.stderr)
 
 
 # --- the native consumer --------------------------------------------------------------------------
