@@ -42,7 +42,7 @@ CHUNK_BYTES = 32 << 20
 #: alone, with the whole room for what is fetched ahead.
 FETCHED_TOGETHER_MAX = 8
 #: A consumer is made for at least so many partitions. For more it is made anew.
-QUEUES_MIN = 4
+QUEUES_MIN = 8
 _WAIT_MS = 50
 _SEEK_MS = 5_000
 #: How long a new consumer may take to ask for its first token.
@@ -58,6 +58,8 @@ def why_not_native() -> str | None:
         compiled = native()
     except NotCompiledError as error:
         return str(error)
+    if not hasattr(compiled, "Consumer"):
+        return "the compiled part of the spouts is of another version"
     path = _librdkafka()
     if path is None:
         return "the librdkafka of confluent-kafka was not found"
@@ -206,8 +208,10 @@ class NativeSession:
             self._make_room(ranges)
             self._position(ranges)
             yield from self._until_complete(ranges, parts)
-        except BaseException:
+        except BaseException as error:
             self._unassign(list(self._assigned))  # the next read must start clean
+            if isinstance(error, KafkaException):
+                raise kafka_error(error, f"Kafka at {self._where}") from error
             raise
 
     def _make_room(self, ranges: Mapping[TopicPartition, Range]) -> None:
@@ -217,9 +221,10 @@ class NativeSession:
         if len(ranges) + len(others) > self._queues:
             self._unassign(others)
         if len(ranges) > self._queues:
-            self._consumer.close()
-            self._assigned.clear()
+            former = self._consumer
             self._open(1 << (len(ranges) - 1).bit_length())
+            self._assigned.clear()
+            former.close()
 
     def _until_complete(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         left = sum(each.end - each.first for each in ranges.values())

@@ -32,8 +32,14 @@ impl Data {
     fn pointer_and_len(&self) -> (*const u8, usize) {
         match self {
             Data::Bytes(data) => (data.as_ptr(), data.len()),
-            Data::Int32(data) => (data.as_ptr() as *const u8, std::mem::size_of_val(data.as_slice())),
-            Data::Int64(data) => (data.as_ptr() as *const u8, std::mem::size_of_val(data.as_slice())),
+            Data::Int32(data) => (
+                data.as_ptr() as *const u8,
+                std::mem::size_of_val(data.as_slice()),
+            ),
+            Data::Int64(data) => (
+                data.as_ptr() as *const u8,
+                std::mem::size_of_val(data.as_slice()),
+            ),
         }
     }
 }
@@ -42,7 +48,11 @@ impl Data {
 impl Buffer {
     /// # Safety
     /// `view` comes from Python's buffer protocol.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         if view.is_null() {
             return Err(PyBufferError::new_err("no view"));
         }
@@ -50,7 +60,8 @@ impl Buffer {
         let len = isize::try_from(len).map_err(|_| PyBufferError::new_err("too large"))?;
         // SAFETY: the data never changes and is not moved: the class is frozen, and the view holds a
         // reference to this object. The call refuses writable views.
-        let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), pointer as *mut _, len, 1, flags) };
+        let failed =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), pointer as *mut _, len, 1, flags) };
         if failed != 0 {
             return Err(PyErr::fetch(slf.py()));
         }
@@ -59,7 +70,9 @@ impl Buffer {
 }
 
 fn bytes(data: Vec<u8>) -> Buffer {
-    Buffer { data: Data::Bytes(data) }
+    Buffer {
+        data: Data::Bytes(data),
+    }
 }
 
 /// Which values are there: one bit each, the lowest first. Takes no memory before the first null.
@@ -102,7 +115,11 @@ impl Binary {
     fn new(rows: usize, size: usize) -> Self {
         let mut ends = Vec::with_capacity(rows + 1);
         ends.push(0);
-        Binary { data: Vec::with_capacity(size), ends, validity: Validity::default() }
+        Binary {
+            data: Vec::with_capacity(size),
+            ends,
+            validity: Validity::default(),
+        }
     }
 
     fn push(&mut self, value: Option<&[u8]>) {
@@ -116,7 +133,12 @@ impl Binary {
         let (validity, nulls) = self.validity.finish();
         found.set_item("validity", validity)?;
         found.set_item("nulls", nulls)?;
-        found.set_item("offsets", Buffer { data: Data::Int32(self.ends) })?;
+        found.set_item(
+            "offsets",
+            Buffer {
+                data: Data::Int32(self.ends),
+            },
+        )?;
         found.set_item("data", bytes(self.data))?;
         Ok(found)
     }
@@ -164,7 +186,11 @@ impl Columns {
             headers: wanted.headers.then(|| {
                 let mut ends = Vec::with_capacity(rows + 1);
                 ends.push(0);
-                Headers { ends, names: Binary::new(0, 0), values: Binary::new(0, 0) }
+                Headers {
+                    ends,
+                    names: Binary::new(0, 0),
+                    values: Binary::new(0, 0),
+                }
             }),
             timestamps: wanted.timestamps.then(|| Timestamps {
                 stamps: Vec::with_capacity(rows),
@@ -201,7 +227,9 @@ impl Columns {
         }
         if self.headers.is_some() {
             // Three bytes for one: a name that is not UTF-8 is shown with replacement characters.
-            message.each_header(|name, value| size += 3 * name.to_bytes().len() + 8 + value.map_or(0, <[u8]>::len));
+            message.each_header(|name, value| {
+                size += 3 * name.to_bytes().len() + 8 + value.map_or(0, <[u8]>::len)
+            });
         }
         size
     }
@@ -213,7 +241,12 @@ impl Columns {
         if let Some(keys) = &mut self.keys {
             keys.push(message.key());
         }
-        if let Some(Headers { ends, names, values }) = &mut self.headers {
+        if let Some(Headers {
+            ends,
+            names,
+            values,
+        }) = &mut self.headers
+        {
             message.each_header(|name, value| {
                 names.push(Some(name.to_string_lossy().as_bytes()));
                 values.push(value);
@@ -234,13 +267,23 @@ impl Columns {
         found.set_item("rows", self.offsets.len())?;
         found.set_item("value_bytes", self.values.data.len())?;
         found.set_item("values", self.values.finish(py)?)?;
-        found.set_item("offsets", Buffer { data: Data::Int64(self.offsets) })?;
+        found.set_item(
+            "offsets",
+            Buffer {
+                data: Data::Int64(self.offsets),
+            },
+        )?;
         if let Some(keys) = self.keys {
             found.set_item("keys", keys.finish(py)?)?;
         }
         if let Some(headers) = self.headers {
             let columns = PyDict::new(py);
-            columns.set_item("offsets", Buffer { data: Data::Int32(headers.ends) })?;
+            columns.set_item(
+                "offsets",
+                Buffer {
+                    data: Data::Int32(headers.ends),
+                },
+            )?;
             columns.set_item("rows", headers.names.ends.len() - 1)?;
             columns.set_item("names", headers.names.finish(py)?)?;
             columns.set_item("values", headers.values.finish(py)?)?;
@@ -251,7 +294,12 @@ impl Columns {
             let (validity, nulls) = timestamps.validity.finish();
             columns.set_item("validity", validity)?;
             columns.set_item("nulls", nulls)?;
-            columns.set_item("data", Buffer { data: Data::Int64(timestamps.stamps) })?;
+            columns.set_item(
+                "data",
+                Buffer {
+                    data: Data::Int64(timestamps.stamps),
+                },
+            )?;
             found.set_item("timestamps", columns)?;
         }
         Ok(found)
@@ -266,9 +314,13 @@ mod tests {
     fn validity_has_a_zero_for_every_null() {
         for first_null in 0..20 {
             let mut validity = Validity::default();
-            let there: Vec<bool> = (0..30).map(|index| index < first_null || index % 3 == 0).collect();
+            let there: Vec<bool> = (0..30)
+                .map(|index| index < first_null || index % 3 == 0)
+                .collect();
             there.iter().for_each(|each| validity.push(*each));
-            let found: Vec<bool> = (0..30).map(|index| validity.bits[index / 8] & (1 << (index % 8)) != 0).collect();
+            let found: Vec<bool> = (0..30)
+                .map(|index| validity.bits[index / 8] & (1 << (index % 8)) != 0)
+                .collect();
             assert_eq!(found, there);
             assert_eq!(validity.nulls, there.iter().filter(|each| !**each).count());
             assert_eq!(validity.bits.len(), 4);

@@ -173,10 +173,12 @@ const VERSION_MIN: c_int = 0x0201_0000;
 pub fn load(path: &str) -> Result<i32, String> {
     if API.get().is_none() {
         // SAFETY: the library is loaded in this process already, so its initialisers have run.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| error.to_string())?;
         let found = Api::of(&library).map_err(|error| error.to_string())?;
         std::mem::forget(library); // invariant 4
-                                   // SAFETY: no arguments, no state.
+
+        // SAFETY: no arguments, no state.
         let version = unsafe { (found.rd_kafka_version)() };
         if version < VERSION_MIN {
             return Err(format!("librdkafka {version:#010x} is too old"));
@@ -206,7 +208,12 @@ pub struct KafkaError {
 
 impl KafkaError {
     pub fn new(code: i32, text: impl Into<String>) -> Self {
-        KafkaError { code, text: text.into(), fatal: false, retriable: false }
+        KafkaError {
+            code,
+            text: text.into(),
+            fatal: false,
+            retriable: false,
+        }
     }
 
     fn of_code(code: i32) -> Self {
@@ -225,7 +232,8 @@ unsafe fn text_of(text: *const c_char) -> String {
 }
 
 fn c_string(text: &str) -> Result<CString, KafkaError> {
-    CString::new(text).map_err(|_| KafkaError::new(INVALID_ARG, format!("{text:?} contains a zero byte")))
+    CString::new(text)
+        .map_err(|_| KafkaError::new(INVALID_ARG, format!("{text:?} contains a zero byte")))
 }
 
 /// Fails with the error that `raw` describes, and frees it.
@@ -261,12 +269,20 @@ const ERRORS_MAX: usize = 100;
 
 /// # Safety
 /// `opaque` is the pointer that `Client::new` has set. It lives until after `rd_kafka_destroy`.
-unsafe extern "C" fn on_error(client: *mut RawClient, code: c_int, reason: *const c_char, opaque: *mut c_void) {
+unsafe extern "C" fn on_error(
+    client: *mut RawClient,
+    code: c_int,
+    reason: *const c_char,
+    opaque: *mut c_void,
+) {
     let mut error = KafkaError::new(code, text_of(reason));
     if code == FATAL {
         let mut text = [0 as c_char; ERROR_TEXT_BYTES];
         let code = (api().rd_kafka_fatal_error)(client, text.as_mut_ptr(), text.len());
-        error = KafkaError { fatal: true, ..KafkaError::new(code, text_of(text.as_ptr())) };
+        error = KafkaError {
+            fatal: true,
+            ..KafkaError::new(code, text_of(text.as_ptr()))
+        };
     }
     let mut events = locked(&*(opaque as *const SharedEvents));
     if events.errors.len() < ERRORS_MAX {
@@ -276,7 +292,11 @@ unsafe extern "C" fn on_error(client: *mut RawClient, code: c_int, reason: *cons
 
 /// # Safety
 /// As `on_error`.
-unsafe extern "C" fn on_token_wanted(_: *mut RawClient, config: *const c_char, opaque: *mut c_void) {
+unsafe extern "C" fn on_token_wanted(
+    _: *mut RawClient,
+    config: *const c_char,
+    opaque: *mut c_void,
+) {
     locked(&*(opaque as *const SharedEvents)).token_wanted = Some(text_of(config));
 }
 
@@ -296,14 +316,24 @@ struct PartitionList(NonNull<RawPartitionList>);
 
 impl PartitionList {
     fn of(positions: &[Position]) -> Result<Self, KafkaError> {
-        let names = positions.iter().map(|each| c_string(&each.topic)).collect::<Result<Vec<_>, _>>()?;
+        let names = positions
+            .iter()
+            .map(|each| c_string(&each.topic))
+            .collect::<Result<Vec<_>, _>>()?;
         // SAFETY: the library copies the names, and the elements live as long as the list does. The
         // element is used before the next one is added, which may move it.
         unsafe {
-            let made = NonNull::new((api().rd_kafka_topic_partition_list_new)(positions.len() as c_int));
-            let list = PartitionList(made.expect("librdkafka ends the process when it has no memory"));
+            let made = NonNull::new((api().rd_kafka_topic_partition_list_new)(
+                positions.len() as c_int
+            ));
+            let list =
+                PartitionList(made.expect("librdkafka ends the process when it has no memory"));
             for (name, each) in names.iter().zip(positions) {
-                let element = (api().rd_kafka_topic_partition_list_add)(list.0.as_ptr(), name.as_ptr(), each.partition);
+                let element = (api().rd_kafka_topic_partition_list_add)(
+                    list.0.as_ptr(),
+                    name.as_ptr(),
+                    each.partition,
+                );
                 (*element).offset = each.offset;
                 if let Some(epoch) = each.leader_epoch {
                     (api().rd_kafka_topic_partition_set_leader_epoch)(element, epoch);
@@ -347,7 +377,10 @@ unsafe impl Sync for Client {}
 impl Client {
     /// `settings`: name and value; without a value, librdkafka's own. `asks_for_tokens`: whether
     /// `Events` say when a token is wanted; otherwise librdkafka makes or fetches tokens itself.
-    pub fn new(settings: &[(String, Option<String>)], asks_for_tokens: bool) -> Result<Self, KafkaError> {
+    pub fn new(
+        settings: &[(String, Option<String>)],
+        asks_for_tokens: bool,
+    ) -> Result<Self, KafkaError> {
         if !is_loaded() {
             return Err(KafkaError::new(INVALID_ARG, "librdkafka is not loaded"));
         }
@@ -368,10 +401,18 @@ impl Client {
             if asks_for_tokens {
                 (api().rd_kafka_conf_set_oauthbearer_token_refresh_cb)(conf, on_token_wanted);
             }
-            let Some(raw) = NonNull::new((api().rd_kafka_new)(CONSUMER, conf, text.as_mut_ptr(), text.len())) else {
+            let Some(raw) = NonNull::new((api().rd_kafka_new)(
+                CONSUMER,
+                conf,
+                text.as_mut_ptr(),
+                text.len(),
+            )) else {
                 let code = (api().rd_kafka_last_error)();
                 (api().rd_kafka_conf_destroy)(conf);
-                return Err(KafkaError::new(code, format!("Failed to create consumer: {}", text_of(text.as_ptr()))));
+                return Err(KafkaError::new(
+                    code,
+                    format!("Failed to create consumer: {}", text_of(text.as_ptr())),
+                ));
             };
             (api().rd_kafka_poll_set_consumer)(raw.as_ptr());
             Ok(Client { raw, events })
@@ -386,7 +427,10 @@ impl Client {
     /// The queue of errors that belong to no partition. Serving it runs the callbacks.
     pub fn events_queue(&self) -> Queue {
         // SAFETY: a consumer has this queue, and the caller owns the reference.
-        Queue(unsafe { NonNull::new((api().rd_kafka_queue_get_consumer)(self.raw.as_ptr())) }.expect("a consumer"))
+        Queue(
+            unsafe { NonNull::new((api().rd_kafka_queue_get_consumer)(self.raw.as_ptr())) }
+                .expect("a consumer"),
+        )
     }
 
     /// The queue of one partition. From now on its records come here alone.
@@ -394,8 +438,10 @@ impl Client {
         let name = c_string(topic)?;
         // SAFETY: the caller owns the reference; the name is copied.
         unsafe {
-            let raw = (api().rd_kafka_queue_get_partition)(self.raw.as_ptr(), name.as_ptr(), partition);
-            let raw = NonNull::new(raw).ok_or_else(|| KafkaError::of_code((api().rd_kafka_last_error)()))?;
+            let raw =
+                (api().rd_kafka_queue_get_partition)(self.raw.as_ptr(), name.as_ptr(), partition);
+            let raw = NonNull::new(raw)
+                .ok_or_else(|| KafkaError::of_code((api().rd_kafka_last_error)()))?;
             (api().rd_kafka_queue_forward)(raw.as_ptr(), ptr::null_mut());
             Ok(Queue(raw))
         }
@@ -404,24 +450,44 @@ impl Client {
     pub fn incremental_assign(&self, positions: &[Position]) -> Result<(), KafkaError> {
         let list = PartitionList::of(positions)?;
         // SAFETY: the library copies the list; the error is ours.
-        unsafe { checked((api().rd_kafka_incremental_assign)(self.raw.as_ptr(), list.0.as_ptr())) }
+        unsafe {
+            checked((api().rd_kafka_incremental_assign)(
+                self.raw.as_ptr(),
+                list.0.as_ptr(),
+            ))
+        }
     }
 
     pub fn incremental_unassign(&self, positions: &[Position]) -> Result<(), KafkaError> {
         let list = PartitionList::of(positions)?;
         // SAFETY: as above.
-        unsafe { checked((api().rd_kafka_incremental_unassign)(self.raw.as_ptr(), list.0.as_ptr())) }
+        unsafe {
+            checked((api().rd_kafka_incremental_unassign)(
+                self.raw.as_ptr(),
+                list.0.as_ptr(),
+            ))
+        }
     }
 
     pub fn seek(&self, position: Position, timeout_ms: i32) -> Result<(), KafkaError> {
         let list = PartitionList::of(&[position])?;
         // SAFETY: the list is filled in place before the call returns; the error is ours.
-        unsafe { checked((api().rd_kafka_seek_partitions)(self.raw.as_ptr(), list.0.as_ptr(), timeout_ms))? };
+        unsafe {
+            checked((api().rd_kafka_seek_partitions)(
+                self.raw.as_ptr(),
+                list.0.as_ptr(),
+                timeout_ms,
+            ))?
+        };
         list.errors()
     }
 
     /// Topic -> the numbers of its partitions; of one topic, or of all.
-    pub fn partitions_of(&self, topic: Option<&str>, timeout_ms: i32) -> Result<Vec<(String, Vec<i32>)>, KafkaError> {
+    pub fn partitions_of(
+        &self,
+        topic: Option<&str>,
+        timeout_ms: i32,
+    ) -> Result<Vec<(String, Vec<i32>)>, KafkaError> {
         let name = topic.map(c_string).transpose()?;
         // SAFETY: the topic and the metadata are ours and are given back below, in every case; between
         // the call that fills the metadata and the one that frees it, its arrays have the stated lengths.
@@ -429,7 +495,11 @@ impl Client {
             let asked = match &name {
                 None => ptr::null_mut(),
                 Some(name) => {
-                    let raw = (api().rd_kafka_topic_new)(self.raw.as_ptr(), name.as_ptr(), ptr::null_mut());
+                    let raw = (api().rd_kafka_topic_new)(
+                        self.raw.as_ptr(),
+                        name.as_ptr(),
+                        ptr::null_mut(),
+                    );
                     if raw.is_null() {
                         return Err(KafkaError::of_code((api().rd_kafka_last_error)()));
                     }
@@ -438,17 +508,24 @@ impl Client {
             };
             let mut raw: *const RawMetadata = ptr::null();
             let all = c_int::from(asked.is_null());
-            let code = (api().rd_kafka_metadata)(self.raw.as_ptr(), all, asked, &mut raw, timeout_ms);
+            let code =
+                (api().rd_kafka_metadata)(self.raw.as_ptr(), all, asked, &mut raw, timeout_ms);
             if !asked.is_null() {
                 (api().rd_kafka_topic_destroy)(asked);
             }
             if code != 0 {
-                return Err(KafkaError::new(code, format!("Failed to get metadata: {}", KafkaError::of_code(code).text)));
+                return Err(KafkaError::new(
+                    code,
+                    format!("Failed to get metadata: {}", KafkaError::of_code(code).text),
+                ));
             }
             let mut found = Vec::new();
             for topic in slice((*raw).topics, (*raw).topic_count) {
                 let partitions = slice(topic.partitions, topic.partition_count);
-                found.push((text_of(topic.topic), partitions.iter().map(|each| each.id).collect()));
+                found.push((
+                    text_of(topic.topic),
+                    partitions.iter().map(|each| each.id).collect(),
+                ));
             }
             (api().rd_kafka_metadata_destroy)(raw);
             Ok(found)
@@ -494,7 +571,9 @@ impl Client {
     pub fn token_failed(&self, reason: &str) {
         if let Ok(reason) = c_string(&reason.replace('\0', " ")) {
             // SAFETY: the library copies the reason.
-            unsafe { (api().rd_kafka_oauthbearer_set_token_failure)(self.raw.as_ptr(), reason.as_ptr()) };
+            unsafe {
+                (api().rd_kafka_oauthbearer_set_token_failure)(self.raw.as_ptr(), reason.as_ptr())
+            };
         }
     }
 
@@ -542,13 +621,19 @@ unsafe impl Sync for Queue {}
 
 impl Queue {
     /// Append up to `most` messages to `into`. Waits until there are `most`, or for `timeout_ms`.
-    pub fn take(&self, timeout_ms: i32, most: usize, into: &mut Vec<Message>) -> Result<usize, KafkaError> {
+    pub fn take(
+        &self,
+        timeout_ms: i32,
+        most: usize,
+        into: &mut Vec<Message>,
+    ) -> Result<usize, KafkaError> {
         into.reserve(most);
         let room = into.spare_capacity_mut().as_mut_ptr() as *mut *mut RawMessage;
         // SAFETY: there is room for `most` pointers, and a `Message` is a pointer (repr transparent).
         // The library writes as many as it returns, none of them null, and they are ours (invariant 1).
         unsafe {
-            let taken = (api().rd_kafka_consume_batch_queue)(self.0.as_ptr(), timeout_ms, room, most);
+            let taken =
+                (api().rd_kafka_consume_batch_queue)(self.0.as_ptr(), timeout_ms, room, most);
             if taken < 0 {
                 return Err(KafkaError::of_code((api().rd_kafka_last_error)()));
             }
@@ -607,13 +692,15 @@ impl Message {
     pub fn value(&self) -> Option<&[u8]> {
         let raw = self.raw();
         // SAFETY: a payload that is there has `len` bytes and lives as long as the message.
-        (!raw.payload.is_null()).then(|| unsafe { std::slice::from_raw_parts(raw.payload as *const u8, raw.len) })
+        (!raw.payload.is_null())
+            .then(|| unsafe { std::slice::from_raw_parts(raw.payload as *const u8, raw.len) })
     }
 
     pub fn key(&self) -> Option<&[u8]> {
         let raw = self.raw();
         // SAFETY: as `value`.
-        (!raw.key.is_null()).then(|| unsafe { std::slice::from_raw_parts(raw.key as *const u8, raw.key_len) })
+        (!raw.key.is_null())
+            .then(|| unsafe { std::slice::from_raw_parts(raw.key as *const u8, raw.key_len) })
     }
 
     /// Milliseconds since 1970.
@@ -640,10 +727,13 @@ impl Message {
             }
             for index in 0.. {
                 let (mut name, mut value, mut len) = (ptr::null(), ptr::null(), 0usize);
-                if (api().rd_kafka_header_get_all)(headers, index, &mut name, &mut value, &mut len) != 0 {
+                if (api().rd_kafka_header_get_all)(headers, index, &mut name, &mut value, &mut len)
+                    != 0
+                {
                     return;
                 }
-                let bytes = (!value.is_null()).then(|| std::slice::from_raw_parts(value as *const u8, len));
+                let bytes =
+                    (!value.is_null()).then(|| std::slice::from_raw_parts(value as *const u8, len));
                 each(CStr::from_ptr(name), bytes);
             }
         }

@@ -46,7 +46,11 @@ struct State {
 enum Failure {
     Closed,
     Forked,
-    TooLarge { topic: String, partition: i32, offset: i64 },
+    TooLarge {
+        topic: String,
+        partition: i32,
+        offset: i64,
+    },
     Kafka(KafkaError),
     Misused(&'static str),
 }
@@ -61,9 +65,15 @@ impl Failure {
     fn into_python(self, py: Python<'_>) -> PyErr {
         match self {
             Failure::Closed => PyRuntimeError::new_err("Consumer closed"),
-            Failure::Forked => PyRuntimeError::new_err("a consumer cannot be used in a child process"),
+            Failure::Forked => {
+                PyRuntimeError::new_err("a consumer cannot be used in a child process")
+            }
             Failure::Misused(what) => PyRuntimeError::new_err(what),
-            Failure::TooLarge { topic, partition, offset } => PyOverflowError::new_err(format!(
+            Failure::TooLarge {
+                topic,
+                partition,
+                offset,
+            } => PyOverflowError::new_err(format!(
                 "the record at offset {offset} of partition {topic}/{partition} is too large"
             )),
             Failure::Kafka(error) => exception(py, &error).unwrap_or_else(|failed| failed),
@@ -74,12 +84,19 @@ impl Failure {
 /// The `KafkaError` of confluent-kafka.
 fn python_error<'py>(py: Python<'py>, error: &KafkaError) -> PyResult<Bound<'py, PyAny>> {
     let made = py.import("confluent_kafka")?.getattr("KafkaError")?;
-    made.call1((error.code, error.text.as_str(), error.fatal, error.retriable))
+    made.call1((
+        error.code,
+        error.text.as_str(),
+        error.fatal,
+        error.retriable,
+    ))
 }
 
 fn exception(py: Python<'_>, error: &KafkaError) -> PyResult<PyErr> {
     let raised = py.import("confluent_kafka")?.getattr("KafkaException")?;
-    Ok(PyErr::from_value(raised.call1((python_error(py, error)?,))?))
+    Ok(PyErr::from_value(
+        raised.call1((python_error(py, error)?,))?,
+    ))
 }
 
 /// (topic, partition, offset or below 0, leader epoch or None)
@@ -89,8 +106,16 @@ type Event = (Option<String>, i32, i64, i32, String);
 /// (rows that were added, the next offset, how it ended, offset, code or epoch, text)
 type Filled = (usize, i64, &'static str, i64, i32, String);
 
+/// (events, errors, the configuration for a token if one is wanted)
+type Served<'py> = (Vec<Event>, Vec<Bound<'py, PyAny>>, Option<String>);
+
 fn positions(placed: Vec<Placed>) -> Vec<Position> {
-    let position = |(topic, partition, offset, leader_epoch)| Position { topic, partition, offset, leader_epoch };
+    let position = |(topic, partition, offset, leader_epoch)| Position {
+        topic,
+        partition,
+        offset,
+        leader_epoch,
+    };
     placed.into_iter().map(position).collect()
 }
 
@@ -124,7 +149,11 @@ impl Consumer {
     /// `settings`: names and values of librdkafka. `asks_for_tokens`: whether `serve` says when a
     /// token for OAuth is wanted. Raises `KafkaException`.
     #[new]
-    fn new(py: Python<'_>, settings: Vec<(String, Option<String>)>, asks_for_tokens: bool) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        settings: Vec<(String, Option<String>)>,
+        asks_for_tokens: bool,
+    ) -> PyResult<Self> {
         let client = py
             .detach(|| Client::new(&settings, asks_for_tokens))
             .map_err(|error| Failure::Kafka(error).into_python(py))?;
@@ -136,22 +165,29 @@ impl Consumer {
             record_bytes: FIRST_RECORD_BYTES,
             client,
         };
-        Ok(Consumer { state: Mutex::new(Some(state)), process: process::id() })
+        Ok(Consumer {
+            state: Mutex::new(Some(state)),
+            process: process::id(),
+        })
     }
 
     /// What does not belong to a partition: (events, errors that librdkafka has reported, the
     /// configuration for a token if one is wanted). Never waits.
-    fn serve<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Event>, Vec<Bound<'py, PyAny>>, Option<String>)> {
+    fn serve<'py>(&self, py: Python<'py>) -> PyResult<Served<'py>> {
         let (events, reported) = self.with(py, |state| {
             let mut heard = Vec::new();
             state.events.take(0, EVENTS, &mut heard)?;
             if heard.iter().any(|message: &Message| !message.is_event()) {
                 return Err(Failure::Misused("a record came by the queue of events"));
             }
-            let events: Vec<Event> = heard.iter().map(|message| event(message)).collect();
+            let events: Vec<Event> = heard.iter().map(event).collect();
             Ok((events, state.client.take_events()))
         })?;
-        let errors = reported.errors.iter().map(|error| python_error(py, error)).collect::<PyResult<Vec<_>>>()?;
+        let errors = reported
+            .errors
+            .iter()
+            .map(|error| python_error(py, error))
+            .collect::<PyResult<Vec<_>>>()?;
         Ok((events, errors, reported.token_wanted))
     }
 
@@ -163,7 +199,9 @@ impl Consumer {
         topic: Option<String>,
         timeout_ms: i32,
     ) -> PyResult<Vec<(String, Vec<i32>)>> {
-        self.with(py, |state| Ok(state.client.partitions_of(topic.as_deref(), timeout_ms)?))
+        self.with(py, |state| {
+            Ok(state.client.partitions_of(topic.as_deref(), timeout_ms)?)
+        })
     }
 
     /// Read these partitions too, each from its position.
@@ -174,7 +212,13 @@ impl Consumer {
             for each in &positions {
                 // Before it is assigned: no record may go elsewhere.
                 let queue = state.client.partition_queue(&each.topic, each.partition)?;
-                opened.push(((each.topic.clone(), each.partition), Partition { ahead: VecDeque::new(), queue }));
+                opened.push((
+                    (each.topic.clone(), each.partition),
+                    Partition {
+                        ahead: VecDeque::new(),
+                        queue,
+                    },
+                ));
             }
             state.client.incremental_assign(&positions)?;
             state.partitions.extend(opened);
@@ -198,7 +242,10 @@ impl Consumer {
     fn seek(&self, py: Python<'_>, placed: Placed, timeout_ms: i32) -> PyResult<()> {
         self.with(py, |state| {
             for position in positions(vec![placed]) {
-                if let Some(partition) = state.partitions.get_mut(&(position.topic.clone(), position.partition)) {
+                if let Some(partition) = state
+                    .partitions
+                    .get_mut(&(position.topic.clone(), position.partition))
+                {
                     partition.ahead.clear();
                 }
                 state.client.seek(position, timeout_ms)?;
@@ -208,10 +255,27 @@ impl Consumer {
     }
 
     /// Begin a chunk with these columns, of about so many records.
-    fn begin(&self, py: Python<'_>, keys: bool, headers: bool, timestamps: bool, rows: usize) -> PyResult<()> {
+    fn begin(
+        &self,
+        py: Python<'_>,
+        keys: bool,
+        headers: bool,
+        timestamps: bool,
+        rows: usize,
+    ) -> PyResult<()> {
         self.with(py, |state| {
-            let size = rows.saturating_mul(state.record_bytes).min(RESERVED_BYTES_MAX);
-            state.columns = Some(Columns::new(Wanted { keys, headers, timestamps }, rows, size));
+            let size = rows
+                .saturating_mul(state.record_bytes)
+                .min(RESERVED_BYTES_MAX);
+            state.columns = Some(Columns::new(
+                Wanted {
+                    keys,
+                    headers,
+                    timestamps,
+                },
+                rows,
+                size,
+            ));
             Ok(())
         })
     }
@@ -238,8 +302,16 @@ impl Consumer {
         wait_ms: u64,
     ) -> PyResult<Filled> {
         self.with(py, |state| {
-            let range = Range { next: position, end, epoch_max };
-            let limits = Limits { rows_max, bytes_max, deadline: Instant::now() + Duration::from_millis(wait_ms) };
+            let range = Range {
+                next: position,
+                end,
+                epoch_max,
+            };
+            let limits = Limits {
+                rows_max,
+                bytes_max,
+                deadline: Instant::now() + Duration::from_millis(wait_ms),
+            };
             state.fill((topic, partition), range, limits)
         })
     }
@@ -247,7 +319,10 @@ impl Consumer {
     /// The columns of the chunk that was begun.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = self.with(py, |state| {
-            let columns = state.columns.take().ok_or(Failure::Misused("no chunk was begun"))?;
+            let columns = state
+                .columns
+                .take()
+                .ok_or(Failure::Misused("no chunk was begun"))?;
             if columns.rows() > 0 {
                 state.record_bytes = columns.size().div_ceil(columns.rows()).max(1);
             }
@@ -265,7 +340,11 @@ impl Consumer {
         principal: String,
         extensions: Vec<(String, String)>,
     ) -> PyResult<()> {
-        self.with(py, |state| Ok(state.client.set_token(&token, expires_at_ms, &principal, &extensions)?))
+        self.with(py, |state| {
+            Ok(state
+                .client
+                .set_token(&token, expires_at_ms, &principal, &extensions)?)
+        })
     }
 
     /// Say that there is no token. librdkafka asks again later.
@@ -280,7 +359,11 @@ impl Consumer {
     fn close(&self, py: Python<'_>) {
         if self.process == process::id() {
             py.detach(|| {
-                let taken = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let taken = self
+                    .state
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
                 if let Some(mut state) = taken {
                     state.partitions.clear();
                     state.client.close();
@@ -294,7 +377,12 @@ impl Drop for Consumer {
     fn drop(&mut self) {
         if self.process != process::id() {
             // Inherited by a fork: its threads are not here, and waiting for them would never end.
-            std::mem::forget(self.state.lock().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(
+                self.state
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            );
         }
     }
 }
@@ -312,16 +400,31 @@ struct Limits {
 }
 
 impl State {
-    fn fill(&mut self, key: (String, i32), mut range: Range, limits: Limits) -> Result<Filled, Failure> {
-        let partition = self.partitions.get_mut(&key).ok_or(Failure::Misused("the partition is not assigned"))?;
-        let columns = self.columns.as_mut().ok_or(Failure::Misused("no chunk was begun"))?;
+    fn fill(
+        &mut self,
+        key: (String, i32),
+        mut range: Range,
+        limits: Limits,
+    ) -> Result<Filled, Failure> {
+        let partition = self
+            .partitions
+            .get_mut(&key)
+            .ok_or(Failure::Misused("the partition is not assigned"))?;
+        let columns = self
+            .columns
+            .as_mut()
+            .ok_or(Failure::Misused("no chunk was begun"))?;
         let before = columns.rows();
         let (how, offset, number, text) = loop {
-            if let Some(end) = add(&mut partition.ahead, columns, &mut range, &limits).map_err(|large| large.of(&key))? {
+            if let Some(end) = add(&mut partition.ahead, columns, &mut range, &limits)
+                .map_err(|large| large.of(&key))?
+            {
                 break end;
             }
             // Never more than the range can hold, so that only gaps make it take too much.
-            let most = usize::try_from(range.end - range.next).unwrap_or(0).min(BATCH);
+            let most = usize::try_from(range.end - range.next)
+                .unwrap_or(0)
+                .min(BATCH);
             if partition.queue.take(0, most, &mut self.scratch)? == 0 {
                 let left = limits.deadline.saturating_duration_since(Instant::now());
                 let left_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
@@ -331,7 +434,14 @@ impl State {
             }
             partition.ahead.extend(self.scratch.drain(..));
         };
-        Ok((columns.rows() - before, range.next, how, offset, number, text))
+        Ok((
+            columns.rows() - before,
+            range.next,
+            how,
+            offset,
+            number,
+            text,
+        ))
     }
 }
 
@@ -339,7 +449,11 @@ struct TooLargeAt(i64);
 
 impl TooLargeAt {
     fn of(self, (topic, partition): &(String, i32)) -> Failure {
-        Failure::TooLarge { topic: topic.clone(), partition: *partition, offset: self.0 }
+        Failure::TooLarge {
+            topic: topic.clone(),
+            partition: *partition,
+            offset: self.0,
+        }
     }
 }
 
@@ -374,7 +488,9 @@ fn add(
             if range.epoch_max.is_some_and(|most| epoch > most) {
                 return Ok(Some(("replaced", offset, epoch, String::new())));
             }
-            let has_room = columns.has_room(message, limits.bytes_max).map_err(|TooLarge| TooLargeAt(offset))?;
+            let has_room = columns
+                .has_room(message, limits.bytes_max)
+                .map_err(|TooLarge| TooLargeAt(offset))?;
             if columns.rows() >= limits.rows_max || !has_room {
                 return Ok(Some(("full", -1, 0, String::new())));
             }
@@ -387,7 +503,13 @@ fn add(
 
 fn event(message: &Message) -> Event {
     let error = message.error();
-    (message.topic(), message.partition(), message.offset(), error.code, error.text)
+    (
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        error.code,
+        error.text,
+    )
 }
 
 /// Load librdkafka from the file that confluent-kafka has loaded. Returns its version. Raises
