@@ -38,8 +38,8 @@ from spouts.kafka.session import NOT_IN_LOG, Range, not_in_log, replaced, silent
 
 #: Bytes of values, keys and headers in one chunk.
 CHUNK_BYTES = 32 << 20
-#: Up to so many partitions are fetched at once when a range is large; with more, each is fetched
-#: alone, with the whole room for what is fetched ahead.
+#: Up to so many partitions are fetched at once when there is much to read, so that each has room
+#: for much that is fetched ahead.
 FETCHED_TOGETHER_MAX = 8
 #: A consumer is made for at least so many partitions. For more it is made anew.
 QUEUES_MIN = 8
@@ -176,12 +176,15 @@ class NativeSession:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
             yield from self._read({tp: wanted[tp] for tp in sorted(wanted)}, parts)
-        elif len(wanted) <= FETCHED_TOGETHER_MAX:
-            yield from self._read(wanted, parts)
-        else:
-            for tp, each in wanted.items():
-                self._unassign([other for other in self._assigned if other != tp])
-                yield from self._read({tp: each}, parts)
+            return
+        order = list(wanted)
+        if len(order) > FETCHED_TOGETHER_MAX and self._queues > QUEUES_MIN:
+            self._open_anew(QUEUES_MIN)
+        for first in range(0, len(order), FETCHED_TOGETHER_MAX):
+            group = order[first : first + FETCHED_TOGETHER_MAX]
+            if len(order) > FETCHED_TOGETHER_MAX:
+                self._unassign([other for other in self._assigned if other not in group])
+            yield from self._read({tp: wanted[tp] for tp in group}, parts)
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
@@ -202,6 +205,12 @@ class NativeSession:
         self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.heard))
         self._assignment = Assignment(self._consumer)
 
+    def _open_anew(self, queues: int) -> None:
+        former = self._consumer
+        self._open(queues)
+        self._assigned.clear()
+        former.close()
+
     def _read(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         try:
             self._serve()
@@ -221,10 +230,7 @@ class NativeSession:
         if len(ranges) + len(others) > self._queues:
             self._unassign(others)
         if len(ranges) > self._queues:
-            former = self._consumer
-            self._open(1 << (len(ranges) - 1).bit_length())
-            self._assigned.clear()
-            former.close()
+            self._open_anew(1 << (len(ranges) - 1).bit_length())
 
     def _until_complete(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         left = sum(each.end - each.first for each in ranges.values())

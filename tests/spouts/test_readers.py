@@ -254,6 +254,7 @@ def test_a_read_that_is_abandoned_leaves_nothing_for_the_next_one(log: Log, read
 @needs_native
 @pytest.mark.integration
 def test_a_consumer_is_made_anew_for_more_partitions_than_it_has_queues_for(topics: Topics, name: str) -> None:
+    """And again for much to read: then few partitions are fetched at once, with room for much."""
     topics.create(name, 9)
     for number in range(9):
         topics.send(name, [b"%d" % number] * 4, number)
@@ -263,6 +264,12 @@ def test_a_consumer_is_made_anew_for_more_partitions_than_it_has_queues_for(topi
             ranges = {(name, number): Range(first, first + 1) for number in partitions}
             found = [value for chunk in session.read(ranges, EVERYTHING) for value in chunk.raw("value").to_pylist()]
             assert found == [b"%d" % number for number in partitions]
+        assert session._queues == 16
+        with patch.object(python_session, "SIDE_BY_SIDE_RECORDS_MAX", 0):
+            whole = {(name, number): Range(0, 4) for number in (8, *range(8))}
+            found = [value for chunk in session.read(whole, EVERYTHING) for value in chunk.raw("value").to_pylist()]
+        assert found == [b"%d" % number for number in (8, *range(8)) for _ in range(4)]
+        assert session._queues == 8
     finally:
         session.close()
 
