@@ -6,6 +6,7 @@ What each of them must do by itself is in ``test_kafka.py``, which runs for both
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import os
 import random
@@ -237,6 +238,19 @@ def test_rows_that_are_taken_from_chunks_are_the_same(log: Log, readers: list[An
         assert rows_of(native.take(wanted)) == rows_of(python.take(wanted))
         assert native.take(wanted).value_bytes == python.take(wanted).value_bytes
         assert rows_of(native.without(wanted)) == rows_of(python.without(wanted))
+
+
+@needs_native
+@pytest.mark.integration
+def test_columns_outlive_their_consumer(cleaning: Topics, log: Log, readers: list[Any]) -> None:
+    ranges = {(log.name, number): Range(0, end) for number, end in log.ends.items()}
+    session = NativeSession(KafkaSettings(cleaning.bootstrap_servers, None), "outlive")
+    chunks = list(session.read(ranges, EVERYTHING))
+    session.close()
+    del session
+    gc.collect()
+    found = [row for chunk in chunks for row in rows_of(chunk)]
+    assert found == [row for chunk in readers[1].read(ranges, EVERYTHING) for row in rows_of(chunk)]
 
 
 @needs_native
