@@ -193,6 +193,8 @@ class SimQueues(SimConsumer):
                     return len(self._rows) - before, position, "complete", -1, 0, ""
                 if message.failure is not None:
                     self._fetched.remove(message)
+                    if message.failure == KafkaError._PARTITION_EOF and message.at < end:
+                        continue
                     return len(self._rows) - before, position, "event", message.at, message.failure, ""
                 if message.at >= position:
                     if message.at >= end:

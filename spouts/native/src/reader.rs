@@ -19,6 +19,8 @@ use pyo3::types::PyDict;
 use crate::columns::{Columns, TooLarge, Wanted};
 use crate::librdkafka::{self, Client, KafkaError, Message, Position, Queue};
 
+/// librdkafka's code of an event: the log has been read to its end.
+const PARTITION_EOF: i32 = -191;
 /// Messages that are taken from a queue at a time. So many may wait outside of the queue.
 const BATCH: usize = 1_024;
 /// The events that are taken at a time.
@@ -286,7 +288,7 @@ impl Consumer {
     /// Returns how it ended: "complete" (a record at or after `end` was seen, or `end - 1` was
     /// added), "full", "waiting" (nothing more has come), "event" (with offset, code and text), or
     /// "replaced" (a record of a later leader epoch than `epoch_max`; with its offset and epoch). An
-    /// event ends it after the records that came before it.
+    /// event ends it after the records that came before it; that the log ended before `end` is none.
     #[allow(clippy::too_many_arguments)] // names of a range's parts; they are passed by keyword
     #[pyo3(signature = (*, topic, partition, position, end, epoch_max, rows_max, bytes_max, wait_ms))]
     fn fill(
@@ -478,6 +480,9 @@ fn add(
         if message.is_event() {
             let (_, _, offset, code, text) = event(message);
             ahead.pop_front();
+            if code == PARTITION_EOF && offset < range.end {
+                continue; // the log has grown since, or will; a consumer that waited has seen many
+            }
             return Ok(Some(("event", offset, code, text)));
         }
         if offset >= range.next {
