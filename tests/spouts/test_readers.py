@@ -438,7 +438,12 @@ def test_the_compiled_part_is_found_in_the_archive_that_executors_get(
         for file in files:
             archive.write(file, f"spouts/{file.name}")
     done = subprocess.run(
-        [sys.executable, "-c", "from spouts.compiled import native; print(native().Consumer.__name__)"],
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "from spouts.compiled import native; print(native().Consumer.__name__)",
+        ],  # -S: not what is installed
         env={**os.environ, "PYTHONPATH": str(tmp_path / "code.zip")},
         cwd=tmp_path,
         capture_output=True,
