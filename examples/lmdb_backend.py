@@ -133,7 +133,7 @@ class LmdbBackend(MapBackend):
     def clear(self, topology_id: str) -> Header:
         self.prepare(topology_id)
         with self._transaction(write=True) as store:
-            header = Header(topology_id, uuid.uuid4().hex, self._header(store).epoch)
+            header = Header(topology_id, uuid.uuid4().hex, epoch=self._header(store).epoch)
             for name in [name for name, _ in store.cursor() if name.startswith(_ROW)]:
                 store.delete(name)
             store.put(_HEADER, _dumped(asdict(header)))

@@ -104,7 +104,15 @@ def submit(
         if owned:
             store.close()
         raise
-    return Run(topology, runner, store, owned, checked, accept_changed_topology, standby)
+    return Run(
+        topology,
+        runner,
+        store,
+        owned=owned,
+        config=checked,
+        accept_changed_topology=accept_changed_topology,
+        standby=standby,
+    )
 
 
 def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:

@@ -24,6 +24,7 @@ Port = Annotated[
 @app.command("up")
 def up_command(
     folder: Folder = DEFAULT_FOLDER,
+    *,
     kafka_port: Port = None,
     zookeeper_port: Port = None,
     brokers: Annotated[int, typer.Option(min=1, max=9, help="Kafka brokers.")] = 1,

@@ -20,6 +20,7 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command()
 def main(
     topology: TopologyName,
+    *,
     config: ConfigFile = None,
     overrides: Overrides = None,
     executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = "spark",

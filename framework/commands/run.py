@@ -45,6 +45,7 @@ def main(
     topology: Annotated[
         str | None, typer.Argument(metavar="[MODULE:TOPOLOGY]", help="What to run; without it, the demo.")
     ] = None,
+    *,
     config: ConfigFile = None,
     overrides: Overrides = None,
     until_caught_up: Annotated[

@@ -149,7 +149,12 @@ def restore(topology: TopologyName, file: File, config: ConfigFile = None, overr
         if header["topology"] != built.id:
             raise ConfigError(f"{file} is of topology {header['topology']!r}, and {topology} is {built.id!r}")
         txid, count = restore_state(
-            built, settings, store, header["record"], partial(_entries, file, settings), str(file)
+            built,
+            settings,
+            store,
+            document=header["record"],
+            entries=partial(_entries, file, settings),
+            where=str(file),
         )
     finally:
         store.close()

@@ -51,11 +51,11 @@ class AckerTask:
         decisions = Decisions(
             round_.number,
             self._number,
-            Roots.of(self._completed),
-            Roots.of(self._failed),
-            Roots.of(reset),
-            Roots.of(self._expired),
-            self._acker.pending,
+            completed=Roots.of(self._completed),
+            failed=Roots.of(self._failed),
+            reset=Roots.of(reset),
+            expired=Roots.of(self._expired),
+            trees=self._acker.pending,
         )
         for each in (self._completed, self._failed, self._expired):
             each.clear()

@@ -27,7 +27,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -95,6 +95,7 @@ class CheckpointMarker:
 
     action: CheckpointAction
     txid: int
+    _: KW_ONLY
     prepared: bool = False
     upto: int = 0
     layouts: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +124,7 @@ def other_store(component_id: str, task: int, txid: int, expected: int) -> Corru
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """What is durable. ``txid``: the last committed checkpoint. ``positions``: its positions of the
     spouts; None when there is no checkpoint, or spouts cannot go back. ``pending``: the next
@@ -390,13 +391,13 @@ class Checkpoints:
         return CheckpointMarker(
             CheckpointAction.RECOVER,
             aim.txid,
-            self.record.prepared,
-            self.record.last,
-            {each: layout.number for each, layout in self._layouts.items()},
-            frozenset(aim.layouts),
-            aim.positions,
-            self._exact,
-            frozenset(self.record.forgotten),
+            prepared=self.record.prepared,
+            upto=self.record.last,
+            layouts={each: layout.number for each, layout in self._layouts.items()},
+            known=frozenset(aim.layouts),
+            positions=aim.positions,
+            exact=self._exact,
+            forgotten=frozenset(self.record.forgotten),
         )
 
     def _moved(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> str | None:

@@ -124,7 +124,14 @@ class RoundDriver:
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._status = CoreStatus("starting", 0, 0, {each: Counts() for each in plan.plan.components}, 0, None)
+        self._status = CoreStatus(
+            phase="starting",
+            rounds=0,
+            rounds_lost=0,
+            components={each: Counts() for each in plan.plan.components},
+            trees=0,
+            last_error=None,
+        )
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
@@ -225,16 +232,16 @@ class RoundDriver:
             self._number += 1
         round_ = Round(
             self._number,
-            ticks,
-            orders,
-            0.0 if step.alone else spout_wait_s,
-            drain or step.drain or bool(waiting),
-            follows,
-            self._executor.rounds_max,
-            step.marker,
-            self._share.tuples,
-            self._lost,
-            step.drain,
+            ticks=ticks,
+            orders=orders,
+            spout_wait_s=0.0 if step.alone else spout_wait_s,
+            drain=drain or step.drain or bool(waiting),
+            follows=follows,
+            at_once=self._executor.rounds_max,
+            checkpoint=step.marker,
+            share=self._share.tuples,
+            lost=self._lost,
+            settles=step.drain,
         )
         self._under_way.append(round_)
         return round_
@@ -361,7 +368,7 @@ class RoundDriver:
         busy = busy or bool(troubles) or self._waiting() > 0
         gone = None if first is None else f"{first[0]}[{first[1]}]"
         failed = self._failure(records) if self._checkpoints is not None else None  # only checkpoints ask
-        return _Found(busy, failed, troubles, standings, gone, died)
+        return _Found(busy, failed, troubles=troubles, standings=standings, silent=gone, died=died)
 
     def _failure(self, records: Sequence[RoundRecord]) -> str | None:
         """Which tuple failed, if one did: named by the bolt that failed it, or else by where its

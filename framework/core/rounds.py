@@ -9,14 +9,15 @@ about trees, and counters.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.execution.failures import FailureKind, kind_of
+from framework.execution.levels import walk
 from framework.execution.records import Piece
 
 #: The most tuples that a spout task gives in one round, so that rounds stay short.
@@ -46,6 +47,7 @@ class Round:
     so no new tree should begin."""
 
     number: int
+    _: KW_ONLY
     ticks: int = 0
     orders: Mapping[int, TreeOutcomes] = field(default_factory=dict)
     spout_wait_s: float = 0.0
@@ -76,7 +78,7 @@ class Decisions(NamedTuple):
     trees: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Counts:
     """What one component did in one task. ``latency_s``: from emission until the spout was told of
     completion, summed over ``completed``. ``died``: instances that their own errors ended. Three
@@ -126,7 +128,9 @@ class ComponentError(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, kind: ErrorKind, component_id: str, task: int) -> ComponentError:
         name, trace = type(error).__name__, "".join(traceback.format_exception(error))
-        return cls(kind, component_id, task, f"{name}: {error}", trace, kind_of(error), name)
+        return cls(
+            kind, component_id, task=task, message=f"{name}: {error}", trace=trace, failure=kind_of(error), error=name
+        )
 
     def __str__(self) -> str:
         return f"{self.component_id}[{self.task}]: {self.message}"
@@ -172,26 +176,12 @@ class RoundExecutor(Protocol):
         """Close every spout, clean up every bolt, and release what ``start`` made."""
 
 
-def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
+def walk_round(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
     """Run all levels of a round, one task after the other."""
-    steps = stepping(round_, widths, run_task)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
+    def run_level(level: int, inboxes: Sequence[Sequence[RoundRecord]]) -> list[Addressed]:
+        return [
+            each for partition, records in enumerate(inboxes) for each in run_task(round_, level, partition, records)
+        ]
 
-def stepping(
-    round_: Round, widths: Sequence[int], run_task: RunTask
-) -> Generator[tuple[int, int], None, list[RoundRecord]]:
-    """The same in steps: yields the level and the partition before each task."""
-    inboxes: dict[int, list[RoundRecord]] = {}
-    for level, width in enumerate(widths):
-        outboxes: dict[int, list[RoundRecord]] = {}
-        for partition in range(width):
-            yield level, partition
-            for target, record in run_task(round_, level, partition, inboxes.get(partition, [])):
-                outboxes.setdefault(target, []).append(record)
-        inboxes = outboxes
-    return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+    return walk(widths, run_level)

@@ -58,6 +58,7 @@ class CoreRun(RunningThread):
         plan: CorePlan,
         executor: RoundExecutor,
         config: Config,
+        *,
         store: CoordinationStore | None = None,
         owned: bool = False,
     ) -> None:
@@ -141,10 +142,10 @@ def submit_core(
     plan = CorePlan(
         plan_execution(topology),
         conf,
-        config.acker_executors,
-        config.max_tuples_pending,
-        stateful,
-        ticks_of(topology, config.tick_tuple_freq_secs),
+        ackers=config.acker_executors,
+        pending_max=config.max_tuples_pending,
+        stateful=stateful,
+        ticks=ticks_of(topology, config.tick_tuple_freq_secs),
     )
     runner = _executor(executor, plan, config)
     owned = store is None
@@ -155,7 +156,7 @@ def submit_core(
         if owned and store is not None:
             store.close()
         raise
-    return CoreRun(topology, plan, runner, config, store, owned)
+    return CoreRun(topology, plan, runner, config, store=store, owned=owned)
 
 
 def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:

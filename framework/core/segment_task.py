@@ -34,6 +34,7 @@ class SegmentTask:
         plan: CorePlan,
         topology: PlannedTopology,
         segment: Segment,
+        *,
         task: int,
         level: int,
         partition: int,
@@ -166,7 +167,14 @@ class SegmentTask:
             self._receive(edge, batch)
             return
         payload = encode_batch(batch) if self._encode else batch
-        piece = Piece(edge.index, target, self._task, self._sequence, batch.num_rows, payload)
+        piece = Piece(
+            edge.index,
+            target_task=target,
+            source_task=self._task,
+            sequence=self._sequence,
+            rows=batch.num_rows,
+            payload=payload,
+        )
         self._sequence += 1
         self._pass_on(piece)
 
@@ -195,7 +203,14 @@ class SegmentTask:
         ticks = [each.tick_in_s for each in self._component_tasks.values() if each.tick_in_s is not None]
         tick_in_s = min(ticks, default=None)
         self._pass_on(
-            RoundReport(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered, tick_in_s)
+            RoundReport(
+                round_.number,
+                counts=counts,
+                troubles=outcome.troubles,
+                standings=outcome.standings,
+                unrecovered=self._unrecovered,
+                tick_in_s=tick_in_s,
+            )
         )
         self.outcome = Outcome(self._component_tasks)
         return outcome.exits

@@ -103,6 +103,7 @@ def restore_state(
     topology: CoreTopology,
     config: Config,
     store: CoordinationStore,
+    *,
     document: Any,
     entries: Callable[[], Iterable[tuple[str, Entry]]],
     where: str,
@@ -143,7 +144,9 @@ def restore_state(
             positions = snapshot.positions
             forgotten = _without_positions(topology, current, positions) if positions is not None else []
             log.save(
-                CheckpointRecord(txid, positions, layouts=layouts, assigned=layouts, last=txid, forgotten=forgotten)
+                CheckpointRecord(
+                    txid=txid, positions=positions, layouts=layouts, assigned=layouts, last=txid, forgotten=forgotten
+                )
             )
             _drop(namespaces, current)
     finally:

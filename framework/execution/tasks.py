@@ -76,7 +76,7 @@ class PlannedTopology:
 
     def context(self, component: TaskComponent, task: int) -> TopologyContext:
         return TopologyContext(
-            self.plan.topology_id, component.id, task, component.parallelism, self.conf, self._parallelisms
+            self.plan.topology_id, component.id, task, component.parallelism, self.conf, parallelisms=self._parallelisms
         )
 
 
@@ -100,7 +100,14 @@ class _Outbox:
     def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch, task: int | None) -> None:
         level = self._level
         for target_task, rows in edge.cut(batch, source_task + self._sequence, task):
-            piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, level.packed(rows))
+            piece = Piece(
+                edge.index,
+                target_task=target_task,
+                source_task=source_task,
+                sequence=self._sequence,
+                rows=rows.num_rows,
+                payload=level.packed(rows),
+            )
             self._sequence += 1
             self.put(piece)
             level.report.sent[edge.index] = level.report.sent.get(edge.index, 0) + rows.num_rows
@@ -299,20 +306,21 @@ class _LevelTask:
     def __init__(
         self,
         topology: PlannedTopology,
+        header: AttemptHeader,
+        *,
         phase: Phase,
         level: int,
         partition: int,
         width: int,
-        header: AttemptHeader,
         encode: bool,
-        cancelled: Callable[[], bool] | None = None,
+        cancelled: Callable[[], bool] | None,
     ) -> None:
         self.topology = topology
+        self.header = header
         self.phase = phase
         self.level = level
         self.partition = partition
         self.width = width
-        self.header = header
         self.encode = encode
         self.cancelled = cancelled
         self.report = TaskReport(header, phase)
@@ -400,12 +408,12 @@ class _LevelTask:
 def run_level(
     topology: PlannedTopology,
     phase: Phase,
-    level: int,
-    partition: int,
-    width: int,
     records: Iterable[Record],
     report: Callable[[TaskReport], None],
     *,
+    level: int,
+    partition: int,
+    width: int,
     encode: bool,
     header: AttemptHeader | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -450,8 +458,19 @@ def run_level(
                 (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
-    task = _LevelTask(topology, phase, level, partition, width, header, encode, cancelled)
-    failure = _upstream_failure(controls) or _miscounted(controls, pieces, level, partition, seed, first_of_commit)
+    task = _LevelTask(
+        topology,
+        header,
+        phase=phase,
+        level=level,
+        partition=partition,
+        width=width,
+        encode=encode,
+        cancelled=cancelled,
+    )
+    failure = _upstream_failure(controls)
+    if failure is None and seed is None and not first_of_commit:
+        failure = _miscounted(controls, pieces, level=level, partition=partition)
     try:
         if failure is None:
             for record in passing:
@@ -499,13 +518,9 @@ def _upstream_failure(controls: list[Control]) -> TaskFailure | None:
     return next((each.failure for each in controls if each.failure is not None), None)
 
 
-def _miscounted(
-    controls: list[Control], pieces: list[Piece], level: int, partition: int, seed: Seed | None, first_of_commit: bool
-) -> TaskFailure | None:
+def _miscounted(controls: list[Control], pieces: list[Piece], *, level: int, partition: int) -> TaskFailure | None:
     """Return a failure unless every task of the level above reported, and exactly the rows that
     they sent have arrived."""
-    if seed is not None or first_of_commit:
-        return None
     heard = sorted(each.upstream for each in controls)
     expected: dict[int, int] = defaultdict(int)
     for control in controls:

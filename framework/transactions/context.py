@@ -15,7 +15,7 @@ from framework.topology.builder import Topology
 from framework.transactions.commit import PURGE_EVERY
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
     """What a driver needs of the configuration. ``empty_batch_every_s``: how often an idle source
     makes an empty batch; None for never. ``accept_changed_topology``: the user allows the topology
@@ -33,7 +33,7 @@ class DriverSettings:
     purge_every: int = PURGE_EVERY
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DriverStatus:
     """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed.
     ``repeating``: the failure behind the present retries; None again when a transaction is
@@ -50,7 +50,7 @@ class DriverStatus:
     repeating: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverContext:
     """What outlives a term. ``stop_requested``: set when the run is to end. ``update``: changes
     fields of the driver's status."""

@@ -51,7 +51,14 @@ class Driver:
         self.failure: TaskFailure | None = None
         self.error: Exception | None = None
         self._context = DriverContext(
-            topology, executor, store, settings, self.journal, threads, self._stop_requested, self._update
+            topology=topology,
+            executor=executor,
+            store=store,
+            settings=settings,
+            journal=self.journal,
+            threads=threads,
+            stop_requested=self._stop_requested,
+            update=self._update,
         )
 
     # --- for other threads ------------------------------------------------------------------------

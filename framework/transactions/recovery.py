@@ -27,7 +27,7 @@ _log = get_logger()
 WAITING_POLL_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """Everything that a term works with. The receiver closes ``planner`` and ``commit``."""
 
@@ -87,7 +87,14 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         raise
     if isinstance(planner, CoordinatorPlanner):
         planner.planned = max(recovered.plans, default=0)
-    return Recovery(planner, source, documents, commit, incarnation, replace(recovered, opened=opened))
+    return Recovery(
+        planner=planner,
+        source=source,
+        documents=documents,
+        commit=commit,
+        incarnation=incarnation,
+        recovered=replace(recovered, opened=opened),
+    )
 
 
 def _source_identity(
@@ -131,5 +138,5 @@ def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterato
         if isinstance(each.instance, Bolt):
             yield (
                 each.instance,
-                TopologyContext(topology.id, each.id, 0, each.parallelism, conf, topology.parallelisms()),
+                TopologyContext(topology.id, each.id, 0, each.parallelism, conf, parallelisms=topology.parallelisms()),
             )

@@ -232,7 +232,14 @@ class Term:
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)
         epoch = self._leadership.epoch
-        header = AttemptHeader(self._topology.id, txid, attempt_id, epoch, digest, self._incarnation)
+        header = AttemptHeader(
+            self._topology.id,
+            txid=txid,
+            attempt_id=attempt_id,
+            epoch=epoch,
+            plan_digest=digest,
+            incarnation=self._incarnation,
+        )
         self._headers[(txid, attempt_id)] = header
         self._journal.emitted(txid, attempt_id, epoch, plan, digest)
         return header

@@ -285,7 +285,7 @@ class SqlBackend(MapBackend):
         self.prepare(topology_id)
         with self._writing() as connection:
             found = self._found_header(connection, self._own_header)
-            header = Header(topology_id, uuid.uuid4().hex, found.epoch)
+            header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
             connection.execute(f'DELETE FROM "{self._table}"')
             connection.execute(self.dialect.update_header(), (*header_values(header), self._table))
             return header

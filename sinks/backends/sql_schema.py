@@ -125,7 +125,7 @@ def header_of(row: tuple[Any, ...], location: str) -> Header:
     unknown format."""
     check_format(row[0], location)
     opened = OpenCommit(row[4], row[5], row[6]) if row[4] is not None else None
-    return Header(row[1], row[2], row[3], opened, row[7], row[0])
+    return Header(row[1], row[2], epoch=row[3], open=opened, done=row[7], format=row[0])
 
 
 def identifier(name: str, what: str) -> str:

@@ -625,7 +625,7 @@ class BackendContract:
         transact(state, 1, 1, {"dog": 1}, epoch=7)
         before = state.read_header()
         cleared = state.clear("topology")
-        assert cleared == state.read_header() == Header("topology", cleared.incarnation, 7)
+        assert cleared == state.read_header() == Header("topology", cleared.incarnation, epoch=7)
         assert cleared.incarnation != before.incarnation
         assert state.get("dog") is None
         with pytest.raises(StaleWriterError):

@@ -75,7 +75,7 @@ def add(amount: int) -> Any:
 
 
 def transact(
-    state: MapState, txid: int, attempt: int, amounts: Mapping[Any, int], replay: bool = False, epoch: int = 1
+    state: MapState, txid: int, attempt: int, amounts: Mapping[Any, int], *, replay: bool = False, epoch: int = 1
 ) -> None:
     """A whole commit: add amounts to keys."""
     granted = open_attempt(state, txid, attempt, epoch)

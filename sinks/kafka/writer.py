@@ -373,7 +373,14 @@ def renew_markers(
     for task in sorted({*range(context.task_count), *before}):
         mine = replace(context, task_index=task)
         first = Marker(
-            context.topology_id, writer_of(mine), standing.epoch, 0, 0, "", context.task_count, standing.incarnation
+            topology_id=context.topology_id,
+            writer=writer_of(mine),
+            epoch=standing.epoch,
+            txid=0,
+            attempt_id=0,
+            plan_digest="",
+            tasks=context.task_count,
+            incarnation=standing.incarnation,
         )
         writers.marked(settings, mine, marker_topic).renew(first)
 

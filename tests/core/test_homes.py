@@ -33,7 +33,7 @@ from tests.kit.journaled import alive, noted, word_count
 
 @pytest.fixture
 def settings(tmp_path: Path) -> HomeSettings:
-    plan = CorePlan(plan_execution(word_count(tmp_path, 10, spouts=1)), {}, 1, 100)
+    plan = CorePlan(plan_execution(word_count(tmp_path, 10, spouts=1)), {}, ackers=1, pending_max=100)
     return HomeSettings.of(plan, 60.0, None)
 
 
@@ -77,7 +77,7 @@ def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
     settings: HomeSettings, tmp_path: Path, from_outside: bool
 ) -> None:
     """Two homes with a spout task each; one of the two spout tasks never has a tuple."""
-    plan = CorePlan(plan_execution(word_count(tmp_path, 1, spouts=2)), {}, 1, 100)
+    plan = CorePlan(plan_execution(word_count(tmp_path, 1, spouts=2)), {}, ackers=1, pending_max=100)
     settings = HomeSettings.of(plan, 60.0, None)
     homes_ = [start_home(settings, number) for number in (0, 1)]
     try:
@@ -173,7 +173,7 @@ def test_a_lost_home_is_named_and_replaced(settings: HomeSettings, home: Address
 def test_a_round_is_given_up_after_four_message_timeouts_and_a_minute_at_least(
     tmp_path: Path, timeout_s: float, given_up_s: float
 ) -> None:
-    plan = CorePlan(plan_execution(word_count(tmp_path, 1)), {}, 1, 100)
+    plan = CorePlan(plan_execution(word_count(tmp_path, 1)), {}, ackers=1, pending_max=100)
     rounds = executor_of("spark", plan, Config.of({"topology.message.timeout.secs": timeout_s}))
     assert HomeSettings.of(plan, rounds._answer_s, None).answer_s == given_up_s
 

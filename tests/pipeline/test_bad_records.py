@@ -286,7 +286,7 @@ def written(topics: Topics, name: str) -> Callable[..., Any]:
 
 
 def marker(txid: int, attempt: int = 1, epoch: int = 1, digest: str = "d") -> Marker:
-    return Marker("t", "bolt/0", epoch, txid, attempt, digest)
+    return Marker(topology_id="t", writer="bolt/0", epoch=epoch, txid=txid, attempt_id=attempt, plan_digest=digest)
 
 
 def record(value: str) -> list[KafkaRecord]:

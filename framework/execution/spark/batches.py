@@ -105,24 +105,16 @@ def refuse_repetition() -> None:
         raise InvariantViolation("Spark repeated a task inside an attempt (C10); the attempt fails and is replayed")
 
 
+@dataclass(frozen=True, kw_only=True)
 class _LevelFunction:
     """One level over one partition of an RDD."""
 
-    def __init__(
-        self,
-        payload: _Payload,
-        phase: Phase,
-        level: int,
-        width: int,
-        reports: Accumulator[Reports],
-        header: AttemptHeader | None = None,
-    ) -> None:
-        self.payload = payload
-        self.phase = phase
-        self.level = level
-        self.width = width
-        self.reports = reports
-        self.header = header
+    payload: _Payload
+    phase: Phase
+    level: int
+    width: int
+    reports: Accumulator[Reports]
+    header: AttemptHeader
 
     def __call__(self, partition: int, records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
         refuse_repetition()
@@ -130,11 +122,11 @@ class _LevelFunction:
         yield from run_level(
             self.payload.topology(),
             self.phase,
-            self.level,
-            partition,
-            self.width,
             (record for _, record in records),
             mine.append,
+            level=self.level,
+            partition=partition,
+            width=self.width,
             encode=True,
             header=self.header,
         )
@@ -343,7 +335,14 @@ class SparkExecutor:
                     rdd = rdd.partitionBy(level.partitions, by_partition)
                     width = level.partitions
                 rdd = rdd.mapPartitionsWithIndex(
-                    _LevelFunction(payload, phase, number, width, self._accumulator(), header)
+                    _LevelFunction(
+                        payload=payload,
+                        phase=phase,
+                        level=number,
+                        width=width,
+                        reports=self._accumulator(),
+                        header=header,
+                    )
                 )
                 frames = plan.frames_gathered_at(phase, number)
                 if frames:
@@ -386,7 +385,7 @@ class SparkExecutor:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
         if result.spread is None and self._plan.commits_on_driver:
-            run_commit(self._topology, header, result.records, reports.append, lambda: header in self._dead)
+            run_commit(self._topology, header, result.records, reports.append, cancelled=lambda: header in self._dead)
         elif result.spread is None:
             function = _CollapsedFunction(self._payload)
             reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
@@ -451,7 +450,9 @@ class SparkExecutor:
             if isinstance(error, FrameFailed):
                 return PhaseResult(error.failure)
             lines = python_part(error) or [type(error).__name__]
-            return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
+            return PhaseResult(
+                TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], trace="\n".join(lines))
+            )
         return result
 
     def _warm_up(self) -> None:
