@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from framework.config import Config
 from framework.coordination.election import Candidate
 from framework.coordination.steps import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
@@ -18,7 +19,8 @@ from framework.observe.journal import Journal
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
-from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
+from framework.transactions.commit import PURGE_EVERY
+from framework.transactions.context import DriverContext, DriverStatus
 from framework.transactions.coordinator import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term
@@ -28,20 +30,25 @@ _log = get_logger()
 
 class Driver:
     """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from
-    other threads."""
+    other threads. ``standby``: leave the lead to another driver first. The rest is as of
+    ``DriverContext``."""
 
     def __init__(
         self,
         topology: Topology,
         executor: BatchExecutor,
         store: CoordinationStore,
-        settings: DriverSettings,
+        config: Config,
+        *,
+        accept_changed_topology: bool = False,
+        standby: bool = False,
+        purge_every: int = PURGE_EVERY,
         threads: Threads | None = None,
     ) -> None:
         threads = threads or Threads()
         self._topology = topology
         self._store = store
-        self._settings = settings
+        self._standby = standby
         self._stop_requested = threads.event()
         self._changed = threading.Condition()
         self._status = DriverStatus()
@@ -54,7 +61,10 @@ class Driver:
             topology=topology,
             executor=executor,
             store=store,
-            settings=settings,
+            config=config,
+            conf=config.for_components(),
+            accept_changed_topology=accept_changed_topology,
+            purge_every=purge_every,
             journal=self.journal,
             threads=threads,
             stop_requested=self._stop_requested,
@@ -119,7 +129,7 @@ class Driver:
             lead=self._lead,
             stand_by=self._stand_by,
             progress=lambda: self._status.committed_txid,
-            standby=self._settings.standby,
+            standby=self._standby,
         )
         try:
             yield from candidate.running()

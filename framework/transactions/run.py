@@ -14,7 +14,6 @@ from framework.execution import BatchExecutor, FailureKind, TaskFailure
 from framework.observe import TransactionEvent, TransactionRecord
 from framework.observe.running import RunningThread
 from framework.topology import Topology
-from framework.transactions.context import DriverSettings
 from framework.transactions.driver import Driver
 from framework.transactions.status import RunStatus
 
@@ -70,16 +69,9 @@ class Run(RunningThread):
             topology,
             executor,
             store,
-            DriverSettings(
-                max_pending=config.max_spout_pending,
-                message_timeout_ms=int(config.message_timeout_secs * 1000),
-                max_attempts=config.max_attempts,
-                idle_poll_max_s=config.idle_poll_max_ms / 1000,
-                empty_batch_every_s=config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
-                accept_changed_topology=accept_changed_topology,
-                standby=standby,
-                conf=config.for_components(),
-            ),
+            config,
+            accept_changed_topology=accept_changed_topology,
+            standby=standby,
         )
         self._started = time.monotonic()
         super().__init__(topology.id)

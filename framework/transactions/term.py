@@ -86,7 +86,7 @@ class Term:
     another driver has the leadership now."""
 
     def __init__(self, context: DriverContext, leadership: Leadership, recovery: Recovery) -> None:
-        topology, settings, planner = context.topology, context.settings, recovery.planner
+        topology, config, planner = context.topology, context.config, recovery.planner
         self._topology = topology
         self._executor = context.executor
         self._journal = context.journal
@@ -105,9 +105,9 @@ class Term:
         self._coordinator = Coordinator(
             kind_of(topology.spout.instance),
             recovery.recovered,
-            max_pending=settings.max_pending,
-            timeout_ms=settings.message_timeout_ms,
-            max_attempts=settings.max_attempts,
+            max_pending=config.max_spout_pending,
+            timeout_ms=int(config.message_timeout_secs * 1000),
+            max_attempts=config.max_attempts,
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
             records_open=bool(topology.headerless()),
@@ -118,8 +118,8 @@ class Term:
             check=recovery.source.check,
             on_plan=lambda asked, plan: self._messages.put(Planned(asked.generation, asked.txid, plan)),
             on_failure=lambda failure: self._messages.put(_PlannerFailed(failure)),
-            idle_poll_max_s=settings.idle_poll_max_s,
-            empty_batch_every_s=settings.empty_batch_every_s,
+            idle_poll_max_s=config.idle_poll_max_ms / 1000,
+            empty_batch_every_s=config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
         )
 
     # --- from other threads -----------------------------------------------------------------------

@@ -24,7 +24,7 @@ from framework.core.home_client import Address, HomeClient, HomeLostError, HomeS
 from framework.core.home_process import ensure_home, start_home
 from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundReport
-from framework.core.run import _executor as executor_of
+from framework.core.run import _round_executor
 from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
 from tests.kit.homes import Overhearing
@@ -174,7 +174,7 @@ def test_a_round_is_given_up_after_four_message_timeouts_and_a_minute_at_least(
     tmp_path: Path, timeout_s: float, given_up_s: float
 ) -> None:
     plan = CorePlan(plan_execution(word_count(tmp_path, 1)), {}, ackers=1, pending_max=100)
-    rounds = executor_of("spark", plan, Config.of({"topology.message.timeout.secs": timeout_s}))
+    rounds = _round_executor("spark", plan, Config.of({"topology.message.timeout.secs": timeout_s}))
     assert HomeSettings.of(plan, rounds._answer_s, None).answer_s == given_up_s
 
 
