@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from integration.background import DEFAULT_FOLDER, down, up
 from integration.errors import ServerError
 from integration.servers import Shape, read_state
-from integration.standing import DEFAULT_FOLDER, down, up
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Option("--dir", help="Work folder: data, logs, addresses.")]

@@ -331,11 +331,11 @@ class Checkpoints:
             self._failures += 1
         self._recover(why)
 
-    def heard(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
+    def end_round(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> None:
         """Take in the result of a round with a marker. Raises what ``save`` raises, and
         ``CorruptStateError`` when a durable state does not hold the checkpoint that the record
         names."""
-        found = {(each.component_id, each.task): each for each in standings}
+        found = {(each.component_id, each.task): each for each in reports}
         missing = [
             f"{component_id}[{task}]"
             for component_id, tasks in {**self._stateful, **self._spouts}.items()
@@ -344,10 +344,10 @@ class Checkpoints:
         ]
         if marker.action is CheckpointAction.RECOVER:
             if not missing:
-                self._recovered(marker, standings)
+                self._recovered(marker, reports)
         elif missing:
             self._recover(f"checkpoint {marker.txid}: {', '.join(missing[:3])} did not {marker.action.value} it")
-        elif (moved := self._moved(marker, standings)) is not None:
+        elif (moved := self._moved(marker, reports)) is not None:
             self._recover(moved)
         elif marker.action is CheckpointAction.PREPARE:
             told = {each: [found[(each, task)].position for task in range(n)] for each, n in self._spouts.items()}
@@ -400,10 +400,10 @@ class Checkpoints:
             forgotten=frozenset(self.record.forgotten),
         )
 
-    def _moved(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> str | None:
+    def _moved(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> str | None:
         """Describe a state that is not where this run has left it, if there is one: its store went
         back, or was replaced (C27). The recovery that follows checks all of them."""
-        for each in standings:
+        for each in reports:
             expected = self.record.txid if each.component_id in self.record.layouts else 0
             if marker.action is CheckpointAction.COMMIT:
                 expected = marker.txid
@@ -411,8 +411,8 @@ class Checkpoints:
                 return f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and not {expected}"
         return None
 
-    def _recovered(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
-        for each in standings:
+    def _recovered(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> None:
+        for each in reports:
             expected = marker.txid if each.component_id in marker.known else 0
             if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
                 continue

@@ -28,8 +28,9 @@ from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
 
 EDGE, ROOTS = "__edge", "__roots"
-#: Ticks per timeout. A tuple fails between one timeout and one and a half after it was emitted.
-TIMEOUT_TICKS = 2
+#: How often the maps of pending trees rotate in one timeout. A tuple fails between one timeout and
+#: one and a half after it was emitted.
+ROTATIONS_PER_TIMEOUT = 2
 
 
 class AnchoredTuple(Tuple):
@@ -207,7 +208,7 @@ class ComponentTask:
     def commit(self, marker: CheckpointMarker) -> None:
         """Commit what was prepared."""
 
-    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
+    def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
         """What to report about it after the round; None when there is nothing, or when it could not
         be done."""
         return None
@@ -231,4 +232,4 @@ class ComponentTask:
         # Not a TopologyError: one tuple of a wrong type fails alone here, not with a batch.
         if kind is not ErrorKind.REPORTED and isinstance(error, (*FATAL_ERRORS, DataLossError)):
             kind = ErrorKind.FATAL
-        self.outcome.hear(ComponentError.of(error, kind, self.component.id, self.task))
+        self.outcome.add_error(ComponentError.of(error, kind, self.component.id, self.task))

@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, cast
 
-from framework.core.channels import Channel, Place, Server
+from framework.core.channels import Channel, ChannelServer, Place
 from framework.core.home import Home
 from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
 from framework.errors import RetryableError
@@ -92,7 +92,7 @@ class HomeServer:
         place: Place = f"{self._folder.name}/home"
         if settings.driver_host is not None:
             place = (_own_host(settings.driver_host), 0)
-        self._server = Server(place, settings.credentials, self._answer, CONNECT_S)
+        self._server = ChannelServer(place, settings.credentials, self._answer, CONNECT_S)
         self.address = Address(number, self._server.place, os.getpid())
         self._working = 0
         self._heard_at = time.monotonic()

@@ -41,7 +41,7 @@ from sinks.backends.sql_schema import (
 SCAN_ROWS = 10_000
 
 
-class RollBack(Exception):
+class SqlRollBack(Exception):
     """Ends an sql_txn that only looks."""
 
 
@@ -149,9 +149,9 @@ class SqlBackend(MapBackend):
     def check(self, topology_id: str) -> Header | None:
         """Prepares in an sql_txn that is rolled back."""
         header = None
-        with suppress(RollBack), self._writing() as connection:
+        with suppress(SqlRollBack), self._writing() as connection:
             header = self._prepare(connection, topology_id)
-            raise RollBack
+            raise SqlRollBack
         return header
 
     def prepare(self, topology_id: str) -> Header:

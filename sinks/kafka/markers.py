@@ -164,7 +164,7 @@ def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional
         **settings.producer(),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "error_cb": errors.heard,
+        "error_cb": errors.on_error,
     }
     producer = errors.made(lambda: Producer(made))
     producer.init_transactions(STEP_TIMEOUT_S)
@@ -219,7 +219,7 @@ def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[
 
 def _client(settings: KafkaSettings) -> tuple[ConnectionErrors, AdminClient]:
     errors = ConnectionErrors(settings.bootstrap_servers)
-    return errors, errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
+    return errors, errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
 
 
 def _last_of_each_key(
