@@ -3,7 +3,7 @@ writer at a time.
 
 A backend must do one thing: in one atomic step, write rows only if the header and the stamp of each
 row are as the writer expects. LMDB's write transactions can do that.
-``tests/sinks/test_backends.py`` runs the contract suite on this class:
+``tests/sinks/backends/test_backends.py`` runs the contract suite on this class:
 
 ::
 
