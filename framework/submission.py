@@ -91,11 +91,12 @@ def submit(
     if executor == SPARK:
         check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     check_pickles(topology)
+    conf = checked.for_components()
     for component in topology.components:
         if isinstance(component.instance, (Spout, Bolt)):
-            component.instance.check_before_start(checked.for_components())
+            component.instance.check_before_start(conf)
     plan = plan_execution(topology)
-    runner = _batch_executor(executor, plan, checked) if isinstance(executor, str) else executor
+    runner = _batch_executor(executor, plan, conf, checked) if isinstance(executor, str) else executor
     owned = store is None
     if store is None:
         store = store_of(checked)
@@ -119,12 +120,12 @@ def submit(
     )
 
 
-def _batch_executor(name: str, plan: ExecutionPlan, config: Config) -> BatchExecutor:
+def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], config: Config) -> BatchExecutor:
     if name == LOCAL:
-        return LocalExecutor(plan, config.for_components())
+        return LocalExecutor(plan, conf)
     from framework.execution.spark.batches import SparkExecutor  # only runs that use Spark load it
 
-    return SparkExecutor(plan, config.for_components(), config.spark, collapse_records_max=config.collapse_records_max)
+    return SparkExecutor(plan, conf, config.spark, collapse_records_max=config.collapse_records_max)
 
 
 def check_reach(topology: Topology, master: str) -> None:

@@ -47,7 +47,7 @@ app = typer.Typer(
     help="The state of a topology. Name the topology first, as MODULE:TOPOLOGY, or after the command.",
 )
 
-Component = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
+ComponentName = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
 File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its name ends in .gz.")]
 
 
@@ -55,7 +55,7 @@ File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its na
 def get(
     topology: TopologyName,
     key: str,
-    component: Component = None,
+    component: ComponentName = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -72,7 +72,7 @@ def get(
 @app.command()
 def scan(
     topology: TopologyName,
-    component: Component = None,
+    component: ComponentName = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show so many keys at most.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -93,7 +93,7 @@ def scan(
 def export(
     topology: TopologyName,
     file: Path,
-    component: Component = None,
+    component: ComponentName = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:

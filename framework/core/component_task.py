@@ -18,7 +18,7 @@ import pyarrow as pa
 from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
-from framework.core.outcome import Outcome, Rows, Surroundings
+from framework.core.outcome import Outcome, Surroundings, UnsentRows
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -74,7 +74,7 @@ class Outflow:
         made = self._surroundings.outcome.of[self._component_id]
         rows = made.rows.get((stream, task))
         if rows is None:
-            rows = made.rows[(stream, task)] = Rows()
+            rows = made.rows[(stream, task)] = UnsentRows()
         rows.values.append(tuple(self._streams.checked(values, stream, task)))
         rows.roots.append(roots)
         made.counts.emitted += 1
@@ -107,7 +107,7 @@ class Outflow:
             outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
             raise
 
-    def _cut(self, stream: str, task: int | None, rows: Rows) -> None:
+    def _cut(self, stream: str, task: int | None, rows: UnsentRows) -> None:
         batch = self._streams.batch(stream, rows.values)
         batch = batch.append_column(ROOTS, pa.array(rows.roots, pa.list_(pa.uint64())))
         for edge in self._edges[stream]:

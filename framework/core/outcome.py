@@ -29,7 +29,7 @@ ERRORS_MAX = 10
 
 
 @dataclass(slots=True)
-class Rows:
+class UnsentRows:
     """Rows of one stream that are not sent yet, and the roots of the trees that each is part of."""
 
     values: list[Sequence[Any]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Made:
     they are for."""
 
     counts: Counts = field(default_factory=Counts)
-    rows: dict[tuple[str, int | None], Rows] = field(default_factory=dict)
+    rows: dict[tuple[str, int | None], UnsentRows] = field(default_factory=dict)
 
 
 class Outcome:

@@ -55,8 +55,8 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
             f"topology {topology.id!r} has state, and topology.acker.executors is 0: without ackers nobody knows what a checkpoint "
             "covers; set 1 or more"
         )
-    provider = provider_of(config.for_components())
-    provider.check_before_start(config.for_components())
+    conf = config.for_components()
+    provider_of(conf).check_before_start(conf)
 
 
 def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:

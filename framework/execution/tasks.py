@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import cloudpickle
@@ -300,35 +301,26 @@ def _tuple_in(trace: Any) -> str:
     return ""
 
 
+@dataclass(eq=False)
 class _LevelTask:
     """The state of one task while it runs."""
 
-    def __init__(
-        self,
-        topology: PlannedTopology,
-        header: AttemptHeader,
-        *,
-        phase: Phase,
-        level: int,
-        partition: int,
-        width: int,
-        encode: bool,
-        cancelled: Callable[[], bool] | None,
-    ) -> None:
-        self.topology = topology
-        self.header = header
-        self.phase = phase
-        self.level = level
-        self.partition = partition
-        self.width = width
-        self.encode = encode
-        self.cancelled = cancelled
-        self.report = TaskReport(header, phase)
+    topology: PlannedTopology
+    header: AttemptHeader
+    _: KW_ONLY
+    phase: Phase
+    level: int
+    partition: int
+    width: int
+    encode: bool
+    cancelled: Callable[[], bool] | None
+
+    def __post_init__(self) -> None:
+        self.report = TaskReport(self.header, self.phase)
         self.outbox = _Outbox(self)
         self.runners: dict[str, _Runner] = {}
-        self._fields_of = {
-            edge.index: topology.plan.components[edge.source].streams[edge.stream] for edge in topology.plan.edges
-        }
+        plan = self.topology.plan
+        self._fields_of = {edge.index: plan.components[edge.source].streams[edge.stream] for edge in plan.edges}
 
     def check_alive(self) -> None:
         """Stop the task when its attempt was cancelled."""
@@ -521,7 +513,7 @@ def _upstream_failure(controls: list[Control]) -> TaskFailure | None:
 def _miscounted(controls: list[Control], pieces: list[Piece], *, level: int, partition: int) -> TaskFailure | None:
     """Return a failure unless every task of the level above reported, and exactly the rows that
     they sent have arrived."""
-    heard = sorted(each.upstream for each in controls)
+    senders = sorted(each.upstream for each in controls)
     expected: dict[int, int] = defaultdict(int)
     for control in controls:
         for edge, rows in control.rows.items():
@@ -529,10 +521,10 @@ def _miscounted(controls: list[Control], pieces: list[Piece], *, level: int, par
     found: dict[int, int] = defaultdict(int)
     for piece in pieces:
         found[piece.edge] += piece.rows
-    if heard == list(range(controls[0].upstreams)) and dict(expected) == dict(found):
+    if senders == list(range(controls[0].upstreams)) and dict(expected) == dict(found):
         return None
     error = (
-        f"level {level} partition {partition}: heard from tasks {heard} of {controls[0].upstreams}, expected rows per "
+        f"level {level} partition {partition}: heard from tasks {senders} of {controls[0].upstreams}, expected rows per "
         f"edge {dict(expected)}, found {dict(found)}"
     )
     return TaskFailure(FailureKind.ERROR, "exchange", partition, error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from framework.config import Config
@@ -82,9 +83,7 @@ class Driver:
 
     def status(self) -> DriverStatus:
         with self._changed:
-            snapshot = DriverStatus(**{name: getattr(self._status, name) for name in DriverStatus.__slots__})
-        snapshot.in_flight = dict(snapshot.in_flight)
-        return snapshot
+            return replace(self._status, in_flight=dict(self._status.in_flight))
 
     def wait_until(self, condition: Callable[[DriverStatus], bool], timeout_s: float | None) -> bool:
         """Wait until the status meets a condition, or the run is over. Returns whether it was

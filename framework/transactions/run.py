@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import CancelledError
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
@@ -92,12 +93,6 @@ class Run(RunningThread):
         elapsed = max(time.monotonic() - self._started, 1e-9)
         return RunStatus(
             topology_id=self._topology.id,
-            phase=status.phase,
-            epoch=status.epoch,
-            committed_txid=status.committed_txid,
-            in_flight=status.in_flight,
-            in_flight_rows=status.in_flight_rows,
-            lag=status.lag,
             partitions=partitions,
             read_rows=journal.read_rows,
             committed_rows=journal.committed_rows,
@@ -105,9 +100,7 @@ class Run(RunningThread):
             lost_records=sum(each.lost_records for each in partitions.values()),
             rows_per_second=journal.committed_rows / elapsed,
             attempts_failed=journal.attempts_failed,
-            last_error=status.last_error,
-            waiting_for=status.waiting_for,
-            repeating=status.repeating,
+            **asdict(status),
         )
 
     def events(self) -> list[TransactionEvent]:

@@ -51,7 +51,7 @@ class ImmutableSource:
         self._checked |= new
 
 
-def kind_of(spout: object) -> SpoutKind:
+def spout_kind_of(spout: object) -> SpoutKind:
     return SpoutKind.OPAQUE if isinstance(spout, OpaquePartitionedTransactionalSpout) else SpoutKind.TRANSACTIONAL
 
 

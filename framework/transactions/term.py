@@ -51,7 +51,7 @@ from framework.transactions.coordinator import (
 from framework.transactions.planning import PlanningThread
 from framework.transactions.recovery import Recovery
 from framework.transactions.reporting import TermReport
-from framework.transactions.sources import kind_of
+from framework.transactions.sources import spout_kind_of
 
 TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
@@ -103,7 +103,7 @@ class Term:
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
         self._report = TermReport(context)
         self._coordinator = Coordinator(
-            kind_of(topology.spout.instance),
+            spout_kind_of(topology.spout.instance),
             recovery.recovered,
             max_pending=config.max_spout_pending,
             timeout_ms=int(config.message_timeout_secs * 1000),
