@@ -198,7 +198,9 @@ class ConnectionErrors:
         if found and not reasons and not self.connected:
             why = _text(max(found, key=lambda each: _UNREACHABLE.index(each.name())))
             if "Connect to" in why or "resolve" in why:
-                return RetryableError(f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs")
+                return RetryableError(
+                    f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
+                )
             return RetryableError(f"Kafka at {self._where}: {why}; check the address and the security settings")
         what = f"Kafka at {self._where}"
         return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
