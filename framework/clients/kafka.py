@@ -78,6 +78,8 @@ _NOT_ALLOWED = {
 #: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
 #: settings; after a connection has worked, an outage.
 _DISTRUSTED = {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"}
+#: Errors of a server that is not there, in the order in which they say why.
+_UNREACHABLE = ("_TIMED_OUT", "_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE")
 
 T = TypeVar("T")
 
@@ -191,7 +193,15 @@ class ConnectionErrors:
                     raise
                 error = fatal  # the client has ended, for this reason
         reasons = [each for each in self._errors if each.name() in _DISTRUSTED]
+        found = [each for each in (*self._errors, _inner(error)) if each is not None and each.name() in _UNREACHABLE]
         self._errors.clear()
+        if found and not reasons and not self.connected:
+            why = _text(max(found, key=lambda each: _UNREACHABLE.index(each.name())))
+            if "Connect to" in why or "resolve" in why:
+                return RetryableError(
+                    f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
+                )
+            return RetryableError(f"Kafka at {self._where}: {why}; check the address and the security settings")
         what = f"Kafka at {self._where}"
         return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
 

@@ -66,6 +66,7 @@ class SqliteDialect(Dialect):
     name = "SQLite"
     integer = "INTEGER"
     text = "TEXT"
+    boolean = "INTEGER"
     temporary = "temp."
     table_options = " STRICT, WITHOUT ROWID"
     least = "min"
@@ -263,6 +264,10 @@ class SqliteBackend(SqlBackend):
 
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         return restored(value, declared)
+
+    def _may_create_view(self, connection: sqlite3.Connection, name: str) -> bool:
+        query = "SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE"
+        return connection.execute(query, (name,)).fetchone() is None
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

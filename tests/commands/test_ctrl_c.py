@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -65,11 +66,20 @@ def interrupted(folder: Path, when: Callable[[psutil.Process, Path], bool], *opt
 
 
 def checks(process: psutil.Process, log: Path) -> bool:
-    return any("-version" in each.cmdline() for each in process.children())
+    return "-version" in commands_of(process)
 
 
 def spark_starts(process: psutil.Process, log: Path) -> bool:
-    return any("SparkSubmit" in " ".join(each.cmdline()) for each in process.children(recursive=True))
+    return "SparkSubmit" in commands_of(process)
+
+
+def commands_of(process: psutil.Process) -> str:
+    """What the processes below this one were started with."""
+    found = []
+    for each in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found += each.cmdline()
+    return " ".join(found)
 
 
 def batches_run(process: psutil.Process, log: Path) -> bool:

@@ -269,6 +269,7 @@ class SparkExecutor:
         self._frames: SqlFrames | None = None
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
+        self._working = threading.Event()  # a batch has come, or the run is over
 
     def start(self) -> None:
         context = self._spark.start()
@@ -276,8 +277,10 @@ class SparkExecutor:
         if self._plan.frame_outputs:
             self._frames = SqlFrames(self._spark, self._topology)
         self._warm_up()
+        threading.Thread(target=self._stay_warm, name="ratchet-warm-up", daemon=True).start()
 
     def process(self, job: ProcessingJob) -> PhaseResult:
+        self._working.set()
         small = job.record_count is not None and job.record_count <= self._collapse_records_max
         small = small and not self._plan.frame_outputs  # Spark SQL needs jobs of its own
         return self._guarded(job.header, Phase.PROCESSING, lambda: self._process(job, small))
@@ -300,6 +303,7 @@ class SparkExecutor:
             result.spread.unpersist(blocking=False)
 
     def close(self) -> None:
+        self._working.set()
         for header in list(self._results):
             self.release(header)
         self._spark.stop()
@@ -456,13 +460,20 @@ class SparkExecutor:
         return result
 
     def _warm_up(self) -> None:
-        """Run small jobs of both shapes, so that the first batch finds compiled code and loaded
-        workers."""
+        """Start the workers, load into them what batches need, and connect their readers."""
         context = self._spark.context
         width = max(level.partitions for level in self._plan.processing)
         context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
-        for _ in range(WARM_UP_JOBS):
-            context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
+
+    def _stay_warm(self) -> None:
+        """Run small jobs with a shuffle until the first batch comes, so that it finds compiled
+        code. A batch does not wait for them: it is as good a job to warm up by."""
+        context = self._spark.active
+        with contextlib.suppress(Exception):  # the context may be stopped meanwhile
+            for _ in range(WARM_UP_JOBS):
+                if context is None or self._working.is_set():
+                    return
+                context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
 
 
 def _group(header: AttemptHeader, phase: Phase) -> str:
