@@ -18,7 +18,8 @@ ahead = {"spark.master": "local[1]", "spark.driver.memory": "600m"}
 launch_ahead(ahead)
 context = start_context("test", {**ahead, **OTHERS})
 assert context.parallelize([1, 2], 1).sum() == 3
-print(sum("SparkSubmit" in each for each in commands_below(psutil.Process())), context.getConf().get("spark.driver.memory"), context.appName)
+jvms = sum("SparkSubmit" in each for each in commands_below(psutil.Process()))
+print(jvms, context.getConf().get("spark.driver.memory"), context.appName)
 context.stop()
 """
 
