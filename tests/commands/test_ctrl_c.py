@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit.processes import ROOT
+from tests.kit.processes import ROOT, commands_below
 
 pytestmark = [pytest.mark.spark, pytest.mark.kills]
 
@@ -66,20 +65,11 @@ def interrupted(folder: Path, when: Callable[[psutil.Process, Path], bool], *opt
 
 
 def checks(process: psutil.Process, log: Path) -> bool:
-    return "-version" in commands_of(process)
+    return any("-version" in each for each in commands_below(process))
 
 
 def spark_starts(process: psutil.Process, log: Path) -> bool:
-    return "SparkSubmit" in commands_of(process)
-
-
-def commands_of(process: psutil.Process) -> str:
-    """What the processes below this one were started with."""
-    found = []
-    for each in process.children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            found += each.cmdline()
-    return " ".join(found)
+    return any("SparkSubmit" in each for each in commands_below(process))
 
 
 def batches_run(process: psutil.Process, log: Path) -> bool:

@@ -12,15 +12,14 @@ from tests.kit.processes import ROOT
 CODE = """
 import psutil
 from framework.execution.spark.session import launch_ahead, start_context
-
-def java():
-    return sum("SparkSubmit" in " ".join(each.cmdline()) for each in psutil.Process().children(recursive=True))
+from tests.kit.processes import commands_below
 
 ahead = {"spark.master": "local[1]", "spark.driver.memory": "600m"}
 launch_ahead(ahead)
 context = start_context("test", {**ahead, **OTHERS})
 assert context.parallelize([1, 2], 1).sum() == 3
-print(java(), context.getConf().get("spark.driver.memory"), context.appName)
+jvms = sum("SparkSubmit" in each for each in commands_below(psutil.Process()))
+print(jvms, context.getConf().get("spark.driver.memory"), context.appName)
 context.stop()
 """
 
