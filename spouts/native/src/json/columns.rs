@@ -1,0 +1,422 @@
+//! JSON objects as columns of a declared schema: the loop over the fields of each value.
+//!
+//! `jiter` parses. What is here knows the schema, and two more things:
+//!
+//! 1. **Only what is usual is decoded.** Arrow's reader decides what every value means. Where it
+//!    might see a value in another way than `jiter` does, or refuses it, the value is unusual: it
+//!    leaves no row, and the caller gives it to Arrow's reader. Unusual are: whatever `jiter`
+//!    refuses, a value of another type than declared, a number that does not parse as that type, a
+//!    number with more than 64 characters or an exponent of three digits, a key with an escape, a
+//!    declared key given twice, null or nothing where a value is required.
+//! 2. **Keys tend to come in the same order.** The bytes between two values (comma, key, colon)
+//!    are compared with those of the value before. If they are the same, the key is known without
+//!    parsing it: the same bytes in the same place parse in the same way.
+#![forbid(unsafe_code)]
+
+use std::str::FromStr;
+
+use jiter::{Jiter, Peek};
+
+/// Longer numbers, and exponents of more digits, go to Arrow: its reader has limits there.
+const NUMBER_CHARACTERS_MAX: usize = 64;
+const EXPONENT_DIGITS_MAX: usize = 2;
+
+/// How many keys of an object are expected where they were in the one before, and how long ones.
+const STEPS_MAX: usize = 256;
+const STEP_BYTES_MAX: usize = 256;
+
+/// A field of the schema.
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub name: String,
+    pub kind: Kind,
+    /// A value that has null here, or nothing, is unusual.
+    pub required: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Kind {
+    Number(Number),
+    Bool,
+    /// UTF-8, also for a binary column.
+    Text,
+    Struct(Vec<Field>),
+    List(Box<Field>),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Number {
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+    Float,
+    Double,
+}
+
+/// The rows of a field. Every row has an entry in `valid`, and one in `cells`.
+pub struct Column {
+    required: bool,
+    pub valid: Vec<bool>,
+    pub cells: Cells,
+}
+
+pub enum Cells {
+    /// The numbers one after the other, in the machine's own order of bytes.
+    Number { number: Number, bytes: Vec<u8> },
+    Bool(Vec<bool>),
+    /// `ends` begins with 0, here and in lists: offsets as Arrow wants them.
+    Text { bytes: Vec<u8>, ends: Vec<i32> },
+    Struct(Object),
+    List { items: Box<Column>, ends: Vec<i32> },
+}
+
+/// The columns of objects, at the root or nested.
+pub struct Object {
+    names: Vec<String>,
+    pub columns: Vec<Column>,
+    rows: usize,
+    /// The keys of the object before, in their order.
+    steps: Vec<Step>,
+}
+
+/// A key with all that surrounds it, from the end of one value to the colon before the next.
+struct Step {
+    bytes: Vec<u8>,
+    /// The column; none for a key that was not declared.
+    column: Option<usize>,
+}
+
+impl Object {
+    pub fn new(fields: &[Field]) -> Self {
+        Object {
+            names: fields.iter().map(|field| field.name.clone()).collect(),
+            columns: fields.iter().map(Column::new).collect(),
+            rows: 0,
+            steps: Vec::new(),
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Adds a row for a value, which must be one object. Returns whether it did: it adds none for a
+    /// value that is unusual. `tape` is for texts with escapes; it is kept for its memory only.
+    pub fn add(&mut self, value: &[u8], tape: &mut Vec<u8>) -> bool {
+        let rows = self.rows;
+        let end = self.read(value, 0, tape);
+        if end.is_some_and(|end| end == value.len() || Jiter::new(&value[end..]).finish().is_ok()) {
+            return true;
+        }
+        self.truncate(rows);
+        false
+    }
+
+    /// Adds a row of nulls, in required fields too.
+    pub fn add_nulls(&mut self) {
+        for column in &mut self.columns {
+            column.add_empty();
+        }
+        self.rows += 1;
+    }
+
+    /// Reads the object that begins at `at`. Returns where it ends, or nothing if it is unusual:
+    /// then the columns may hold a part of the row.
+    fn read(&mut self, text: &[u8], mut at: usize, tape: &mut Vec<u8>) -> Option<usize> {
+        let mut step = 0;
+        loop {
+            let rest = text.get(at..)?;
+            let column = match self.steps.get(step) {
+                Some(known) if rest.starts_with(&known.bytes) => {
+                    at += known.bytes.len();
+                    known.column
+                }
+                _ => {
+                    let mut parser = Jiter::new(rest);
+                    let key = if step == 0 { parser.next_object_bytes() } else { parser.next_key_bytes() };
+                    let Some(key) = key.ok()? else {
+                        at += parser.current_index();
+                        break;
+                    };
+                    if key.contains(&b'\\') {
+                        return None;
+                    }
+                    let column = self.names.iter().position(|name| name.as_bytes() == key);
+                    let length = parser.current_index();
+                    self.learn(step, &rest[..length], column);
+                    at += length;
+                    column
+                }
+            };
+            at = match column {
+                Some(index) => {
+                    let column = &mut self.columns[index];
+                    if column.len() != self.rows {
+                        return None;
+                    }
+                    column.read(text, at, tape)?
+                }
+                None => skip(text, at)?,
+            };
+            step += 1;
+            if text.get(at) == Some(&b'}') {
+                at += 1;
+                break;
+            }
+        }
+        for column in &mut self.columns {
+            if column.len() == self.rows {
+                column.add_null()?;
+            }
+        }
+        self.rows += 1;
+        Some(at)
+    }
+
+    fn learn(&mut self, step: usize, bytes: &[u8], column: Option<usize>) {
+        if step >= STEPS_MAX || bytes.len() > STEP_BYTES_MAX {
+            return;
+        }
+        if step < self.steps.len() {
+            let known = &mut self.steps[step];
+            known.bytes.clear();
+            known.bytes.extend_from_slice(bytes);
+            known.column = column;
+        } else if step == self.steps.len() {
+            self.steps.push(Step { bytes: bytes.to_vec(), column });
+        }
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        for column in &mut self.columns {
+            column.truncate(rows);
+        }
+        self.rows = rows;
+    }
+}
+
+impl Column {
+    fn new(field: &Field) -> Self {
+        let cells = match &field.kind {
+            Kind::Number(number) => Cells::Number { number: *number, bytes: Vec::new() },
+            Kind::Bool => Cells::Bool(Vec::new()),
+            Kind::Text => Cells::Text { bytes: Vec::new(), ends: vec![0] },
+            Kind::Struct(fields) => Cells::Struct(Object::new(fields)),
+            Kind::List(item) => Cells::List { items: Box::new(Column::new(item)), ends: vec![0] },
+        };
+        Column { required: field.required, valid: Vec::new(), cells }
+    }
+
+    pub fn len(&self) -> usize {
+        self.valid.len()
+    }
+
+    /// Reads the value that begins at `at`, or after whitespace there. Returns where it ends, or
+    /// nothing if it is unusual.
+    fn read(&mut self, text: &[u8], at: usize, tape: &mut Vec<u8>) -> Option<usize> {
+        let rest = text.get(at..)?;
+        let mut parser = Jiter::with_tape(rest, std::mem::take(tape));
+        let peek = parser.peek().ok()?;
+        if peek == Peek::Null {
+            parser.known_null().ok()?;
+            self.add_null()?;
+            let end = at + parser.current_index();
+            *tape = parser.into_tape();
+            return Some(end);
+        }
+        let end = match &mut self.cells {
+            Cells::Number { number, bytes } if peek.is_num() => {
+                number.append(parser.known_number_bytes(peek).ok()?, bytes)?;
+                at + parser.current_index()
+            }
+            Cells::Bool(values) if peek == Peek::True || peek == Peek::False => {
+                values.push(parser.known_bool(peek).ok()?);
+                at + parser.current_index()
+            }
+            Cells::Text { bytes, ends } if peek == Peek::String => {
+                bytes.extend_from_slice(parser.known_str().ok()?.as_bytes());
+                ends.push(i32::try_from(bytes.len()).ok()?);
+                at + parser.current_index()
+            }
+            Cells::Struct(object) if peek == Peek::Object => {
+                *tape = parser.into_tape();
+                let end = object.read(text, at, tape)?;
+                self.valid.push(true);
+                return Some(end);
+            }
+            Cells::List { items, ends } if peek == Peek::Array => {
+                let mut more = parser.known_array().ok()?.is_some();
+                let mut end = at + parser.current_index();
+                *tape = parser.into_tape();
+                while more {
+                    end = items.read(text, end, tape)?;
+                    let mut parser = Jiter::new(text.get(end..)?);
+                    more = parser.array_step().ok()?.is_some();
+                    end += parser.current_index();
+                }
+                ends.push(i32::try_from(items.len()).ok()?);
+                self.valid.push(true);
+                return Some(end);
+            }
+            _ => return None,
+        };
+        self.valid.push(true);
+        *tape = parser.into_tape();
+        Some(end)
+    }
+
+    fn add_null(&mut self) -> Option<()> {
+        if self.required {
+            return None;
+        }
+        if let Cells::Struct(object) = &mut self.cells {
+            for column in &mut object.columns {
+                column.add_null()?;
+            }
+            object.rows += 1;
+            self.valid.push(false);
+        } else {
+            self.add_empty();
+        }
+        Some(())
+    }
+
+    /// Adds null, also where a value is required.
+    fn add_empty(&mut self) {
+        match &mut self.cells {
+            Cells::Number { number, bytes } => bytes.resize(bytes.len() + number.width(), 0),
+            Cells::Bool(values) => values.push(false),
+            Cells::Text { ends, .. } | Cells::List { ends, .. } => ends.push(ends[ends.len() - 1]),
+            Cells::Struct(object) => object.add_nulls(),
+        }
+        self.valid.push(false);
+    }
+
+    /// Removes the rows from `rows` on, also one of which only a part is there.
+    fn truncate(&mut self, rows: usize) {
+        self.valid.truncate(rows);
+        match &mut self.cells {
+            Cells::Number { number, bytes } => bytes.truncate(rows * number.width()),
+            Cells::Bool(values) => values.truncate(rows),
+            Cells::Text { bytes, ends } => {
+                ends.truncate(rows + 1);
+                bytes.truncate(ends[rows] as usize);
+            }
+            Cells::Struct(object) => object.truncate(rows),
+            Cells::List { items, ends } => {
+                ends.truncate(rows + 1);
+                items.truncate(ends[rows] as usize);
+            }
+        }
+    }
+}
+
+impl Number {
+    fn width(self) -> usize {
+        match self {
+            Number::Int8 | Number::UInt8 => 1,
+            Number::Int16 | Number::UInt16 => 2,
+            Number::Int32 | Number::UInt32 | Number::Float => 4,
+            Number::Int64 | Number::UInt64 | Number::Double => 8,
+        }
+    }
+
+    /// Appends the number that `text` is, exactly rounded; nothing if it is unusual for this type.
+    fn append(self, text: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
+        match self {
+            Number::Int8 => bytes.extend_from_slice(&parsed::<i8>(text)?.to_ne_bytes()),
+            Number::Int16 => bytes.extend_from_slice(&parsed::<i16>(text)?.to_ne_bytes()),
+            Number::Int32 => bytes.extend_from_slice(&parsed::<i32>(text)?.to_ne_bytes()),
+            Number::Int64 => bytes.extend_from_slice(&parsed::<i64>(text)?.to_ne_bytes()),
+            Number::UInt8 => bytes.extend_from_slice(&parsed::<u8>(text)?.to_ne_bytes()),
+            Number::UInt16 => bytes.extend_from_slice(&parsed::<u16>(text)?.to_ne_bytes()),
+            Number::UInt32 => bytes.extend_from_slice(&parsed::<u32>(text)?.to_ne_bytes()),
+            Number::UInt64 => bytes.extend_from_slice(&parsed::<u64>(text)?.to_ne_bytes()),
+            Number::Float => {
+                let value = parsed::<f32>(text).filter(|value| value.is_finite())?;
+                bytes.extend_from_slice(&value.to_ne_bytes());
+            }
+            Number::Double => {
+                let value = parsed::<f64>(text).filter(|value| value.is_finite())?;
+                bytes.extend_from_slice(&value.to_ne_bytes());
+            }
+        }
+        Some(())
+    }
+}
+
+/// The number that a JSON number is as a `T`. An integer has no fraction and no exponent.
+fn parsed<T: FromStr>(text: &[u8]) -> Option<T> {
+    if !is_plain(text) {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// Whether a JSON number is far from the limits of Arrow's reader.
+fn is_plain(number: &[u8]) -> bool {
+    let last_digits = number.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    number.len() <= NUMBER_CHARACTERS_MAX
+        && (last_digits <= EXPONENT_DIGITS_MAX || !number.iter().any(|byte| matches!(byte, b'e' | b'E')))
+}
+
+/// Checks the value of a key that is not declared, and returns where it ends; nothing if it is
+/// unusual. Arrow's reader checks such values too, except that texts are UTF-8.
+fn skip(text: &[u8], at: usize) -> Option<usize> {
+    let mut parser = Jiter::new(text.get(at..)?);
+    let peek = parser.peek().ok()?;
+    if peek == Peek::String {
+        parser.known_bytes().ok()?;
+    } else if peek.is_num() {
+        if !is_plain(parser.known_number_bytes(peek).ok()?) {
+            return None;
+        }
+    } else {
+        let begin = parser.current_index();
+        parser.known_skip(peek).ok()?;
+        if !has_plain_numbers(parser.slice_to_current(begin)) {
+            return None;
+        }
+    }
+    Some(at + parser.current_index())
+}
+
+/// Whether all numbers in a valid JSON array or object are plain.
+fn has_plain_numbers(value: &[u8]) -> bool {
+    let mut rest = value;
+    while let Some(&byte) = rest.first() {
+        let length = match byte {
+            b'"' => text_length(rest),
+            b'-' | b'0'..=b'9' => {
+                let end = rest.iter().position(|byte| !matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'));
+                let length = end.unwrap_or(rest.len());
+                if !is_plain(&rest[..length]) {
+                    return false;
+                }
+                length
+            }
+            _ => 1,
+        };
+        rest = &rest[length..];
+    }
+    true
+}
+
+/// The length of the JSON text that `rest` begins with, in bytes, with its quotation marks.
+fn text_length(rest: &[u8]) -> usize {
+    let mut escaped = false;
+    for (index, byte) in rest.iter().enumerate().skip(1) {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => return index + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}
