@@ -91,7 +91,7 @@ impl<'a> Input<'a> {
     /// The rows, and the indices of the unusual values, counted from `first`. None if the buffers
     /// do not fit each other.
     fn read(&self, fields: &[Field], first: usize, length: usize) -> Option<(Object, Vec<u8>)> {
-        let mut object = Object::new(fields);
+        let mut object = Object::new(fields, length.min(self.offsets.len() / 4));
         let mut unusual = Vec::new();
         let mut tape = Vec::new();
         for index in 0..length {

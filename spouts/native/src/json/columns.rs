@@ -15,7 +15,7 @@
 
 use std::str::FromStr;
 
-use jiter::{Jiter, Peek};
+use jiter::{Jiter, NumberInt, Peek};
 
 /// Longer numbers, and exponents of more digits, go to Arrow: its reader has limits there.
 const NUMBER_CHARACTERS_MAX: usize = 64;
@@ -24,6 +24,8 @@ const EXPONENT_DIGITS_MAX: usize = 2;
 /// How many keys of an object are expected where they were in the one before, and how long ones.
 const STEPS_MAX: usize = 256;
 const STEP_BYTES_MAX: usize = 256;
+/// As many of a key's bytes are compared at once.
+const HEAD_BYTES: usize = 16;
 
 /// A field of the schema.
 #[derive(Clone, Debug)]
@@ -87,15 +89,43 @@ pub struct Object {
 /// A key with all that surrounds it, from the end of one value to the colon before the next.
 struct Step {
     bytes: Vec<u8>,
+    /// The first bytes of `bytes`, and which bits of a word are theirs.
+    head: u128,
+    mask: u128,
     /// The column; none for a key that was not declared.
     column: Option<usize>,
 }
 
+impl Step {
+    fn new(bytes: &[u8], column: Option<usize>) -> Self {
+        let mut head = [0; HEAD_BYTES];
+        let mut mask = [0; HEAD_BYTES];
+        for (place, byte) in bytes.iter().take(HEAD_BYTES).enumerate() {
+            head[place] = *byte;
+            mask[place] = u8::MAX;
+        }
+        Step { bytes: bytes.to_vec(), head: u128::from_ne_bytes(head), mask: u128::from_ne_bytes(mask), column }
+    }
+
+    /// Whether `text` begins with the bytes.
+    #[inline]
+    fn is_next(&self, text: &[u8]) -> bool {
+        match text.first_chunk() {
+            Some(head) => {
+                u128::from_ne_bytes(*head) & self.mask == self.head
+                    && (self.bytes.len() <= HEAD_BYTES || text.starts_with(&self.bytes))
+            }
+            None => text.starts_with(&self.bytes),
+        }
+    }
+}
+
 impl Object {
-    pub fn new(fields: &[Field]) -> Self {
+    /// Makes room for `rows` rows, though not for their texts and lists.
+    pub fn new(fields: &[Field], rows: usize) -> Self {
         Object {
             names: fields.iter().map(|field| field.name.clone()).collect(),
-            columns: fields.iter().map(Column::new).collect(),
+            columns: fields.iter().map(|field| Column::new(field, rows)).collect(),
             rows: 0,
             steps: Vec::new(),
         }
@@ -132,7 +162,7 @@ impl Object {
         loop {
             let rest = text.get(at..)?;
             let column = match self.steps.get(step) {
-                Some(known) if rest.starts_with(&known.bytes) => {
+                Some(known) if known.is_next(rest) => {
                     at += known.bytes.len();
                     known.column
                 }
@@ -182,13 +212,11 @@ impl Object {
         if step >= STEPS_MAX || bytes.len() > STEP_BYTES_MAX {
             return;
         }
+        let learnt = Step::new(bytes, column);
         if step < self.steps.len() {
-            let known = &mut self.steps[step];
-            known.bytes.clear();
-            known.bytes.extend_from_slice(bytes);
-            known.column = column;
+            self.steps[step] = learnt;
         } else if step == self.steps.len() {
-            self.steps.push(Step { bytes: bytes.to_vec(), column });
+            self.steps.push(learnt);
         }
     }
 
@@ -201,15 +229,17 @@ impl Object {
 }
 
 impl Column {
-    fn new(field: &Field) -> Self {
+    fn new(field: &Field, rows: usize) -> Self {
         let cells = match &field.kind {
-            Kind::Number(number) => Cells::Number { number: *number, bytes: Vec::new() },
-            Kind::Bool => Cells::Bool(Vec::new()),
-            Kind::Text => Cells::Text { bytes: Vec::new(), ends: vec![0] },
-            Kind::Struct(fields) => Cells::Struct(Object::new(fields)),
-            Kind::List(item) => Cells::List { items: Box::new(Column::new(item)), ends: vec![0] },
+            Kind::Number(number) => {
+                Cells::Number { number: *number, bytes: Vec::with_capacity(rows * number.width()) }
+            }
+            Kind::Bool => Cells::Bool(Vec::with_capacity(rows)),
+            Kind::Text => Cells::Text { bytes: Vec::new(), ends: first_offset(rows) },
+            Kind::Struct(fields) => Cells::Struct(Object::new(fields, rows)),
+            Kind::List(item) => Cells::List { items: Box::new(Column::new(item, 0)), ends: first_offset(rows) },
         };
-        Column { required: field.required, valid: Vec::new(), cells }
+        Column { required: field.required, valid: Vec::with_capacity(rows), cells }
     }
 
     pub fn len(&self) -> usize {
@@ -220,18 +250,16 @@ impl Column {
     /// nothing if it is unusual.
     fn read(&mut self, text: &[u8], at: usize, tape: &mut Vec<u8>) -> Option<usize> {
         let rest = text.get(at..)?;
-        let mut parser = Jiter::with_tape(rest, std::mem::take(tape));
+        let mut parser = Jiter::new(rest);
         let peek = parser.peek().ok()?;
-        if peek == Peek::Null {
-            parser.known_null().ok()?;
-            self.add_null()?;
-            let end = at + parser.current_index();
-            *tape = parser.into_tape();
-            return Some(end);
-        }
         let end = match &mut self.cells {
+            _ if peek == Peek::Null => {
+                parser.known_null().ok()?;
+                self.add_null()?;
+                return Some(at + parser.current_index());
+            }
             Cells::Number { number, bytes } if peek.is_num() => {
-                number.append(parser.known_number_bytes(peek).ok()?, bytes)?;
+                number.read(&mut parser, peek, bytes)?;
                 at + parser.current_index()
             }
             Cells::Bool(values) if peek == Peek::True || peek == Peek::False => {
@@ -239,20 +267,18 @@ impl Column {
                 at + parser.current_index()
             }
             Cells::Text { bytes, ends } if peek == Peek::String => {
+                let begin = parser.current_index();
+                let mut parser = Jiter::with_tape(&rest[begin..], std::mem::take(tape));
                 bytes.extend_from_slice(parser.known_str().ok()?.as_bytes());
                 ends.push(i32::try_from(bytes.len()).ok()?);
-                at + parser.current_index()
-            }
-            Cells::Struct(object) if peek == Peek::Object => {
+                let end = at + begin + parser.current_index();
                 *tape = parser.into_tape();
-                let end = object.read(text, at, tape)?;
-                self.valid.push(true);
-                return Some(end);
+                end
             }
+            Cells::Struct(object) if peek == Peek::Object => object.read(text, at, tape)?,
             Cells::List { items, ends } if peek == Peek::Array => {
                 let mut more = parser.known_array().ok()?.is_some();
                 let mut end = at + parser.current_index();
-                *tape = parser.into_tape();
                 while more {
                     end = items.read(text, end, tape)?;
                     let mut parser = Jiter::new(text.get(end..)?);
@@ -260,13 +286,11 @@ impl Column {
                     end += parser.current_index();
                 }
                 ends.push(i32::try_from(items.len()).ok()?);
-                self.valid.push(true);
-                return Some(end);
+                end
             }
             _ => return None,
         };
         self.valid.push(true);
-        *tape = parser.into_tape();
         Some(end)
     }
 
@@ -326,43 +350,76 @@ impl Number {
         }
     }
 
-    /// Appends the number that `text` is, exactly rounded; nothing if it is unusual for this type.
-    fn append(self, text: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
+    /// Appends the number that is next, exactly rounded. Returns nothing if it is unusual for this
+    /// type.
+    fn read(self, parser: &mut Jiter, peek: Peek, bytes: &mut Vec<u8>) -> Option<()> {
         match self {
-            Number::Int8 => bytes.extend_from_slice(&parsed::<i8>(text)?.to_ne_bytes()),
-            Number::Int16 => bytes.extend_from_slice(&parsed::<i16>(text)?.to_ne_bytes()),
-            Number::Int32 => bytes.extend_from_slice(&parsed::<i32>(text)?.to_ne_bytes()),
-            Number::Int64 => bytes.extend_from_slice(&parsed::<i64>(text)?.to_ne_bytes()),
-            Number::UInt8 => bytes.extend_from_slice(&parsed::<u8>(text)?.to_ne_bytes()),
-            Number::UInt16 => bytes.extend_from_slice(&parsed::<u16>(text)?.to_ne_bytes()),
-            Number::UInt32 => bytes.extend_from_slice(&parsed::<u32>(text)?.to_ne_bytes()),
-            Number::UInt64 => bytes.extend_from_slice(&parsed::<u64>(text)?.to_ne_bytes()),
+            Number::Int8 => bytes.extend_from_slice(&signed::<i8>(parser, peek)?.to_ne_bytes()),
+            Number::Int16 => bytes.extend_from_slice(&signed::<i16>(parser, peek)?.to_ne_bytes()),
+            Number::Int32 => bytes.extend_from_slice(&signed::<i32>(parser, peek)?.to_ne_bytes()),
+            Number::Int64 => bytes.extend_from_slice(&signed::<i64>(parser, peek)?.to_ne_bytes()),
+            Number::UInt8 => bytes.extend_from_slice(&unsigned::<u8>(parser, peek)?.to_ne_bytes()),
+            Number::UInt16 => bytes.extend_from_slice(&unsigned::<u16>(parser, peek)?.to_ne_bytes()),
+            Number::UInt32 => bytes.extend_from_slice(&unsigned::<u32>(parser, peek)?.to_ne_bytes()),
+            Number::UInt64 => bytes.extend_from_slice(&unsigned::<u64>(parser, peek)?.to_ne_bytes()),
             Number::Float => {
-                let value = parsed::<f32>(text).filter(|value| value.is_finite())?;
-                bytes.extend_from_slice(&value.to_ne_bytes());
+                let value: f32 = float(parser, peek)?;
+                bytes.extend_from_slice(&value.is_finite().then_some(value)?.to_ne_bytes());
             }
             Number::Double => {
-                let value = parsed::<f64>(text).filter(|value| value.is_finite())?;
-                bytes.extend_from_slice(&value.to_ne_bytes());
+                let value: f64 = float(parser, peek)?;
+                bytes.extend_from_slice(&value.is_finite().then_some(value)?.to_ne_bytes());
             }
         }
         Some(())
     }
 }
 
-/// The number that a JSON number is as a `T`. An integer has no fraction and no exponent.
-fn parsed<T: FromStr>(text: &[u8]) -> Option<T> {
-    if !is_plain(text) {
+/// The integer that is next, without fraction or exponent.
+#[inline]
+fn signed<T: TryFrom<i64> + FromStr>(parser: &mut Jiter, peek: Peek) -> Option<T> {
+    match parser.known_int(peek) {
+        Ok(NumberInt::Int(value)) => T::try_from(value).ok(),
+        // It has 19 digits or more, or is no integer. The parser has not moved.
+        Err(_) => parsed(parser.known_number_bytes(peek).ok()?),
+    }
+}
+
+/// Arrow's reader takes -0 for a signed integer, and refuses it for an unsigned one.
+#[inline]
+fn unsigned<T: TryFrom<i64> + FromStr>(parser: &mut Jiter, peek: Peek) -> Option<T> {
+    if peek == Peek::Minus {
         return None;
     }
-    std::str::from_utf8(text).ok()?.parse().ok()
+    signed(parser, peek)
+}
+
+fn float<T: FromStr>(parser: &mut Jiter, peek: Peek) -> Option<T> {
+    let text = parser.known_number_bytes(peek).ok()?;
+    if is_plain(text) { parsed(text) } else { None }
+}
+
+fn parsed<T: FromStr>(number: &[u8]) -> Option<T> {
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+fn first_offset(rows: usize) -> Vec<i32> {
+    let mut ends = Vec::with_capacity(rows + 1);
+    ends.push(0);
+    ends
 }
 
 /// Whether a JSON number is far from the limits of Arrow's reader.
+#[inline]
 fn is_plain(number: &[u8]) -> bool {
-    let last_digits = number.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    // The letter of a longer exponent is not among the last bytes, nor is it the first.
+    let last = number.len().saturating_sub(EXPONENT_DIGITS_MAX + 1).max(1);
     number.len() <= NUMBER_CHARACTERS_MAX
-        && (last_digits <= EXPONENT_DIGITS_MAX || !number.iter().any(|byte| matches!(byte, b'e' | b'E')))
+        && (!number[1..last].iter().any(|byte| matches!(byte, b'e' | b'E')) || has_short_exponent(number))
+}
+
+fn has_short_exponent(number: &[u8]) -> bool {
+    number.iter().rev().take_while(|byte| byte.is_ascii_digit()).count() <= EXPONENT_DIGITS_MAX
 }
 
 /// Checks the value of a key that is not declared, and returns where it ends; nothing if it is
