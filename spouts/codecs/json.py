@@ -30,14 +30,21 @@ class JsonCodec(BulkCodec):
     Arrow's JSON reader says what a value means. Where the compiled part is installed
     (``spouts._native``), and every field is an integer, a float, a bool, a string, or a struct or
     list of these, it decodes the usual values several times as fast, with the same results. It
-    leaves to Arrow's reader, value by value: keys with escapes, a declared key given twice, numbers
-    of more than 64 characters or with an exponent of three digits, nesting beyond 200 levels, and
-    whatever seems to be an error. With other types in the schema, such as timestamps and decimals,
-    Arrow's reader decodes all values.
+    leaves to Arrow's reader, value by value: a declared key given twice, numbers with more than 64
+    characters or an exponent of three digits, nesting beyond 200 levels, and whatever seems to be
+    an error. If a field has another type, such as a timestamp, Arrow's reader decodes all values.
 
     >>> JsonCodec(Fields(word=str, amount=int)).decode([b'{"word": "a", "amount": 7, "x": 1}']).to_pylist()
     [{'word': 'a', 'amount': 7}]
     """  # noqa: W505 - doctest lines are not wrapped
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass that decodes together in its own way decodes so in every call."""
+        super().__init_subclass__(**options)
+        if "decode_together" in vars(cls):
+            for name in ("decode", "decode_good", "decode_array", "decode_good_array"):
+                if name not in vars(cls):
+                    setattr(cls, name, getattr(BulkCodec, name))
 
     def __init__(self, fields: Fields | pa.Schema) -> None:
         self.fields = fields if isinstance(fields, Fields) else Fields.of_schema(fields)

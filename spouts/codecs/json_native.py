@@ -1,6 +1,6 @@
 """JSON objects as Arrow columns, by the compiled reader: straight from the buffers of an array.
 
-Where ``spouts._native`` was not built, or cannot be imported, there is no such reader.
+Where the compiled part of the spouts was not built, or does not load, there is no such reader.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+
+from spouts.compiled import NotCompiledError, native
+
+#: A field's name, its type, whether it may be null, and its child fields in the same form.
+_Described = tuple[str, str, bool, list[Any]]
 
 _NO_BYTES = pa.py_buffer(b"")
 #: The types that the compiled reader knows, apart from structs and lists.
@@ -42,18 +47,21 @@ def native_json(schema: pa.Schema, required: tuple[str, ...]) -> NativeJson | No
     """The reader for a schema and the fields in which null is unusual; None if there is none. A
     process keeps it, so codecs travel without it."""
     try:
-        from spouts._native import JsonReader
-    except ImportError:
+        reader = native().JsonReader
+    except NotCompiledError:
         return None
-    fields = [_described(field) for field in schema]
-    if None in fields or not _are_distinct(schema):
-        return None
-    named = [(name, kind, name not in required, children) for name, kind, _, children in fields]
-    return NativeJson(JsonReader(named), schema)
+    fields = _all_described([field.with_nullable(field.name not in required) for field in schema])
+    return None if fields is None else NativeJson(reader(fields), schema)
 
 
-def _described(field: pa.Field) -> tuple[str, str, bool, list[Any]] | None:
-    """The field as ``JsonReader`` wants it; None if a type in it is not known."""
+def _all_described(fields: Sequence[pa.Field]) -> list[_Described] | None:
+    """As ``JsonReader`` wants them; None if a type is not known, or a name comes twice."""
+    described = [each for each in map(_described, fields) if each is not None]
+    is_whole = len(described) == len({field.name for field in fields}) == len(fields)
+    return described if is_whole else None
+
+
+def _described(field: pa.Field) -> _Described | None:
     children: Sequence[pa.Field] = []
     kind = str(field.type)
     if pa.types.is_struct(field.type):
@@ -62,17 +70,13 @@ def _described(field: pa.Field) -> tuple[str, str, bool, list[Any]] | None:
         kind, children = "list", [field.type.value_field]
     elif kind not in _TYPES:
         return None
-    described = [_described(child) for child in children]
-    if None in described or not _are_distinct(children):
-        return None
-    return field.name, kind, field.nullable, described
+    described = _all_described(children)
+    return None if described is None else (field.name, kind, field.nullable, described)
 
 
-def _are_distinct(fields: Sequence[pa.Field] | pa.Schema) -> bool:
-    return len({field.name for field in fields}) == len(fields)
-
-
-def _array(declared: pa.DataType, column: tuple[int, int, bytes | None, tuple[bytes, ...], tuple[Any, ...]]) -> pa.Array:
+def _array(
+    declared: pa.DataType, column: tuple[int, int, bytes | None, tuple[bytes, ...], tuple[Any, ...]]
+) -> pa.Array:
     length, nulls, bitmap, buffers, children = column
     validity = None if bitmap is None else pa.py_buffer(bitmap)
     types = [declared.field(number).type for number in range(declared.num_fields)]

@@ -31,7 +31,9 @@ struct JsonReader {
 impl JsonReader {
     #[new]
     fn new(fields: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
-        Ok(JsonReader { fields: fields.iter().map(field).collect::<PyResult<_>>()? })
+        Ok(JsonReader {
+            fields: fields.iter().map(field).collect::<PyResult<_>>()?,
+        })
     }
 
     /// Reads `length` values of a binary array from its entry `first` on. `offsets` are 32 bits
@@ -62,7 +64,11 @@ impl JsonReader {
             .detach(|| input.read(&self.fields, first, length))
             .ok_or_else(|| PyValueError::new_err("the buffers are not those of a binary array"))?;
         let rows = object.rows();
-        let columns = object.columns.into_iter().map(|column| exported(py, column)).collect::<PyResult<Vec<_>>>()?;
+        let columns = object
+            .columns
+            .into_iter()
+            .map(|column| exported(py, column))
+            .collect::<PyResult<Vec<_>>>()?;
         Ok((rows, PyTuple::new(py, columns)?, PyBytes::new(py, &unusual)))
     }
 }
@@ -127,7 +133,8 @@ impl<'a> Input<'a> {
 }
 
 fn field(described: &Bound<'_, PyAny>) -> PyResult<Field> {
-    let (name, kind, nullable, children): (String, String, bool, Vec<Bound<'_, PyAny>>) = described.extract()?;
+    let (name, kind, nullable, children): (String, String, bool, Vec<Bound<'_, PyAny>>) =
+        described.extract()?;
     let children = children.iter().map(field).collect::<PyResult<Vec<_>>>()?;
     let kind = match (kind.as_str(), children.len()) {
         ("int8", 0) => Kind::Number(Number::Int8),
@@ -144,9 +151,17 @@ fn field(described: &Bound<'_, PyAny>) -> PyResult<Field> {
         ("string", 0) => Kind::Text,
         ("struct", _) => Kind::Struct(children),
         ("list", 1) => Kind::List(Box::new(children[0].clone())),
-        (other, _) => return Err(PyValueError::new_err(format!("{name}: the type {other} is not known"))),
+        (other, _) => {
+            return Err(PyValueError::new_err(format!(
+                "{name}: the type {other} is not known"
+            )))
+        }
     };
-    Ok(Field { name, kind, required: !nullable })
+    Ok(Field {
+        name,
+        kind,
+        required: !nullable,
+    })
 }
 
 /// A column as Python gets it: see `JsonReader.read`.
@@ -169,7 +184,14 @@ fn exported(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyTuple>> {
             vec![offsets(py, &ends)?]
         }
     };
-    (column.valid.len(), nulls, bitmap, PyTuple::new(py, buffers)?, PyTuple::new(py, children)?).into_pyobject(py)
+    (
+        column.valid.len(),
+        nulls,
+        bitmap,
+        PyTuple::new(py, buffers)?,
+        PyTuple::new(py, children)?,
+    )
+        .into_pyobject(py)
 }
 
 fn offsets<'py>(py: Python<'py>, ends: &[i32]) -> PyResult<Bound<'py, PyBytes>> {
@@ -185,6 +207,10 @@ fn offsets<'py>(py: Python<'py>, ends: &[i32]) -> PyResult<Bound<'py, PyBytes>> 
 fn packed(values: &[bool]) -> Vec<u8> {
     values
         .chunks(8)
-        .map(|bits| bits.iter().enumerate().fold(0, |byte, (place, bit)| byte | u8::from(*bit) << place))
+        .map(|bits| {
+            bits.iter()
+                .enumerate()
+                .fold(0, |byte, (place, bit)| byte | u8::from(*bit) << place)
+        })
         .collect()
 }

@@ -6,13 +6,14 @@
 //!    might see a value in another way than `jiter` does, or refuses it, the value is unusual: it
 //!    leaves no row, and the caller gives it to Arrow's reader. Unusual are: whatever `jiter`
 //!    refuses, a value of another type than declared, a number that does not parse as that type, a
-//!    number with more than 64 characters or an exponent of three digits, a key with an escape, a
-//!    declared key given twice, null or nothing where a value is required.
+//!    number with more than 64 characters or an exponent of three digits, a declared key given
+//!    twice, null or nothing where a value is required.
 //! 2. **Keys tend to come in the same order.** The bytes between two values (comma, key, colon)
 //!    are compared with those of the value before. If they are the same, the key is known without
 //!    parsing it: the same bytes in the same place parse in the same way.
 #![forbid(unsafe_code)]
 
+use std::collections::HashMap;
 use std::str::FromStr;
 
 use jiter::{Jiter, NumberInt, Peek};
@@ -69,17 +70,26 @@ pub struct Column {
 
 pub enum Cells {
     /// The numbers one after the other, in the machine's own order of bytes.
-    Number { number: Number, bytes: Vec<u8> },
+    Number {
+        number: Number,
+        bytes: Vec<u8>,
+    },
     Bool(Vec<bool>),
     /// `ends` begins with 0, here and in lists: offsets as Arrow wants them.
-    Text { bytes: Vec<u8>, ends: Vec<i32> },
+    Text {
+        bytes: Vec<u8>,
+        ends: Vec<i32>,
+    },
     Struct(Object),
-    List { items: Box<Column>, ends: Vec<i32> },
+    List {
+        items: Box<Column>,
+        ends: Vec<i32>,
+    },
 }
 
 /// The columns of objects, at the root or nested.
 pub struct Object {
-    names: Vec<String>,
+    names: HashMap<Vec<u8>, usize>,
     pub columns: Vec<Column>,
     rows: usize,
     /// The keys of the object before, in their order.
@@ -104,7 +114,12 @@ impl Step {
             head[place] = *byte;
             mask[place] = u8::MAX;
         }
-        Step { bytes: bytes.to_vec(), head: u128::from_ne_bytes(head), mask: u128::from_ne_bytes(mask), column }
+        Step {
+            bytes: bytes.to_vec(),
+            head: u128::from_ne_bytes(head),
+            mask: u128::from_ne_bytes(mask),
+            column,
+        }
     }
 
     /// Whether `text` begins with the bytes.
@@ -124,8 +139,14 @@ impl Object {
     /// Makes room for `rows` rows, though not for their texts and lists.
     pub fn new(fields: &[Field], rows: usize) -> Self {
         Object {
-            names: fields.iter().map(|field| field.name.clone()).collect(),
-            columns: fields.iter().map(|field| Column::new(field, rows)).collect(),
+            names: (0..)
+                .zip(fields)
+                .map(|(index, field)| (field.name.clone().into_bytes(), index))
+                .collect(),
+            columns: fields
+                .iter()
+                .map(|field| Column::new(field, rows))
+                .collect(),
             rows: 0,
             steps: Vec::new(),
         }
@@ -168,15 +189,26 @@ impl Object {
                 }
                 _ => {
                     let mut parser = Jiter::new(rest);
-                    let key = if step == 0 { parser.next_object_bytes() } else { parser.next_key_bytes() };
+                    let key = if step == 0 {
+                        parser.next_object_bytes()
+                    } else {
+                        parser.next_key_bytes()
+                    };
                     let Some(key) = key.ok()? else {
                         at += parser.current_index();
                         break;
                     };
-                    if key.contains(&b'\\') {
-                        return None;
-                    }
-                    let column = self.names.iter().position(|name| name.as_bytes() == key);
+                    let column = if key.contains(&b'\\') {
+                        let mut parser = Jiter::new(rest);
+                        let key = if step == 0 {
+                            parser.next_object()
+                        } else {
+                            parser.next_key()
+                        };
+                        self.names.get(key.ok()??.as_bytes()).copied()
+                    } else {
+                        self.names.get(key).copied()
+                    };
                     let length = parser.current_index();
                     self.learn(step, &rest[..length], column);
                     at += length;
@@ -231,15 +263,26 @@ impl Object {
 impl Column {
     fn new(field: &Field, rows: usize) -> Self {
         let cells = match &field.kind {
-            Kind::Number(number) => {
-                Cells::Number { number: *number, bytes: Vec::with_capacity(rows * number.width()) }
-            }
+            Kind::Number(number) => Cells::Number {
+                number: *number,
+                bytes: Vec::with_capacity(rows * number.width()),
+            },
             Kind::Bool => Cells::Bool(Vec::with_capacity(rows)),
-            Kind::Text => Cells::Text { bytes: Vec::new(), ends: first_offset(rows) },
+            Kind::Text => Cells::Text {
+                bytes: Vec::new(),
+                ends: first_offset(rows),
+            },
             Kind::Struct(fields) => Cells::Struct(Object::new(fields, rows)),
-            Kind::List(item) => Cells::List { items: Box::new(Column::new(item, 0)), ends: first_offset(rows) },
+            Kind::List(item) => Cells::List {
+                items: Box::new(Column::new(item, 0)),
+                ends: first_offset(rows),
+            },
         };
-        Column { required: field.required, valid: Vec::with_capacity(rows), cells }
+        Column {
+            required: field.required,
+            valid: Vec::with_capacity(rows),
+            cells,
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -359,9 +402,15 @@ impl Number {
             Number::Int32 => bytes.extend_from_slice(&signed::<i32>(parser, peek)?.to_ne_bytes()),
             Number::Int64 => bytes.extend_from_slice(&signed::<i64>(parser, peek)?.to_ne_bytes()),
             Number::UInt8 => bytes.extend_from_slice(&unsigned::<u8>(parser, peek)?.to_ne_bytes()),
-            Number::UInt16 => bytes.extend_from_slice(&unsigned::<u16>(parser, peek)?.to_ne_bytes()),
-            Number::UInt32 => bytes.extend_from_slice(&unsigned::<u32>(parser, peek)?.to_ne_bytes()),
-            Number::UInt64 => bytes.extend_from_slice(&unsigned::<u64>(parser, peek)?.to_ne_bytes()),
+            Number::UInt16 => {
+                bytes.extend_from_slice(&unsigned::<u16>(parser, peek)?.to_ne_bytes())
+            }
+            Number::UInt32 => {
+                bytes.extend_from_slice(&unsigned::<u32>(parser, peek)?.to_ne_bytes())
+            }
+            Number::UInt64 => {
+                bytes.extend_from_slice(&unsigned::<u64>(parser, peek)?.to_ne_bytes())
+            }
             Number::Float => {
                 let value: f32 = float(parser, peek)?;
                 bytes.extend_from_slice(&value.is_finite().then_some(value)?.to_ne_bytes());
@@ -396,7 +445,11 @@ fn unsigned<T: TryFrom<i64> + FromStr>(parser: &mut Jiter, peek: Peek) -> Option
 
 fn float<T: FromStr>(parser: &mut Jiter, peek: Peek) -> Option<T> {
     let text = parser.known_number_bytes(peek).ok()?;
-    if is_plain(text) { parsed(text) } else { None }
+    if is_plain(text) {
+        parsed(text)
+    } else {
+        None
+    }
 }
 
 fn parsed<T: FromStr>(number: &[u8]) -> Option<T> {
@@ -415,11 +468,19 @@ fn is_plain(number: &[u8]) -> bool {
     // The letter of a longer exponent is not among the last bytes, nor is it the first.
     let last = number.len().saturating_sub(EXPONENT_DIGITS_MAX + 1).max(1);
     number.len() <= NUMBER_CHARACTERS_MAX
-        && (!number[1..last].iter().any(|byte| matches!(byte, b'e' | b'E')) || has_short_exponent(number))
+        && (!number[1..last]
+            .iter()
+            .any(|byte| matches!(byte, b'e' | b'E'))
+            || has_short_exponent(number))
 }
 
 fn has_short_exponent(number: &[u8]) -> bool {
-    number.iter().rev().take_while(|byte| byte.is_ascii_digit()).count() <= EXPONENT_DIGITS_MAX
+    number
+        .iter()
+        .rev()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count()
+        <= EXPONENT_DIGITS_MAX
 }
 
 /// Checks the value of a key that is not declared, and returns where it ends; nothing if it is
@@ -450,7 +511,9 @@ fn has_plain_numbers(value: &[u8]) -> bool {
         let length = match byte {
             b'"' => text_length(rest),
             b'-' | b'0'..=b'9' => {
-                let end = rest.iter().position(|byte| !matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'));
+                let end = rest.iter().position(|byte| {
+                    !matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E')
+                });
                 let length = end.unwrap_or(rest.len());
                 if !is_plain(&rest[..length]) {
                     return false;
@@ -476,4 +539,161 @@ fn text_length(rest: &[u8]) -> usize {
         }
     }
     rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random, the same ones for the same seed (xorshift).
+    struct Dice(u64);
+
+    impl Dice {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % limit as u64) as usize
+        }
+    }
+
+    const PUNCTUATION: &[u8] = br#"{}[],:"\0-.eE"#;
+    const VALUES: [&[u8]; 4] = [
+        br#"{"word":"a","amount":-7,"share":1.5e3,"ok":true,"point":{"x":255,"word":"b"},"list":[[1],null,[]]}"#,
+        br#" { "list" : [ [ 1 , 2 ] ] , "other" : { "x" : [ 1e5 , "\u00e4\ud83d\ude00" , null ] } , "word" : "\n" } "#,
+        br#"{"amount":9223372036854775807,"share":1234567890.123456789,"point":null,"ok":null,"other":"\""}"#,
+        b"{}",
+    ];
+
+    fn fields() -> Vec<Field> {
+        let field = |name: &str, kind| Field {
+            name: name.to_string(),
+            kind,
+            required: false,
+        };
+        let list = |item| Kind::List(Box::new(item));
+        vec![
+            field("word", Kind::Text),
+            field("amount", Kind::Number(Number::Int64)),
+            field("share", Kind::Number(Number::Double)),
+            field("ok", Kind::Bool),
+            field(
+                "point",
+                Kind::Struct(vec![
+                    field("x", Kind::Number(Number::UInt8)),
+                    field("word", Kind::Text),
+                ]),
+            ),
+            field(
+                "list",
+                list(field(
+                    "item",
+                    list(field("item", Kind::Number(Number::Int32))),
+                )),
+            ),
+        ]
+    }
+
+    /// Every column has as many entries as rows; offsets do not fall and stay inside.
+    fn check(column: &Column, rows: usize) {
+        assert_eq!(column.len(), rows);
+        match &column.cells {
+            Cells::Number { number, bytes } => assert_eq!(bytes.len(), rows * number.width()),
+            Cells::Bool(values) => assert_eq!(values.len(), rows),
+            Cells::Text { bytes, ends } => {
+                check_offsets(ends, rows, bytes.len());
+                let whole = std::str::from_utf8(bytes).expect("UTF-8");
+                assert!(ends.iter().all(|end| whole.is_char_boundary(*end as usize)));
+            }
+            Cells::Struct(object) => {
+                assert_eq!(object.rows(), rows);
+                object.columns.iter().for_each(|column| check(column, rows));
+            }
+            Cells::List { items, ends } => {
+                check_offsets(ends, rows, items.len());
+                check(items, items.len());
+            }
+        }
+    }
+
+    fn check_offsets(ends: &[i32], rows: usize, length: usize) {
+        assert_eq!(
+            (ends.len(), ends[0], ends[rows] as usize),
+            (rows + 1, 0, length)
+        );
+        assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]));
+    }
+
+    #[test]
+    fn random_bytes_leave_whole_rows_or_none() {
+        let mut dice = Dice(0x9E37_79B9_7F4A_7C15);
+        let mut tape = Vec::new();
+        for _ in 0..200 {
+            let mut object = Object::new(&fields(), 0);
+            let mut rows = 0;
+            for _ in 0..2_000 {
+                let mut value = VALUES[dice.below(VALUES.len())].to_vec();
+                for _ in 0..dice.below(4) {
+                    let at = dice.below(value.len() + 1);
+                    match dice.below(5) {
+                        0 => value.truncate(at),
+                        1 => value.insert(at, dice.below(256) as u8),
+                        2 => value.insert(at, PUNCTUATION[dice.below(PUNCTUATION.len())]),
+                        3 => value.extend_from_slice(VALUES[dice.below(VALUES.len())]),
+                        _ => value = (0..dice.below(40)).map(|_| dice.below(256) as u8).collect(),
+                    }
+                }
+                rows += usize::from(object.add(&value, &mut tape));
+                assert_eq!(object.rows(), rows);
+            }
+            object.add_nulls();
+            assert!(rows > 200);
+            object
+                .columns
+                .iter()
+                .for_each(|column| check(column, rows + 1));
+        }
+    }
+
+    #[test]
+    fn values_as_they_should_be_are_usual() {
+        let mut object = Object::new(&fields(), VALUES.len());
+        for value in VALUES {
+            assert!(object.add(value, &mut Vec::new()));
+        }
+    }
+
+    #[test]
+    fn numbers_near_the_limits_of_arrows_reader_are_not_plain() {
+        for number in [
+            "0",
+            "-1",
+            "1e5",
+            "1E-99",
+            "1.5e+99",
+            "123456789.123456789",
+            "-0.0e00",
+        ] {
+            assert!(is_plain(number.as_bytes()), "{number}");
+            assert!(
+                has_plain_numbers(format!("[{number}]").as_bytes()),
+                "{number}"
+            );
+        }
+        for number in [
+            "1e100",
+            "1e005",
+            "-1.5E-100",
+            "1e+100",
+            "0e400",
+            &"1".repeat(65),
+        ] {
+            assert!(!is_plain(number.as_bytes()), "{number}");
+            assert!(
+                !has_plain_numbers(format!(r#"{{"a\"":[true,{number}]}}"#).as_bytes()),
+                "{number}"
+            );
+        }
+        assert!(has_plain_numbers(br#"["1e400","\\",{"1e400":"\"1e400"}]"#));
+    }
 }
