@@ -11,6 +11,7 @@ Import errors are ignored here. The worker meets them again, and there the error
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import sys
 from importlib.machinery import PathFinder
@@ -49,6 +50,8 @@ def main() -> None:
     prefer_installed()
     preload()
     from pyspark import daemon  # not before it is known where from
+
+    gc.freeze()  # workers share what was imported, and never search it for garbage
     daemon.manager()
 
 
