@@ -11,12 +11,12 @@ Import errors are ignored here. The worker meets them again, and there the error
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from framework.execution.garbage import collect_rarely
 from framework.execution.spark.shipping import OWN_PACKAGES
 
 #: PySpark's own part of a worker is last: without it, each worker reads it again, from an archive.
@@ -51,7 +51,7 @@ def main() -> None:
     preload()
     from pyspark import daemon  # not before it is known where from
 
-    gc.freeze()  # workers share what was imported, and never search it for garbage
+    collect_rarely()  # workers share what was imported, and never search it for garbage
     daemon.manager()
 
 
