@@ -59,6 +59,15 @@ class Codec(ABC):
                 begin = index + 1
         return joined(batches), bad
 
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        """One row per value, in order. Raises ``UndecodableValueError`` for the first value that
+        cannot be decoded."""
+        return self.decode(values.to_pylist())
+
+    def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """One row per value that can be decoded, in order, and the bad values."""
+        return self.decode_good(values.to_pylist())
+
 
 class BulkCodec(Codec):
     """A codec that decodes all values in one call, or none. Bad values are found by halving."""

@@ -1,0 +1,13 @@
+//! The part of the spouts that is compiled: what costs too much per record in Python.
+//!
+//! It is optional. Where it was not built, the Python code beside it does the same, slower.
+
+mod json;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    json::register(module)?;
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))
+}
