@@ -17,12 +17,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import reading, states, workload
+from benchmarks import ranges, reading, states, workload
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "reading", "states"]
+WORKLOADS = ["w1", "w2", "reading", "ranges", "states"]
 
 
 def main() -> int:
@@ -39,6 +39,8 @@ def main() -> int:
             _print(_latency(servers, folder, arguments))
         if "reading" in arguments.workloads:
             _print(reading.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
+        if "ranges" in arguments.workloads:
+            _print(ranges.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
         if "states" in arguments.workloads:
             for each in states.measure(folder, arguments.repeat, tuple(arguments.keys)):
                 _print(each)
@@ -198,7 +200,7 @@ def _config(servers: EmbeddedServers, pending: int) -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
-    parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading: messages in the topic")
+    parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading, ranges: messages in the topic")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
     parser.add_argument("--keys", type=int, nargs="+", default=states.SIZES, help="states: keys per transaction")

@@ -55,13 +55,19 @@ class Timed(Codec):
         self.elapsed_s = 0.0
 
     def decode(self, values: Values) -> pa.RecordBatch:
-        begun = time.perf_counter()
-        batch = self._codec.decode(values)
-        self.elapsed_s += time.perf_counter() - begun
-        return batch
+        return self._timed(self._codec.decode, values)
+
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        return self._timed(self._codec.decode_array, values)
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         return self._codec.decode_good(values)
+
+    def _timed(self, decode: Callable[[Any], pa.RecordBatch], values: Any) -> pa.RecordBatch:
+        begun = time.perf_counter()
+        batch = decode(values)
+        self.elapsed_s += time.perf_counter() - begun
+        return batch
 
 
 def avro_messages(count: int) -> Iterator[tuple[bytes, bytes]]:

@@ -120,6 +120,14 @@ def read_back(database: Path) -> dict[str, tuple[int, int]]:
         return {word: (count, amount) for word, count, amount in rows}
 
 
+def ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
+    """Partition -> where its log ends."""
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "ends"})
+    found = {each: consumer.get_watermark_offsets(TopicPartition(topic, each))[1] for each in range(PARTITIONS)}
+    consumer.close()
+    return found
+
+
 def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
     """The limit: records per second of two processes that only read the topic and count."""
     answers, elapsed_s = in_two_processes(_count, bootstrap_servers, topic)

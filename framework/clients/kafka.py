@@ -63,6 +63,13 @@ _CONSUMER_DEFAULTS = {
     "fetch.wait.max.ms": 10,
     "fetch.error.backoff.ms": 100,
 }
+#: What a consumer fetches ahead in all, if each of its partitions has a queue of its own.
+#: librdkafka applies its bounds to each queue.
+_AHEAD_RECORDS = 200_000
+_AHEAD_KBYTES = 131_072
+_AHEAD_FETCH_BYTES = 16 << 20
+#: Ratchet's own settings below ``kafka.``, with their values. They do not go to librdkafka.
+_OWN = {"reader": ("auto", "native", "python")}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
@@ -105,6 +112,9 @@ class KafkaSettings:
         for key, value in self._settings.items():
             if key in _REFUSED and not (key in _FIXED and _same(_FIXED[key], value)):
                 raise ConfigError(f"Kafka setting {key!r} cannot be {value!r}: {_REFUSED[key]}")
+            if key in _OWN and value not in _OWN[key]:
+                known = ", ".join(map(repr, _OWN[key]))
+                raise ConfigError(f"Kafka setting {key!r} must be one of {known}, not {value!r}")
 
     def with_conf(self, conf: Mapping[str, Any]) -> KafkaSettings:
         """Add the configuration's ``kafka.*`` keys. The settings given here take precedence. Raises
@@ -128,10 +138,17 @@ class KafkaSettings:
     def bootstrap_servers(self) -> str:
         return self._bootstrap_servers or "(unnamed)"
 
-    def consumer(self, group: str) -> dict[str, Any]:
+    @property
+    def reader(self) -> str:
+        """The reader of transactional spouts: "auto", "native" or "python"."""
+        return str(self._settings.get("reader", "auto"))
+
+    def consumer(self, group: str, *, queues: int | None = None) -> dict[str, Any]:
         """Settings of a consumer. The reader sets positions itself and commits nothing to the
-        group."""
-        return {**_DEFAULTS, **_CONSUMER_DEFAULTS, **self._revealed({*_PRODUCER}), **_CONSUMER, "group.id": group}
+        group. ``queues``: the number of partitions, if each has a queue of its own; by default they
+        share one."""
+        defaults = {**_CONSUMER_DEFAULTS, **(_share_of(queues) if queues is not None else {})}
+        return {**_DEFAULTS, **defaults, **self._revealed({*_PRODUCER}), **_CONSUMER, "group.id": group}
 
     def admin(self) -> dict[str, Any]:
         """Settings of an admin client."""
@@ -144,15 +161,24 @@ class KafkaSettings:
     def fingerprint(self) -> str:
         """A hash of all settings, including secrets. Clients with the same fingerprint have the
         same settings."""
-        return hashlib.sha256(repr(sorted(self._revealed(set()).items())).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((self.reader, sorted(self._revealed(set()).items()))).encode()).hexdigest()[:16]
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
-        plain = {key: revealed(value) for key, value in self._settings.items() if key not in but}
+        plain = {key: revealed(value) for key, value in self._settings.items() if key not in but and key not in _OWN}
         return {**plain, "bootstrap.servers": self.bootstrap_servers}
 
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) else value for key, value in self._settings.items()}
         return f"KafkaSettings({self._bootstrap_servers!r}, {shown})"
+
+
+def _share_of(queues: int) -> dict[str, int]:
+    """The bounds of one of so many queues. The least share is small, but still saves requests."""
+    return {
+        "queued.min.messages": max(min(50_000, _AHEAD_RECORDS // queues), 500),
+        "queued.max.messages.kbytes": max(_AHEAD_KBYTES // queues, 256),
+        "max.partition.fetch.bytes": max(min(2 << 20, _AHEAD_FETCH_BYTES // queues), 65_536),
+    }
 
 
 class ConnectionErrors:

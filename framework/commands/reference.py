@@ -22,7 +22,7 @@ metrics_app = typer.Typer(pretty_exceptions_enable=False)
 #: Keys that are handed on as they are.
 PREFIXES = {
     "app.*": "The user's own: what a topology function gets, and components see in conf.",
-    "kafka.*": "Settings of every Kafka client, by librdkafka's names, such as kafka.bootstrap.servers.",
+    "kafka.*": "Settings of every Kafka client, by librdkafka's names, such as kafka.bootstrap.servers; and kafka.reader.",
     "spark.*": "Settings of Spark, such as spark.master.",
 }
 

@@ -29,6 +29,7 @@ from framework.core.channels import Channel, ChannelServer, Place
 from framework.core.home import Home
 from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
 from framework.errors import RetryableError
+from framework.execution.garbage import collect_rarely
 
 _WATCH_S = 1.0
 
@@ -169,6 +170,7 @@ def _alive(pid: int) -> bool:
 def main() -> None:
     settings, number, executor_pid = pickle.load(sys.stdin.buffer)
     server = HomeServer(settings, number, executor_pid)
+    collect_rarely()
     pickle.dump(server.address, sys.stdout.buffer)
     sys.stdout.flush()
     os.dup2(2, 1)  # what components print goes where the executor's errors go

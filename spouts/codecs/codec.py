@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,6 +39,14 @@ class Codec(ABC):
 
     fields: Fields
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass that changes how values are decoded does not inherit another way around it."""
+        super().__init_subclass__(**options)
+        if not vars(cls).keys().isdisjoint(("decode", "decode_good", "decode_together")):
+            for name in ("decode_array", "decode_good_array"):
+                if name not in vars(cls):
+                    setattr(cls, name, vars(Codec)[name])
+
     @abstractmethod
     def decode(self, values: Values) -> pa.RecordBatch:
         """One row per value, in order. Raises ``UndecodableValueError`` for the first value that
@@ -58,6 +67,16 @@ class Codec(ABC):
                 bad.append(BadRecord(index, error.reason))
                 begin = index + 1
         return joined(batches), bad
+
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        """``decode`` of values that lie in a binary array. Override it if you can decode them where
+        they lie; otherwise they become Python objects. One row per value, in order. Raises
+        ``UndecodableValueError`` for the first value that cannot be decoded."""
+        return self.decode(values.to_pylist())
+
+    def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """``decode_good`` of values that lie in a binary array."""
+        return self.decode_good(values.to_pylist())
 
 
 class BulkCodec(Codec):
@@ -121,10 +140,7 @@ class PerValueCodec(Codec):
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]: ...
 
     def decode(self, values: Values) -> pa.RecordBatch:
-        batch, bad = self.decode_good(values)
-        if bad:
-            raise UndecodableValueError(bad[0].index, bad[0].reason)
-        return batch
+        return _all_good(*self.decode_good(values))
 
 
 class BytesCodec(Codec):
@@ -140,6 +156,12 @@ class BytesCodec(Codec):
     def decode(self, values: Values) -> pa.RecordBatch:
         return pa.record_batch([pa.array(values, pa.binary())], names=list(self.fields))
 
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        return pa.record_batch([values], names=list(self.fields))
+
+    def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        return self.decode_array(values), []
+
 
 class TextCodec(PerValueCodec):
     """The value as UTF-8 text, in one string field. Invalid UTF-8 is an error.
@@ -152,15 +174,31 @@ class TextCodec(PerValueCodec):
         self.fields = Fields.of({field: pa.string()})
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        return self._decoded(pa.array(values, pa.binary()))
+
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        return _all_good(*self._decoded(values))
+
+    def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        return self._decoded(values)
+
+    def _decoded(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         bad: list[BadRecord] = []
         try:
-            text = pa.array(values, pa.binary()).cast(pa.string())  # checks the encoding
+            text = values.cast(pa.string())  # checks the encoding
         except (ValueError, pa.ArrowException):
-            found = [_invalid_utf8(value) for value in values]
+            listed = values.to_pylist()
+            found = [_invalid_utf8(value) for value in listed]
             bad = [BadRecord(index, reason) for index, reason in enumerate(found) if reason is not None]
-            good = [value for value, reason in zip(values, found, strict=True) if reason is None]
+            good = [value for value, reason in zip(listed, found, strict=True) if reason is None]
             text = pa.array(good, pa.binary()).cast(pa.string())
         return pa.record_batch([text], names=list(self.fields)), bad
+
+
+def _all_good(batch: pa.RecordBatch, bad: list[BadRecord]) -> pa.RecordBatch:
+    if bad:
+        raise UndecodableValueError(bad[0].index, bad[0].reason)
+    return batch
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

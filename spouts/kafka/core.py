@@ -35,6 +35,7 @@ from spouts.kafka.arguments import (
     checked_topics,
     fields_of,
 )
+from spouts.kafka.chunk import MessageChunk
 from spouts.kafka.decoding import RecordDecoder, dead_letters
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
@@ -348,7 +349,7 @@ class _Task:
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
         if self._keeps_messages:
-            letter = dead_letters("value", [row.message], ["its tuple tree failed too often"], {})
+            letter = dead_letters("value", MessageChunk([row.message]), ["its tuple tree failed too often"], {})
             self._under_way[key] = _Row(next(rows_of(letter)), DEAD_LETTER_STREAM, None)
             self._retries.failed(key, self._clock(), for_ever=True)
             return
@@ -454,10 +455,10 @@ class _Task:
         if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
             return
         rows: list[tuple[TopicPartition, _Read]] = []
-        for decoded in self._decoder.decode(self._unsure, {}):
+        for decoded in self._decoder.decode(MessageChunk(self._unsure), {}):
             stream = DEAD_LETTER_STREAM if decoded.letters else DEFAULT_STREAM
-            values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.messages)
-            for message, row in zip(decoded.messages, values, strict=True):
+            values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.chunk)
+            for message, row in zip(decoded.chunk.messages, values, strict=True):
                 tp = message.topic(), message.partition()
                 kept = _Row(row, stream, message if self._keeps_messages else None) if row is not None else None
                 rows.append((tp, _Read(message.offset(), _epoch_of(message), kept)))

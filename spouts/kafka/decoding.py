@@ -1,25 +1,28 @@
-"""Decodes Kafka's messages into rows, and turns bad records into dead letters."""
+"""Decodes Kafka's records into rows, and turns bad records into dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
 from spouts.codecs.bad_records import OnBadRecord
-from spouts.codecs.codec import Codec, UndecodableValueError
-from spouts.kafka.format import METADATA_TYPES, RecordFormat
+from spouts.codecs.codec import Codec, UndecodableValueError, Values
+from spouts.kafka.chunk import RecordChunk
+from spouts.kafka.format import Parts, RecordFormat
+
+C = TypeVar("C", bound=RecordChunk)
 
 
-class Decoded(NamedTuple):
-    """Messages and their rows on the default stream. With ``letters``: messages that could not be
+class Decoded(NamedTuple, Generic[C]):
+    """Records and their rows on the default stream. With ``letters``: records that could not be
     decoded; then ``rows`` are dead letters, or None if dead letters are not wanted."""
 
-    messages: list[Message]
+    chunk: C
     rows: pa.RecordBatch | None
     letters: bool = False
 
@@ -33,46 +36,58 @@ class RecordDecoder:
         self._names = list(record_format.fields())
         self._on_bad_record = on_bad_record
 
+    @property
+    def parts(self) -> Parts:
+        """The parts of a record that decoding needs, beside its value and offset."""
+        named = {what.partition(" ")[0] for what, _ in self._format.codecs()} | set(self._format.metadata)
+        all_of_it = self._on_bad_record is OnBadRecord.DEAD_LETTER  # a dead letter has everything
+        return Parts(
+            keys=all_of_it or "key" in named,
+            headers=all_of_it or not named.isdisjoint({"header", "headers"}),
+            timestamps=all_of_it or "timestamp_ms" in named,
+        )
+
     def warm_up(self) -> None:
         """Load the modules that decoding needs."""
         for _, codec in self._format.codecs():
             codec.decode([None])
 
-    def decode(self, messages: list[Message], topic_ids: Mapping[str, str | None]) -> Iterator[Decoded]:
-        """Yields the messages that could not be decoded first, then the others."""
+    def decode(self, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
+        """Yields the records that could not be decoded first, then the others."""
         columns: list[pa.Array] = []
         for what, codec in self._format.codecs():
-            raw = _raw(what, messages)
+            raw = chunk.raw(what)
             if self._on_bad_record is OnBadRecord.FAIL:
-                batch = self._decoded_or_failed(what, codec, raw, messages)
+                batch = self._decoded_or_failed(what, codec, raw, chunk)
             else:
-                batch, bad = codec.decode_good(raw)
+                batch, bad = codec.decode_good_array(raw) if isinstance(raw, pa.Array) else codec.decode_good(raw)
                 if bad:
                     wanted = self._on_bad_record is OnBadRecord.DEAD_LETTER
-                    rejected = [messages[each.index] for each in bad]
+                    gone = [each.index for each in bad]
+                    rejected = chunk.take(gone)
                     reasons = [each.reason for each in bad]
                     letters = dead_letters(what, rejected, reasons, topic_ids) if wanted else None
                     yield Decoded(rejected, letters, letters=True)
-                    gone = {each.index for each in bad}
-                    kept = pa.array([index for index in range(len(messages)) if index not in gone], pa.int64())
-                    columns = [column.take(kept) for column in columns]
-                    messages = [message for index, message in enumerate(messages) if index not in gone]
+                    kept = np.delete(np.arange(len(chunk)), gone)
+                    columns = [column.take(pa.array(kept)) for column in columns]
+                    chunk = chunk.take(kept.tolist())
             columns += batch.columns
-        if not messages:
+        if not len(chunk):
             return
-        columns += [pa.array(_metadata_column(name, messages), METADATA_TYPES[name]) for name in self._format.metadata]
-        yield Decoded(messages, pa.RecordBatch.from_arrays(columns, names=self._names))
+        columns += [chunk.metadata(name) for name in self._format.metadata]
+        yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=self._names))
 
     def _decoded_or_failed(
-        self, what: str, codec: Codec, raw: Sequence[bytes | None], messages: Sequence[Message]
+        self, what: str, codec: Codec, raw: Values | pa.BinaryArray, chunk: RecordChunk
     ) -> pa.RecordBatch:
         try:
-            return codec.decode(raw)
+            return codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
         except UndecodableValueError as error:
-            bad = messages[error.index]
-            value = bad.value()
+            bad = chunk.take([error.index])
+            topic, partition, offset = (bad.metadata(name)[0].as_py() for name in ("topic", "partition", "offset"))
+            value = _listed(bad.raw("value"))[0]
             raise BadRecordError(
-                f"topic {bad.topic()!r}, partition {bad.partition()}, offset {bad.offset()}: {_reason(what, error.reason)}",
+                f"topic {topic!r}, partition {partition}, offset {offset}: {_reason(what, error.reason)}",
                 about="" if value is None else f"value {value[:_SHOWN_BYTES]!r}",
             ) from error
 
@@ -85,51 +100,27 @@ def _reason(what: str, reason: str) -> str:
     return reason if what == "value" else f"{what}: {reason}"
 
 
-def _raw(what: str, messages: Sequence[Message]) -> list[bytes | None]:
-    """The bytes that a codec decodes: values, keys, or the last header of a name."""
-    if what == "value":
-        return [message.value() for message in messages]
-    if what == "key":
-        return [message.key() for message in messages]
-    name = what.removeprefix("header ")
-    found: list[bytes | None] = []
-    for message in messages:
-        values = [value for key, value in message.headers() or () if key == name]
-        found.append(_bytes(values[-1]) if values else None)
-    return found
+def _listed(values: Values | pa.BinaryArray) -> Values:
+    return values.to_pylist() if isinstance(values, pa.Array) else values
 
 
 def dead_letters(
-    what: str, rejected: Sequence[Message], reasons: Sequence[str], topic_ids: Mapping[str, str | None]
+    what: str, rejected: RecordChunk, reasons: Sequence[str], topic_ids: Mapping[str, str | None]
 ) -> pa.RecordBatch:
     """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: the part of the records that is bad."""
-    columns = {
-        name: _metadata_column(name, rejected)
-        for name in ("topic", "partition", "offset", "timestamp_ms", "key", "headers")
+    columns: dict[str, Any] = {
+        name: rejected.metadata(name) for name in ("topic", "partition", "offset", "timestamp_ms", "key", "headers")
     }
-    columns["topic_id"] = [topic_ids.get(topic) or "" for topic in columns["topic"]]
-    columns["value"] = [message.value() for message in rejected]
+    columns["topic_id"] = [topic_ids.get(topic) or "" for topic in columns["topic"].to_pylist()]
+    columns["value"] = _listed(rejected.raw("value"))
     columns["error"] = [_reason(what, each) for each in reasons]
     return pa.RecordBatch.from_arrays(
-        [pa.array(columns[name], DEAD_LETTER_FIELDS.type_of(name)) for name in DEAD_LETTER_FIELDS],
+        [_typed(columns[name], DEAD_LETTER_FIELDS.type_of(name)) for name in DEAD_LETTER_FIELDS],
         names=list(DEAD_LETTER_FIELDS),
     )
 
 
-def _metadata_column(name: str, messages: Sequence[Message]) -> list[Any]:
-    if name == "topic":
-        return [message.topic() for message in messages]
-    if name == "partition":
-        return [message.partition() for message in messages]
-    if name == "offset":
-        return [message.offset() for message in messages]
-    if name == "key":
-        return [message.key() for message in messages]
-    if name == "timestamp_ms":
-        stamps = (message.timestamp() for message in messages)
-        return [None if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in stamps]
-    return [[{"key": key, "value": _bytes(value)} for key, value in message.headers() or ()] for message in messages]
-
-
-def _bytes(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+def _typed(column: Any, declared: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column if column.type == declared else column.cast(declared)
+    return pa.array(column, declared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,6 +19,17 @@ METADATA_TYPES = {
     "key": pa.binary(),
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
+
+
+class Parts(NamedTuple):
+    """The parts of a record to read, beside its value and its offset."""
+
+    keys: bool = True
+    headers: bool = True
+    timestamps: bool = True
+
+
+EVERYTHING = Parts()
 
 
 def metadata_fields(names: tuple[str, ...]) -> dict[str, pa.DataType]:

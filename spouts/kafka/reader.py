@@ -16,7 +16,8 @@ from spouts.codecs.bad_records import OnBadRecord
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.format import RecordFormat
 from spouts.kafka.partitions import position_after, position_of, topic_and_number
-from spouts.kafka.session import Range, sessions
+from spouts.kafka.session import Range
+from spouts.kafka.sessions import sessions
 
 
 class KafkaReader(PartitionReader):
@@ -45,12 +46,12 @@ class KafkaReader(PartitionReader):
             return
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
         with sessions.lend(self._settings, self._group, self._slot) as session:
-            for messages in session.read(asked):
-                self._counts.records += len(messages)
-                self._counts.bytes += sum(map(len, messages))
-                for decoded in self._decoder.decode(messages, topic_ids):
+            for chunk in session.read(asked, self._decoder.parts):
+                self._counts.records += len(chunk)
+                self._counts.bytes += chunk.value_bytes
+                for decoded in self._decoder.decode(chunk, topic_ids):
                     if decoded.letters:
-                        self._counts.bad_records += len(decoded.messages)
+                        self._counts.bad_records += len(decoded.chunk)
                     if decoded.rows is not None:
                         yield OnStream(DEAD_LETTER_STREAM, decoded.rows) if decoded.letters else decoded.rows
 

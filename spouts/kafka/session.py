@@ -1,4 +1,4 @@
-"""Consumers that read exact ranges, and the pool that keeps them.
+"""Consumers that read exact ranges, message by message.
 
 Consumers are kept per worker process, configuration and spout task, positioned at the end of the
 last range. So the records of the next batch may already be fetched.
@@ -21,12 +21,8 @@ Invariants:
 
 from __future__ import annotations
 
-import atexit
-import os
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,6 +32,8 @@ from confluent_kafka import TopicPartition as ClientPartition
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.chunk import MessageChunk
+from spouts.kafka.format import EVERYTHING, Parts
 from spouts.kafka.partitions import TopicPartition, partition_id
 
 #: Records per call of ``consume`` and per record batch.
@@ -48,10 +46,6 @@ SKIP_RECORDS_MAX = 5_000
 #: A partition that delivers nothing for this long fails the attempt. The replay waits again.
 SILENCE_MAX_S = 10.0
 _POLL_S = 0.05
-#: Idle consumers to keep per process: one per spout task that this worker has served lately.
-SESSIONS_MAX = 8
-#: An idle consumer still fetches records that may never be wanted. It is closed after this time.
-IDLE_MAX_S = 300.0
 #: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
@@ -103,19 +97,19 @@ class KafkaSession:
         self._assignment = Assignment(self._consumer)
         self._assigned: dict[TopicPartition, _Assigned] = {}
 
-    def read(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[list[Message]]:
-        """The records of all ranges, in chunks. A chunk may contain several partitions."""
+    def read(self, ranges: Mapping[TopicPartition, Range], parts: Parts = EVERYTHING) -> Iterator[MessageChunk]:
+        """The records of all ranges, in chunks. A chunk may contain several partitions. Messages
+        always have all parts."""
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
             records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
-            if records:
-                yield sorted(
-                    records, key=lambda each: (each.topic(), each.partition())
-                )  # stable: offsets stay in order
+            if records:  # stable: offsets stay in order
+                yield MessageChunk(sorted(records, key=lambda each: (each.topic(), each.partition())))
         else:
             for tp, each in wanted.items():
                 self._unassign([other for other in self._assigned if other != tp])
-                yield from self._read({tp: each}, at_once=False)
+                for chunk in self._read({tp: each}, at_once=False):
+                    yield MessageChunk(chunk)
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
@@ -169,11 +163,8 @@ class KafkaSession:
             if heard:
                 last_heard = time.monotonic()
             elif time.monotonic() - last_heard > SILENCE_MAX_S:
-                silent = next(iter(open_ranges))
-                raise RetryableError(
-                    f"partition {partition_id(*silent)} delivered nothing for {SILENCE_MAX_S:g} s, at offset "
-                    f"{position[silent]} of a range to {open_ranges[silent].end}{self._errors.reason()}"
-                )
+                tp = next(iter(open_ranges))
+                raise silent(tp, position[tp], open_ranges[tp], self._errors.reason())
             records = self._sorted_out(heard, open_ranges, position)
             if records:
                 yield records
@@ -243,10 +234,7 @@ class KafkaSession:
         elif offset is not None and offset >= 0 and offset != position[tp]:
             self._assign(tp, assigned.wanted.rest(position[tp]))
         else:
-            raise DataLossError(
-                f"partition {partition_id(*tp)} no longer holds offset {position[tp]} as it was: {message.error().str()}. "
-                "Retention removed it, the log was truncated, or the topic was created again"
-            )
+            raise not_in_log(tp, position[tp], message.error())
 
     def _position(self, tp: TopicPartition, wanted: Range) -> None:
         """Ensure that every record from the range's first offset on is in ``ahead`` or still to
@@ -295,74 +283,28 @@ def _check_epochs(tp: TopicPartition, wanted: Range, records: list[Message]) -> 
     if last is None or not records or (records[-1].leader_epoch() or 0) <= last:
         return
     first = next(message for message in records if (message.leader_epoch() or 0) > last)
-    raise DataLossError(
-        f"partition {partition_id(*tp)} holds another record at offset {first.offset()} than when it was planned (of leader "
-        f"epoch {first.leader_epoch()}, and the plan is of {last}): the log was truncated and has grown again"
+    raise replaced(tp, wanted, first.offset(), first.leader_epoch())
+
+
+def silent(tp: TopicPartition, position: int, wanted: Range, reason: str) -> RetryableError:
+    """A partition has delivered nothing for ``SILENCE_MAX_S``."""
+    return RetryableError(
+        f"partition {partition_id(*tp)} delivered nothing for {SILENCE_MAX_S:g} s, at offset {position} of a range to "
+        f"{wanted.end}{reason}"
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKey:
-    """Sessions with equal keys are interchangeable. ``slot``: the spout task, so that each task
-    finds its own positions."""
-
-    group: str
-    fingerprint: str
-    slot: int
+def not_in_log(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
+    """The wanted offset is not in the log."""
+    return DataLossError(
+        f"partition {partition_id(*tp)} no longer holds offset {position} as it was: {error.str()}. "
+        "Retention removed it, the log was truncated, or the topic was created again"
+    )
 
 
-class KafkaSessions:
-    """The idle sessions of this process. In a Spark worker, tasks run one after the other. In the
-    in-process executor, several attempts read at once, and a cancelled one may still be reading."""
-
-    def __init__(self) -> None:
-        self._idle: dict[SessionKey, tuple[KafkaSession, float]] = {}
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-
-    @contextmanager
-    def lend(self, settings: KafkaSettings, group: str, slot: int) -> Iterator[KafkaSession]:
-        """A session for exclusive use until the block ends. Raises ``ConfigError`` if it cannot be
-        created."""
-        key = SessionKey(group, settings.fingerprint(), slot)
-        with self._lock:
-            self._forget_inherited()
-            kept = self._idle.pop(key, None)
-        session = kept[0] if kept is not None else KafkaSession(settings, group)
-        try:
-            yield session
-        finally:
-            now = time.monotonic()
-            with self._lock:
-                surplus = [self._idle.pop(key)[0]] if key in self._idle else []
-                for other in [each for each, (_, since) in self._idle.items() if now - since > IDLE_MAX_S]:
-                    surplus.append(self._idle.pop(other)[0])
-                while len(self._idle) >= SESSIONS_MAX:
-                    surplus.append(self._idle.pop(next(iter(self._idle)))[0])
-                self._idle[key] = session, now
-            for each in surplus:
-                each.close()
-
-    def close(self, group: str | None = None) -> None:
-        """Close the idle sessions of one group, or all idle sessions."""
-        with self._lock:
-            self._forget_inherited()
-            keys = [key for key in self._idle if group is None or key.group == group]
-            closing = [self._idle.pop(key)[0] for key in keys]
-        for each in closing:
-            each.close()
-
-    def __len__(self) -> int:
-        return len(self._idle)
-
-    def _forget_inherited(self) -> None:
-        """Forget the parent's sessions after a fork. They must not be used here, because
-        librdkafka's threads exist only in the parent."""
-        if self._process != os.getpid():
-            self._idle.clear()
-            self._process = os.getpid()
-
-
-#: The sessions of this process. They are closed when it exits normally.
-sessions = KafkaSessions()
-atexit.register(sessions.close)
+def replaced(tp: TopicPartition, wanted: Range, offset: int, leader_epoch: int) -> DataLossError:
+    """The record at ``offset`` was written after the range was planned."""
+    return DataLossError(
+        f"partition {partition_id(*tp)} holds another record at offset {offset} than when it was planned (of leader "
+        f"epoch {leader_epoch}, and the plan is of {wanted.end_epoch}): the log was truncated and has grown again"
+    )

@@ -36,7 +36,7 @@ from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import KafkaLimits
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.session import sessions
+from spouts.kafka.sessions import reader_of, say_reader, sessions
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.
@@ -142,10 +142,11 @@ class _KafkaSpout:
         return self._dead_letters
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        self._settings.with_conf(conf)
+        reader_of(self._settings.with_conf(conf))
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         settings = self._settings.with_conf(conf)
+        say_reader(settings)
         return KafkaPlanner(
             self._source,
             settings,

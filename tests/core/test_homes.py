@@ -72,6 +72,15 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
     assert gone(home.pid)
 
 
+def test_a_home_collects_garbage_rarely_and_not_among_what_it_has_imported(
+    settings: HomeSettings, home: Address, tmp_path: Path
+) -> None:
+    courier(settings, home).walk(Round(1), [1, 2, 3, 1])
+    threshold, frozen = map(int, noted(tmp_path, "collector")[0].split())
+    assert threshold >= 10_000
+    assert frozen > 10_000
+
+
 @pytest.mark.parametrize("from_outside", [True, False])
 def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
     settings: HomeSettings, tmp_path: Path, from_outside: bool

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, TopicPartition
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
+from spouts.kafka import native_session
 from spouts.kafka import session as kafka_session
+from spouts.kafka.chunk import MessageChunk
+from spouts.kafka.format import EVERYTHING
+from spouts.kafka.native_session import NativeSession
 from spouts.kafka.session import KafkaSession, Range
 
 PARTITIONS = 2
@@ -140,12 +145,102 @@ class SimConsumer:
         pass
 
 
+class SimQueues(SimConsumer):
+    """The same consumer as the compiled part shows it: a queue for each partition, read into
+    columns.
+    """
+
+    checks_epochs = True
+
+    def serve(self) -> tuple[list[Any], list[Any], None]:
+        return [], [], None
+
+    def partitions_of(self, topic: str | None, timeout_ms: int) -> list[tuple[str, list[int]]]:
+        return [("topic", list(range(len(self._world.logs))))]
+
+    def incremental_assign(self, positions: Sequence[Any]) -> None:
+        super().incremental_assign([_client_partition(*each) for each in positions])
+
+    def incremental_unassign(self, positions: Sequence[Any]) -> None:
+        super().incremental_unassign([_client_partition(*each) for each in positions])
+
+    def seek(self, position: Any, timeout_ms: int = 0) -> None:
+        super().seek(_client_partition(*position))
+
+    def begin(self, *parts: Any) -> None:
+        self._rows: list[SimMessage] = []
+
+    def fill(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        position: int,
+        end: int,
+        epoch_max: int | None,
+        rows_max: int,
+        bytes_max: int,
+        wait_ms: int,
+    ) -> tuple[int, int, str, int, int, str]:
+        """As in ``spouts/native/src/reader.rs``."""
+        self._world.meanwhile()
+        before = len(self._rows)
+        for waits in (False, True):
+            if waits or self._world.chance.random() < 0.5:
+                self.fetch()
+            for message in [each for each in self._fetched if each.number == partition]:
+                if position >= end:
+                    return len(self._rows) - before, position, "complete", -1, 0, ""
+                if message.failure is not None:
+                    self._fetched.remove(message)
+                    return len(self._rows) - before, position, "event", message.at, message.failure, ""
+                if message.at >= position:
+                    if message.at >= end:
+                        return len(self._rows) - before, position, "complete", -1, 0, ""
+                    if self.checks_epochs and epoch_max is not None and message.epoch > epoch_max:
+                        return len(self._rows) - before, position, "replaced", message.at, message.epoch, ""
+                    self._rows.append(message)
+                    position = message.at + 1
+                self._fetched.remove(message)
+            if position >= end:
+                return len(self._rows) - before, position, "complete", -1, 0, ""
+        self._world.now += wait_ms / 1000
+        return len(self._rows) - before, position, "waiting", -1, 0, ""
+
+    def finish(self) -> dict[str, Any]:
+        values = pa.array([b"%d" % row.record for row in self._rows], pa.binary())
+        keys = pa.array([None] * len(values), pa.binary())
+        numbers = pa.array([row.at for row in self._rows], pa.int64())
+        headers = {"rows": 0, "offsets": pa.array([0] * (len(values) + 1), pa.int32()).buffers()[1]}
+        headers |= {name: _binary(pa.array([], pa.binary())) for name in ("names", "values")}
+        return {
+            "rows": len(values),
+            "value_bytes": 0,
+            "values": _binary(values),
+            "offsets": numbers.buffers()[1],
+            "keys": _binary(keys),
+            "headers": headers,
+            "timestamps": {"validity": None, "nulls": 0, "data": numbers.buffers()[1]},
+        }
+
+
+def _client_partition(topic: str, number: int, offset: int, epoch: int | None) -> TopicPartition:
+    return TopicPartition(topic, number, offset, leader_epoch=-1 if epoch is None else epoch)
+
+
+def _binary(column: pa.BinaryArray) -> dict[str, Any]:
+    validity, offsets, data = column.buffers()
+    empty = pa.py_buffer(b"\0\0\0\0")
+    return {"validity": validity, "offsets": offsets or empty, "data": data or empty, "nulls": column.null_count}
+
+
 class SessionsWorld:
     """Batches are planned and read, by one worker or another, while logs grow,
     lose their ends, and grow again.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, reader: str = "python") -> None:
+        self.reader = reader
         self.chance = random.Random(f"sessions {seed}")
         self.now = 0.0
         self.next_record = 0
@@ -175,13 +270,15 @@ class SessionsWorld:
         Returns None. Raises ``Wrong``.
         """
         consumers: list[SimConsumer] = []
+        native = self.reader == "native"
 
-        def made(conf: Any) -> SimConsumer:
-            consumers.append(SimConsumer(self))
+        def made(*conf: Any) -> SimConsumer:
+            consumers.append(SimQueues(self) if native else SimConsumer(self))
             return consumers[-1]
 
         with instead_of_kafka(made, self):
-            sessions = [KafkaSession(KafkaSettings("simulated:9092", None), "group") for _ in range(WORKERS)]
+            kind = NativeSession if native else KafkaSession
+            sessions: list[Any] = [kind(KafkaSettings("simulated:9092", None), "group") for _ in range(WORKERS)]
             positions: list[tuple[int, int | None]] = [(0, 0)] * PARTITIONS
             for _ in range(BATCHES):
                 for log in self.logs:
@@ -192,7 +289,7 @@ class SessionsWorld:
                     each.fetch()  # ahead of any request
         return None
 
-    def _batch(self, sessions: list[KafkaSession], positions: list[tuple[int, int | None]]) -> list[Any]:
+    def _batch(self, sessions: list[Any], positions: list[tuple[int, int | None]]) -> list[Any]:
         ranges, planned, after = {}, [], []
         misplaced = False
         told, self.told = self.told, False
@@ -209,8 +306,8 @@ class SessionsWorld:
             self.meanwhile()
             still = [log.records[r.first : r.end] for log, r in zip(self.logs, ranges.values(), strict=True)]
             try:
-                chunks = self.chance.choice(sessions).read(ranges)
-                found = [message.record for chunk in chunks for message in chunk]  # type: ignore[attr-defined]
+                chunks = self.chance.choice(sessions).read(ranges, EVERYTHING)
+                found = [record for chunk in chunks for record in records_in(chunk)]
             except (DataLossError, RetryableError) as error:
                 self.lost += 1
                 self.told = self.told or isinstance(error, DataLossError)
@@ -227,12 +324,19 @@ class SessionsWorld:
         return [(position, epoch) for position, epoch in positions] if planned else after
 
 
+def records_in(chunk: Any) -> list[int]:
+    """The numbers of the records in a chunk of either reader."""
+    if isinstance(chunk, MessageChunk):
+        return [message.record for message in chunk.messages]  # type: ignore[attr-defined]
+    return [int(value) for value in chunk.raw("value").to_pylist()]
+
+
 class Wrong(AssertionError):
     """A batch that is not what was planned, or an error without a cause."""
 
 
-def run_sessions(seed: int) -> tuple[str | None, SessionsWorld]:
-    world = SessionsWorld(seed)
+def run_sessions(seed: int, reader: str = "python") -> tuple[str | None, SessionsWorld]:
+    world = SessionsWorld(seed, reader)
     try:
         return world.run(), world
     except Wrong as wrong:
@@ -241,16 +345,20 @@ def run_sessions(seed: int) -> tuple[str | None, SessionsWorld]:
 
 @contextmanager
 def instead_of_kafka(consumer: Any, world: SessionsWorld) -> Iterator[None]:
-    target: Any = kafka_session
-    ours = {
-        "Consumer": consumer,
-        "Message": SimMessage,
-        "time": SimpleNamespace(monotonic=lambda: world.now),
-        "SILENCE_MAX_S": SILENCE_S,
+    clock = SimpleNamespace(monotonic=lambda: world.now)
+    ours: dict[Any, dict[str, Any]] = {
+        kafka_session: {"Consumer": consumer, "Message": SimMessage, "time": clock, "SILENCE_MAX_S": SILENCE_S},
+        native_session: {
+            "native": lambda: SimpleNamespace(Consumer=consumer),
+            "why_not_native": lambda: None,
+            "time": clock,
+        },
     }
-    before = {name: getattr(target, name) for name in ours}
+    before = {module: {name: getattr(module, name) for name in names} for module, names in ours.items()}
     try:
-        vars(target).update(ours)
+        for module, names in ours.items():
+            vars(module).update(names)
         yield
     finally:
-        vars(target).update(before)
+        for module, names in before.items():
+            vars(module).update(names)

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 from framework.clients.kafka import KafkaSettings
 from spouts.kafka import session as kafka_session
 from spouts.kafka.session import KafkaSession, Range
-from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, instead_of_kafka, run_sessions
+from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, SimQueues, instead_of_kafka, run_sessions
 
 SCHEDULES = 1_500
 #: Each mutation shows in about one schedule of ten.
@@ -20,35 +20,42 @@ SCHEDULES_PER_MUTATION = 1_000
 
 
 @pytest.mark.rule("C26")
-def test_every_batch_is_what_was_planned_while_logs_lose_their_ends_and_grow_again(seed: int) -> None:
+@pytest.mark.parametrize("reader", ["python", "native"])
+def test_every_batch_is_what_was_planned_while_logs_lose_their_ends_and_grow_again(seed: int, reader: str) -> None:
     truncations = losses = 0
     for number in range(seed, seed + SCHEDULES):
-        wrong, world = run_sessions(number)
-        assert wrong is None, f"run_sessions({number}): {wrong}"
+        wrong, world = run_sessions(number, reader)
+        assert wrong is None, f"run_sessions({number}, {reader!r}): {wrong}"
         truncations, losses = truncations + world.truncations, losses + world.lost
     assert truncations > SCHEDULES and losses
 
 
 @pytest.mark.rule("C26")
 @pytest.mark.parametrize(
-    ("target", "name", "replacement"),
+    ("reader", "target", "name", "replacement"),
     [
-        (Range, "of_same_log", lambda self, other: True),
-        (kafka_session, "_check_epochs", lambda *arguments: None),
-        (SimConsumer, "seek", lambda self, position: None),
+        ("python", Range, "of_same_log", lambda self, other: True),
+        ("python", kafka_session, "_check_epochs", lambda *arguments: None),
+        ("python", SimConsumer, "seek", lambda self, position: None),
+        ("native", Range, "of_same_log", lambda self, other: True),
+        ("native", SimQueues, "checks_epochs", False),
+        ("native", SimConsumer, "seek", lambda self, position: None),
     ],
     ids=[
         "what was fetched for another epoch is kept",
         "records of a later epoch are taken",
         "the broker is not asked about the log",
+        "what was fetched for another epoch is kept, native",
+        "records of a later epoch are taken, native",
+        "the broker is not asked about the log, native",
     ],
 )
 def test_the_simulator_notices_each_check_that_is_taken_out_of_the_sessions(
-    target: Any, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
+    reader: str, target: Any, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(target, name, replacement)
     seeds = itertools.islice(itertools.count(seed), SCHEDULES_PER_MUTATION)
-    assert any(run_sessions(each)[0] is not None for each in seeds)
+    assert any(run_sessions(each, reader)[0] is not None for each in seeds)
 
 
 @pytest.mark.rule("C26")
@@ -75,5 +82,5 @@ def test_an_answer_with_records_of_an_unassigned_partition_adds_none_to_the_othe
 
 
 def records_of(session: KafkaSession, ranges: dict[tuple[str, int], Range]) -> list[int]:
-    found: list[Any] = [message for chunk in session.read(ranges) for message in chunk]
+    found: list[Any] = [message for chunk in session.read(ranges) for message in chunk.messages]
     return [each.record for each in found]

@@ -18,7 +18,7 @@ from framework import TopologyContext, TransactionAttempt
 from framework.errors import DataLossError, RetryableError
 from integration import KafkaBroker
 from spouts.kafka.partitions import Position
-from spouts.kafka.session import sessions
+from spouts.kafka.sessions import sessions
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, tail_of
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
@@ -38,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture
-def runs(broker: KafkaBroker, name: str, tmp_path: Path) -> Iterator[KafkaRuns]:
+def runs(reader: str, broker: KafkaBroker, name: str, tmp_path: Path) -> Iterator[KafkaRuns]:
     yield KafkaRuns(Topics(broker.address), tmp_path, name)
     sessions.close()
 

@@ -16,7 +16,6 @@ the JVM. No task is repeated inside an attempt: when Spark repeats one, the repe
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.garbage import collect_rarely
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
 from framework.execution.records import (
@@ -94,8 +94,8 @@ class _Payload:
             _topologies.clear()  # a worker serves one run at a time: the earlier plan is useless
             found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
             # PySpark runs a full garbage collection after every task. It takes 50 ms and more with
-            # everything that a worker has imported by now. The collector skips frozen objects.
-            gc.freeze()
+            # everything that a worker has imported by now. The collector skips what is loaded now.
+            collect_rarely()
         return found.for_batch(self.even)
 
 
@@ -168,7 +168,7 @@ class _WarmUp:
                 with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and report it
                     reader.warm_up()
                 reader.close()
-        gc.freeze()  # includes what the readers have imported
+        collect_rarely()  # includes what the readers have imported
         yield sum(1 for _ in items)
 
 

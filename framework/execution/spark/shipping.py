@@ -89,10 +89,16 @@ def _places(module: ModuleType | None) -> list[Path]:
 
 
 def _inside(package: Path) -> list[Path]:
+    """The files of a package, without what compilers have left: such folders have a CACHEDIR.TAG
+    (https://bford.info/cachedir)."""
+    left = {tag.parent for tag in package.rglob("CACHEDIR.TAG")}
     return [
         file
         for file in package.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".pyc"
+        if file.is_file()
+        and "__pycache__" not in file.parts
+        and file.suffix != ".pyc"
+        and left.isdisjoint(file.parents)
     ]
 
 

@@ -1,0 +1,200 @@
+"""Chunks of records, as the readers of Kafka hand them on: as Arrow columns, or as the messages of
+confluent-kafka.
+
+Invariant: both kinds show the same records alike. A null is a null and not empty, headers are in
+order, and rows are in the order of their partitions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from spouts.codecs.codec import Values
+from spouts.kafka.format import METADATA_TYPES
+
+
+class RecordChunk(ABC):
+    """Some records of one or more partitions."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def value_bytes(self) -> int:
+        """The bytes of all values."""
+
+    @abstractmethod
+    def raw(self, what: str) -> Values | pa.BinaryArray:
+        """The bytes that a codec decodes: of "value", of "key", or of "header NAME" (the last
+        header of this name)."""
+
+    @abstractmethod
+    def metadata(self, name: str) -> pa.Array:
+        """A column of ``METADATA_TYPES``."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[int]) -> Self:
+        """These rows."""
+
+    def without(self, rows: Sequence[int]) -> Self:
+        """All rows but these."""
+        gone = set(rows)
+        return self.take([row for row in range(len(self)) if row not in gone])
+
+
+class MessageChunk(RecordChunk):
+    """The messages of confluent-kafka."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def value_bytes(self) -> int:
+        return sum(map(len, self.messages))
+
+    def raw(self, what: str) -> Values:
+        if what == "value":
+            return [message.value() for message in self.messages]
+        if what == "key":
+            return [message.key() for message in self.messages]
+        name = what.removeprefix("header ")
+        found: list[bytes | None] = []
+        for message in self.messages:
+            values = [value for key, value in message.headers() or () if key == name]
+            found.append(_bytes(values[-1]) if values else None)
+        return found
+
+    def metadata(self, name: str) -> pa.Array:
+        return pa.array(self._metadata(name), METADATA_TYPES[name])
+
+    def take(self, rows: Sequence[int]) -> MessageChunk:
+        return MessageChunk([self.messages[row] for row in rows])
+
+    def _metadata(self, name: str) -> list[Any]:
+        messages = self.messages
+        if name == "topic":
+            return [message.topic() for message in messages]
+        if name == "partition":
+            return [message.partition() for message in messages]
+        if name == "offset":
+            return [message.offset() for message in messages]
+        if name == "key":
+            return [message.key() for message in messages]
+        if name == "timestamp_ms":
+            stamps = (message.timestamp() for message in messages)
+            return [None if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in stamps]
+        return [
+            [{"key": key, "value": _bytes(value)} for key, value in message.headers() or ()] for message in messages
+        ]
+
+
+class Run(NamedTuple):
+    """Rows of a chunk that follow each other and are of one partition."""
+
+    topic: str
+    partition: int
+    rows: int
+
+
+class ColumnChunk(RecordChunk):
+    """Arrow columns. ``keys``, ``headers`` and ``timestamps`` are None if they were not asked
+    for."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        values: pa.BinaryArray,
+        offsets: pa.Int64Array,
+        *,
+        value_bytes: int,
+        keys: pa.BinaryArray | None = None,
+        headers: pa.ListArray | None = None,
+        timestamps: pa.Int64Array | None = None,
+        run_of: Any = None,
+    ) -> None:
+        self._runs = runs
+        self._values = values
+        self._offsets = offsets
+        self._value_bytes = value_bytes
+        self._keys = keys
+        self._headers = headers
+        self._timestamps = timestamps
+        self._run_of = run_of  # the run of each row; None while rows are where their runs say
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def value_bytes(self) -> int:
+        return self._value_bytes
+
+    def raw(self, what: str) -> pa.BinaryArray:
+        if what == "value":
+            return self._values
+        if what == "key":
+            return _asked_for(self._keys, what)
+        return self._last_headers(what.removeprefix("header "))
+
+    def metadata(self, name: str) -> pa.Array:
+        if name == "topic":
+            return pa.array([run.topic for run in self._runs], pa.string()).take(self._rows_of())
+        if name == "partition":
+            return pa.array([run.partition for run in self._runs], pa.int32()).take(self._rows_of())
+        if name == "offset":
+            return self._offsets
+        columns = {"key": self._keys, "timestamp_ms": self._timestamps, "headers": self._headers}
+        return _asked_for(columns[name], name)
+
+    def take(self, rows: Sequence[int]) -> ColumnChunk:
+        wanted = pa.array(rows, pa.int64())
+
+        def taken(column: pa.Array | None) -> pa.Array | None:
+            return None if column is None else column.take(wanted)
+
+        values = self._values.take(wanted)
+        return ColumnChunk(
+            self._runs,
+            values,
+            self._offsets.take(wanted),
+            value_bytes=pc.sum(pc.binary_length(values), min_count=0).as_py(),
+            keys=taken(self._keys),
+            headers=taken(self._headers),
+            timestamps=taken(self._timestamps),
+            run_of=self._rows_of().take(wanted),
+        )
+
+    def _rows_of(self) -> pa.Int64Array:
+        if self._run_of is None:
+            runs = np.repeat(np.arange(len(self._runs), dtype=np.int64), [run.rows for run in self._runs])
+            self._run_of = pa.array(runs)
+        return self._run_of
+
+    def _last_headers(self, name: str) -> pa.BinaryArray:
+        headers = _asked_for(self._headers, "headers")
+        each = headers.flatten()
+        found = np.flatnonzero(pc.equal(each.field("key"), name).to_numpy(zero_copy_only=False))
+        rows = pc.list_parent_indices(headers).to_numpy()[found]
+        last = np.full(len(self), -1, np.int64)
+        np.maximum.at(last, rows, found)
+        return each.field("value").take(pa.array(last, pa.int64(), mask=last < 0))
+
+
+def _asked_for(column: pa.Array | None, what: str) -> pa.Array:
+    if column is None:
+        raise KeyError(f"the {what} of records was not asked for")
+    return column
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,396 @@
+"""Sessions that read into columns, by the compiled part of the spouts. They do what
+``spouts.kafka.session`` does, with the same invariants and the same errors.
+
+What differs: in librdkafka every partition has a queue of its own. So a record beyond a range stays
+in its queue for the next range (invariant 3), and partitions that are read one after the other are
+all fetched meanwhile.
+
+Memory: what is fetched ahead has a bound for each queue, which is smaller the more queues there
+are (``KafkaSettings.consumer``). So the whole does not grow with the number of partitions. A chunk
+has up to ``CHUNK_RECORDS`` records and ``CHUNK_BYTES`` bytes; one larger record is a chunk of its
+own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as ClientPartition
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.errors import ConfigError, InvariantViolation
+from spouts.compiled import NotCompiledError, native
+from spouts.kafka import session as limits
+from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.chunk import ColumnChunk, Run
+from spouts.kafka.format import METADATA_TYPES, Parts
+from spouts.kafka.partitions import TopicPartition, partition_id
+from spouts.kafka.session import NOT_IN_LOG, Range, not_in_log, replaced, silent
+
+#: Bytes of values, keys and headers in one chunk.
+CHUNK_BYTES = 32 << 20
+#: Up to so many partitions are fetched at once when there is much to read, so that each has room
+#: for much that is fetched ahead.
+FETCHED_TOGETHER_MAX = 8
+#: A consumer is made for at least so many partitions. For more it is made anew.
+QUEUES_MIN = 8
+_WAIT_MS = 50
+_SEEK_MS = 5_000
+#: How long a new consumer may take to ask for its first token.
+_TOKEN_S = 1.0
+#: Settings that only confluent-kafka's own consumer can carry out.
+_NOT_CARRIED = frozenset({"logger", "stats_cb", "throttle_cb", "plugin.library.paths", "default.topic.config"})
+
+
+@cache
+def why_not_native() -> str | None:
+    """The reason why this process cannot read natively; None if it can."""
+    try:
+        compiled = native()
+    except NotCompiledError as error:
+        return str(error)
+    if not hasattr(compiled, "Consumer"):
+        return "the compiled part of the spouts is of another version"
+    path = _librdkafka()
+    if path is None:
+        return "the librdkafka of confluent-kafka was not found"
+    try:
+        compiled.load_librdkafka(path)
+    except RuntimeError as error:
+        return f"{path} cannot be used: {error}"
+    return None
+
+
+def not_carried(settings: KafkaSettings) -> str | None:
+    """The first setting that only the Python reader can carry out; None if there is none."""
+    for name, value in settings.consumer("").items():
+        plain = value is None or isinstance(value, (str, int, float))
+        if name in _NOT_CARRIED or not (plain or (name == "oauth_cb" and callable(value))):
+            return name
+    return None
+
+
+def _librdkafka() -> str | None:
+    """The file of the librdkafka that confluent-kafka has loaded."""
+    package = Path(confluent_kafka.__file__).parent
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/librdkafka" in line}
+        own = sorted(loaded, key=lambda path: (not path.startswith(str(package.parent)), path))
+        return own[0] if own else None
+    found = sorted((package / ".dylibs").glob("librdkafka*"))
+    return str(found[0]) if found else None
+
+
+class NativeConsumer:
+    """A consumer of librdkafka with the methods of confluent-kafka's that ``Assignment`` needs.
+    Raises ``KafkaException`` as that does."""
+
+    def __init__(self, settings: Mapping[str, Any], heard: Callable[[KafkaError], None]) -> None:
+        plain = {name: value for name, value in settings.items() if name != "oauth_cb"}
+        self._oauth = settings.get("oauth_cb")
+        self._heard = heard
+        texts = [(name, None if value is None else str(value)) for name, value in plain.items()]
+        self.raw = native().Consumer(texts, self._oauth is not None)
+        deadline = time.monotonic() + _TOKEN_S
+        while self._oauth is not None and not self.poll()[1] and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def poll(self) -> tuple[list[tuple[KafkaError, str | None, int]], bool]:
+        """Take what librdkafka reports: (events that belong to no partition that is read, as error,
+        topic and partition; whether a token was wanted)."""
+        events, errors, wanted = self.raw.serve()
+        for error in errors:
+            self._heard(error)
+        if wanted is not None:
+            self._give_token(wanted)
+        return [(_error(code, text), topic, number) for topic, number, _, code, text in events], wanted is not None
+
+    def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
+        self.poll()
+        found = self.raw.partitions_of(topic, int(timeout * 1000))
+        return SimpleNamespace(topics={name: SimpleNamespace(partitions=numbers) for name, numbers in found})
+
+    def incremental_assign(self, positions: Sequence[ClientPartition]) -> None:
+        self.raw.incremental_assign([_placed(each) for each in positions])
+
+    def incremental_unassign(self, positions: Sequence[ClientPartition]) -> None:
+        self.raw.incremental_unassign([_placed(each) for each in positions])
+
+    def seek(self, position: ClientPartition) -> None:
+        self.raw.seek(_placed(position), _SEEK_MS)
+
+    def close(self) -> None:
+        self.raw.close()
+
+    def _give_token(self, config: str) -> None:
+        """Call ``oauth_cb`` of the settings. It returns (token, seconds since 1970 until which it
+        is valid), or these with the principal and a dict of extensions."""
+        try:
+            token, expires_at_s, *more = self._oauth(config)  # type: ignore[misc]
+            principal = more[0] if more else ""
+            extensions = [(str(name), str(value)) for name, value in (more[1] if len(more) > 1 else {}).items()]
+            self.raw.set_token(token, int(expires_at_s * 1000), principal, extensions)
+        except KafkaException as error:
+            self.raw.token_failed(error.args[0].str())
+        except Exception as error:  # noqa: BLE001 - the user's own code; librdkafka reports it and asks again
+            self.raw.token_failed(f"oauth_cb raised {type(error).__name__}: {error}")
+
+
+@dataclass(slots=True)
+class _Assigned:
+    """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
+    from this offset on is still to come. ``is_fresh``: it was assigned in this read."""
+
+    resume: int
+    wanted: Range
+    is_fresh: bool = True
+    end_seen: int = -1
+
+
+class NativeSession:
+    """One consumer with its positions."""
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        reason = why_not_native()
+        if reason is not None:
+            raise ConfigError(f"Kafka cannot be read natively: {reason}")
+        self._settings = settings
+        self._group = group
+        self._where = settings.bootstrap_servers
+        self._errors = ConnectionErrors(self._where)
+        self._assigned: dict[TopicPartition, _Assigned] = {}
+        self._open(QUEUES_MIN)
+
+    def read(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+        """The records of all ranges, in chunks. A chunk may contain several partitions."""
+        wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
+        if sum(each.end - each.first for each in wanted.values()) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
+            yield from self._read({tp: wanted[tp] for tp in sorted(wanted)}, parts)
+            return
+        order = list(wanted)
+        if len(order) > FETCHED_TOGETHER_MAX and self._queues > QUEUES_MIN:
+            self._open_anew(QUEUES_MIN)
+        for first in range(0, len(order), FETCHED_TOGETHER_MAX):
+            group = order[first : first + FETCHED_TOGETHER_MAX]
+            if len(order) > FETCHED_TOGETHER_MAX:
+                self._unassign([other for other in self._assigned if other not in group])
+            yield from self._read({tp: wanted[tp] for tp in group}, parts)
+
+    def connect(self) -> None:
+        """Open the connections that the first read needs."""
+        try:
+            self._assignment.look_up()
+        except KafkaException as error:
+            self._consumer.poll()
+            raise self._errors.explain(error) from error
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _open(self, queues: int) -> None:
+        conf = self._settings.consumer(self._group, queues=queues)
+        self._queues = queues
+        self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.heard))
+        self._assignment = Assignment(self._consumer)
+
+    def _open_anew(self, queues: int) -> None:
+        former = self._consumer
+        self._open(queues)
+        self._assigned.clear()
+        former.close()
+
+    def _read(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+        try:
+            self._serve()
+            self._make_room(ranges)
+            self._position(ranges)
+            yield from self._until_complete(ranges, parts)
+        except BaseException as error:
+            self._unassign(list(self._assigned))  # the next read must start clean
+            if isinstance(error, KafkaException):
+                raise kafka_error(error, f"Kafka at {self._where}") from error
+            raise
+
+    def _make_room(self, ranges: Mapping[TopicPartition, Range]) -> None:
+        """Have queues for all ranges. Forgets other partitions when they take too much room, and
+        makes the consumer anew when the ranges are too many."""
+        others = [tp for tp in self._assigned if tp not in ranges]
+        if len(ranges) + len(others) > self._queues:
+            self._unassign(others)
+        if len(ranges) > self._queues:
+            self._open_anew(1 << (len(ranges) - 1).bit_length())
+
+    def _until_complete(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+        left = sum(each.end - each.first for each in ranges.values())
+        chunk = _Chunk(self._consumer.raw, parts, left)
+        for tp, wanted in ranges.items():
+            position, last_heard = wanted.first, time.monotonic()
+            while not self._is_complete(tp, position):
+                rows, position, how, offset, number, text = chunk.fill(tp, position, wanted)
+                if how == "complete":
+                    break
+                if how == "full":
+                    left -= len(chunk)
+                    yield chunk.finish()
+                    chunk = _Chunk(self._consumer.raw, parts, left)
+                    last_heard = time.monotonic()  # what the caller took to decode is nobody's silence
+                elif how == "event":
+                    self._event(tp, position, _error(number, text), offset)
+                    last_heard = time.monotonic()
+                elif how == "replaced":
+                    raise replaced(tp, wanted, offset, number)
+                elif rows:
+                    last_heard = time.monotonic()
+                elif time.monotonic() - last_heard > limits.SILENCE_MAX_S:
+                    raise silent(tp, position, wanted, self._errors.reason())
+                self._serve()
+            self._assigned[tp].resume = wanted.end
+        if len(chunk):
+            yield chunk.finish()
+
+    def _is_complete(self, tp: TopicPartition, position: int) -> bool:
+        assigned = self._assigned[tp]
+        return position >= assigned.wanted.end or assigned.end_seen >= assigned.wanted.end
+
+    def _serve(self) -> None:
+        """Handle what belongs to no partition. Raises its error."""
+        for error, topic, number in self._consumer.poll()[0]:
+            if error.code() != KafkaError._PARTITION_EOF:
+                raise kafka_error(error, f"partition {topic}/{number}")
+
+    def _event(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> None:
+        """Handle an event of a partition that has been read to ``position``."""
+        assigned = self._assigned[tp]
+        if error.code() == KafkaError._PARTITION_EOF:
+            assigned.end_seen = max(assigned.end_seen, offset)
+            return
+        is_elsewhere = error.code() in NOT_IN_LOG and 0 <= offset != position
+        if is_elsewhere or not assigned.is_fresh:
+            # The consumer was elsewhere, or the event has waited since an earlier read: ask again.
+            self._assign({tp: assigned.wanted.rest(position)})
+        elif error.code() in NOT_IN_LOG:
+            raise not_in_log(tp, position, error)
+        else:
+            raise kafka_error(error, f"partition {partition_id(*tp)}")
+
+    def _position(self, ranges: Mapping[TopicPartition, Range]) -> None:
+        """Ensure that every record from the ranges' first offsets on is still to come."""
+        elsewhere = {}
+        for tp, wanted in ranges.items():
+            assigned = self._assigned.get(tp)
+            if (
+                assigned is not None
+                and assigned.resume <= wanted.first <= assigned.resume + limits.SKIP_RECORDS_MAX
+                and wanted.of_same_log(assigned.wanted)
+            ):
+                assigned.wanted, assigned.resume, assigned.is_fresh = wanted, wanted.first, False
+            else:
+                elsewhere[tp] = wanted
+        if elsewhere:
+            self._assign(elsewhere)
+
+    def _assign(self, ranges: Mapping[TopicPartition, Range]) -> None:
+        """Start at the ranges' first offsets. Drops everything that was fetched before."""
+        self._unassign(list(ranges))
+        try:
+            self._assignment.begin([placed(tp, each.first, each.leader_epoch) for tp, each in ranges.items()])
+        except KafkaException as error:
+            raise kafka_error(error, f"Kafka at {self._where}") from error
+        for tp, wanted in ranges.items():
+            self._assigned[tp] = _Assigned(wanted.first, wanted)
+
+    def _unassign(self, gone: list[TopicPartition]) -> None:
+        known = [tp for tp in gone if tp in self._assigned]
+        if known:
+            for tp in known:
+                del self._assigned[tp]
+            self._consumer.incremental_unassign([ClientPartition(*tp) for tp in known])
+
+
+class _Chunk:
+    """A chunk that is being filled."""
+
+    def __init__(self, raw: Any, parts: Parts, expected: int) -> None:
+        self._raw = raw
+        self._parts = parts
+        self._runs: list[Run] = []
+        raw.begin(*parts, max(0, min(expected, limits.CHUNK_RECORDS)))
+
+    def __len__(self) -> int:
+        return sum(run.rows for run in self._runs)
+
+    def fill(self, tp: TopicPartition, position: int, wanted: Range) -> tuple[int, int, str, int, int, str]:
+        """``Consumer.fill`` of ``spouts/native/src/reader.rs``."""
+        topic, number = tp
+        filled: tuple[int, int, str, int, int, str] = self._raw.fill(
+            topic=topic,
+            partition=number,
+            position=position,
+            end=wanted.end,
+            epoch_max=wanted.end_epoch,
+            rows_max=limits.CHUNK_RECORDS,
+            bytes_max=CHUNK_BYTES,
+            wait_ms=_WAIT_MS,
+        )
+        if filled[0]:
+            self._runs.append(Run(topic, number, filled[0]))
+        return filled
+
+    def finish(self) -> ColumnChunk:
+        columns = self._raw.finish()
+        rows = columns["rows"]
+        if rows != len(self):
+            raise InvariantViolation(f"a chunk of {rows} rows has runs of {len(self)}")
+        return ColumnChunk(
+            self._runs,
+            _binary(columns["values"], rows),
+            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(columns["offsets"])]),
+            value_bytes=columns["value_bytes"],
+            keys=_binary(columns["keys"], rows) if self._parts.keys else None,
+            headers=_headers(columns["headers"], rows) if self._parts.headers else None,
+            timestamps=_timestamps(columns["timestamps"], rows) if self._parts.timestamps else None,
+        )
+
+
+def _binary(column: Mapping[str, Any], rows: int, declared: pa.DataType | None = None) -> pa.Array:
+    buffers = [_optional(column["validity"]), pa.py_buffer(column["offsets"]), pa.py_buffer(column["data"])]
+    return pa.Array.from_buffers(declared or pa.binary(), rows, buffers, column["nulls"])
+
+
+def _headers(column: Mapping[str, Any], rows: int) -> pa.ListArray:
+    declared = METADATA_TYPES["headers"]
+    names = _binary(column["names"], column["rows"], pa.string())
+    each = pa.StructArray.from_arrays(
+        [names, _binary(column["values"], column["rows"])], fields=list(declared.value_type)
+    )
+    return pa.Array.from_buffers(declared, rows, [None, pa.py_buffer(column["offsets"])], 0, children=[each])
+
+
+def _timestamps(column: Mapping[str, Any], rows: int) -> pa.Int64Array:
+    buffers = [_optional(column["validity"]), pa.py_buffer(column["data"])]
+    return pa.Array.from_buffers(pa.int64(), rows, buffers, column["nulls"])
+
+
+def _optional(buffer: Any) -> pa.Buffer | None:
+    return None if buffer is None else pa.py_buffer(buffer)
+
+
+def _error(code: int, text: str) -> KafkaError:
+    return KafkaError(code, text or None)
+
+
+def _placed(position: ClientPartition) -> tuple[str, int, int, int | None]:
+    epoch = position.leader_epoch
+    return position.topic, position.partition, position.offset, epoch if epoch is not None and epoch >= 0 else None

@@ -1,0 +1,336 @@
+//! Records as Arrow's buffers.
+//!
+//! Offsets into buffers have 32 bits, as Arrow's `binary` has them. `Columns::has_room` keeps every
+//! buffer below `BYTES_MAX`, so they cannot overflow.
+
+use std::ffi::c_int;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::librdkafka::Message;
+
+/// What one chunk may hold at most; far below what 32-bit offsets reach. A single record may have
+/// more, up to Kafka's own limit of 2 GB.
+const BYTES_MAX: usize = 1 << 30;
+
+/// Bytes that Python may look into; shown read-only, owned here, freed with the last view of them.
+#[pyclass(frozen)]
+pub struct Buffer {
+    data: Data,
+}
+
+enum Data {
+    Bytes(Vec<u8>),
+    Int32(Vec<i32>),
+    Int64(Vec<i64>),
+}
+
+impl Data {
+    fn pointer_and_len(&self) -> (*const u8, usize) {
+        match self {
+            Data::Bytes(data) => (data.as_ptr(), data.len()),
+            Data::Int32(data) => (
+                data.as_ptr() as *const u8,
+                std::mem::size_of_val(data.as_slice()),
+            ),
+            Data::Int64(data) => (
+                data.as_ptr() as *const u8,
+                std::mem::size_of_val(data.as_slice()),
+            ),
+        }
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    /// # Safety
+    /// `view` comes from Python's buffer protocol.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no view"));
+        }
+        let (pointer, len) = slf.get().data.pointer_and_len();
+        let len = isize::try_from(len).map_err(|_| PyBufferError::new_err("too large"))?;
+        // SAFETY: the data never changes and is not moved: the class is frozen, and the view holds a
+        // reference to this object. The call refuses writable views.
+        let failed =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), pointer as *mut _, len, 1, flags) };
+        if failed != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        Ok(())
+    }
+}
+
+fn bytes(data: Vec<u8>) -> Buffer {
+    Buffer {
+        data: Data::Bytes(data),
+    }
+}
+
+/// Which values are there: one bit each, the lowest first. Takes no memory before the first null.
+#[derive(Default)]
+struct Validity {
+    bits: Vec<u8>,
+    len: usize,
+    nulls: usize,
+}
+
+impl Validity {
+    fn push(&mut self, is_there: bool) {
+        if !is_there || self.nulls > 0 {
+            self.bits.resize(self.len.div_ceil(8), 0xff); // does nothing after the first null
+            if self.len.is_multiple_of(8) {
+                self.bits.push(0xff);
+            }
+            if !is_there {
+                self.bits[self.len / 8] &= !(1 << (self.len % 8));
+                self.nulls += 1;
+            }
+        }
+        self.len += 1;
+    }
+
+    fn finish(self) -> (Option<Buffer>, usize) {
+        let nulls = self.nulls;
+        ((nulls > 0).then(|| bytes(self.bits)), nulls)
+    }
+}
+
+/// A column of `binary`.
+struct Binary {
+    data: Vec<u8>,
+    ends: Vec<i32>,
+    validity: Validity,
+}
+
+impl Binary {
+    fn new(rows: usize, size: usize) -> Self {
+        let mut ends = Vec::with_capacity(rows + 1);
+        ends.push(0);
+        Binary {
+            data: Vec::with_capacity(size),
+            ends,
+            validity: Validity::default(),
+        }
+    }
+
+    fn push(&mut self, value: Option<&[u8]>) {
+        self.data.extend_from_slice(value.unwrap_or_default());
+        self.ends.push(self.data.len() as i32); // `has_room` keeps it in range
+        self.validity.push(value.is_some());
+    }
+
+    fn finish<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        let (validity, nulls) = self.validity.finish();
+        found.set_item("validity", validity)?;
+        found.set_item("nulls", nulls)?;
+        found.set_item(
+            "offsets",
+            Buffer {
+                data: Data::Int32(self.ends),
+            },
+        )?;
+        found.set_item("data", bytes(self.data))?;
+        Ok(found)
+    }
+}
+
+/// A column of lists of (name, value).
+struct Headers {
+    ends: Vec<i32>,
+    names: Binary,
+    values: Binary,
+}
+
+struct Timestamps {
+    stamps: Vec<i64>,
+    validity: Validity,
+}
+
+/// Which columns are made, beside values and offsets.
+#[derive(Clone, Copy, Default)]
+pub struct Wanted {
+    pub keys: bool,
+    pub headers: bool,
+    pub timestamps: bool,
+}
+
+/// The columns of a chunk, row by row. The bytes of a record are copied once, into them.
+pub struct Columns {
+    values: Binary,
+    keys: Option<Binary>,
+    headers: Option<Headers>,
+    timestamps: Option<Timestamps>,
+    offsets: Vec<i64>,
+    size: usize,
+}
+
+/// A record that no column can hold.
+pub struct TooLarge;
+
+impl Columns {
+    /// `rows`, `size`: as many are expected; it may become more or fewer.
+    pub fn new(wanted: Wanted, rows: usize, size: usize) -> Self {
+        Columns {
+            values: Binary::new(rows, size),
+            keys: wanted.keys.then(|| Binary::new(rows, 0)),
+            headers: wanted.headers.then(|| {
+                let mut ends = Vec::with_capacity(rows + 1);
+                ends.push(0);
+                Headers {
+                    ends,
+                    names: Binary::new(0, 0),
+                    values: Binary::new(0, 0),
+                }
+            }),
+            timestamps: wanted.timestamps.then(|| Timestamps {
+                stamps: Vec::with_capacity(rows),
+                validity: Validity::default(),
+            }),
+            offsets: Vec::with_capacity(rows),
+            size: 0,
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// Bytes of values, keys and headers.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether the record fits into a chunk of `size_max` bytes. The first one always fits. Fails if
+    /// no chunk can hold it.
+    pub fn has_room(&self, message: &Message, size_max: usize) -> Result<bool, TooLarge> {
+        let size = self.size_of(message);
+        if size > i32::MAX as usize {
+            return Err(TooLarge);
+        }
+        Ok(self.rows() == 0 || self.size + size <= size_max.min(BYTES_MAX))
+    }
+
+    fn size_of(&self, message: &Message) -> usize {
+        let mut size = message.value().map_or(0, <[u8]>::len);
+        if self.keys.is_some() {
+            size += message.key().map_or(0, <[u8]>::len);
+        }
+        if self.headers.is_some() {
+            // Three bytes for one: a name that is not UTF-8 is shown with replacement characters.
+            message.each_header(|name, value| {
+                size += 3 * name.to_bytes().len() + 8 + value.map_or(0, <[u8]>::len)
+            });
+        }
+        size
+    }
+
+    /// Add a record, for which there is room.
+    pub fn push(&mut self, message: &Message) {
+        self.size += self.size_of(message);
+        self.values.push(message.value());
+        if let Some(keys) = &mut self.keys {
+            keys.push(message.key());
+        }
+        if let Some(Headers {
+            ends,
+            names,
+            values,
+        }) = &mut self.headers
+        {
+            message.each_header(|name, value| {
+                names.push(Some(name.to_string_lossy().as_bytes()));
+                values.push(value);
+            });
+            ends.push(names.ends.len() as i32 - 1);
+        }
+        if let Some(Timestamps { stamps, validity }) = &mut self.timestamps {
+            let stamp = message.timestamp_ms();
+            stamps.push(stamp.unwrap_or(0));
+            validity.push(stamp.is_some());
+        }
+        self.offsets.push(message.offset());
+    }
+
+    /// The buffers by column, and the bytes of the values.
+    pub fn finish<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        found.set_item("rows", self.offsets.len())?;
+        found.set_item("value_bytes", self.values.data.len())?;
+        found.set_item("values", self.values.finish(py)?)?;
+        found.set_item(
+            "offsets",
+            Buffer {
+                data: Data::Int64(self.offsets),
+            },
+        )?;
+        if let Some(keys) = self.keys {
+            found.set_item("keys", keys.finish(py)?)?;
+        }
+        if let Some(headers) = self.headers {
+            let columns = PyDict::new(py);
+            columns.set_item(
+                "offsets",
+                Buffer {
+                    data: Data::Int32(headers.ends),
+                },
+            )?;
+            columns.set_item("rows", headers.names.ends.len() - 1)?;
+            columns.set_item("names", headers.names.finish(py)?)?;
+            columns.set_item("values", headers.values.finish(py)?)?;
+            found.set_item("headers", columns)?;
+        }
+        if let Some(timestamps) = self.timestamps {
+            let columns = PyDict::new(py);
+            let (validity, nulls) = timestamps.validity.finish();
+            columns.set_item("validity", validity)?;
+            columns.set_item("nulls", nulls)?;
+            columns.set_item(
+                "data",
+                Buffer {
+                    data: Data::Int64(timestamps.stamps),
+                },
+            )?;
+            found.set_item("timestamps", columns)?;
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Validity;
+
+    #[test]
+    fn validity_has_a_zero_for_every_null() {
+        for first_null in 0..20 {
+            let mut validity = Validity::default();
+            let there: Vec<bool> = (0..30)
+                .map(|index| index < first_null || index % 3 == 0)
+                .collect();
+            there.iter().for_each(|each| validity.push(*each));
+            let found: Vec<bool> = (0..30)
+                .map(|index| validity.bits[index / 8] & (1 << (index % 8)) != 0)
+                .collect();
+            assert_eq!(found, there);
+            assert_eq!(validity.nulls, there.iter().filter(|each| !**each).count());
+            assert_eq!(validity.bits.len(), 4);
+        }
+    }
+
+    #[test]
+    fn without_nulls_there_are_no_bits() {
+        let mut validity = Validity::default();
+        (0..100).for_each(|_| validity.push(true));
+        assert!(validity.bits.is_empty());
+    }
+}

@@ -1,0 +1,26 @@
+"""Fixtures of the spouts' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from framework.clients.kafka import KafkaSettings
+from spouts.kafka.native_session import why_not_native
+from spouts.kafka.sessions import sessions
+
+
+@pytest.fixture(params=["native", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each of the two readers of Kafka, for what both must do alike.
+
+    The native one is skipped only where the compiled part was not built, which is optional.
+    """
+    reason = why_not_native()
+    if request.param == "native" and reason is not None:
+        pytest.skip(f"no native reader: {reason}")
+    sessions.close()
+    monkeypatch.setattr(KafkaSettings, "reader", request.param)
+    yield request.param
+    sessions.close()
