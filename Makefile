@@ -39,8 +39,8 @@ test-integration: $(STAMP)
 # In containers: the servers' own tests, and one test for each kind of server and each contract of a backend.
 IN_CONTAINERS := tests/servers \
 	tests/coordination/test_stores.py::TestZooKeeperStore::test_changes_are_applied_and_read_by_others \
-	tests/sinks/test_backends.py::TestPostgresBackend::test_replay_of_another_batch_of_an_opaque_spout \
-	tests/sinks/test_backends.py::TestRedisBackend::test_replay_of_another_batch_of_an_opaque_spout \
+	tests/sinks/backends/test_backends.py::TestPostgresBackend::test_replay_of_another_batch_of_an_opaque_spout \
+	tests/sinks/backends/test_backends.py::TestRedisBackend::test_replay_of_another_batch_of_an_opaque_spout \
 	tests/state/test_providers.py::TestRedis::test_what_was_put_is_got_and_what_was_deleted_is_not \
 	tests/spouts/test_kafka.py::TestReading::test_a_range_is_read_in_order_and_a_replay_reads_the_same \
 	tests/spouts/test_avro.py::TestRegistry::test_writers_of_several_schemas_are_resolved_to_the_latest

@@ -206,7 +206,7 @@ def _figures(folder: Path) -> tuple[int, dict[str, int]]:
     try:
         with sqlite3.connect(f"file:{folder / 'figures.db'}?mode=ro", uri=True) as connection:
             done = connection.execute("SELECT max(done) FROM _ratchet_headers").fetchone()[0] or 0
-            return done, dict(connection.execute("SELECT value, n FROM words WHERE _deleted = 0"))
+            return done, dict(connection.execute("SELECT value, n FROM words_live"))
     except sqlite3.OperationalError:
         return 0, {}  # before the first batch
 

@@ -116,7 +116,7 @@ def word_count(
 
 def read_back(database: Path) -> dict[str, tuple[int, int]]:
     with sqlite3.connect(database) as connection:
-        rows = connection.execute("SELECT word, count, amount FROM words WHERE _deleted = 0")
+        rows = connection.execute("SELECT word, count, amount FROM words_live")
         return {word: (count, amount) for word, count, amount in rows}
 
 

@@ -131,8 +131,8 @@ def committed(database: Path) -> tuple[Carriers, Routes]:
         carriers = {
             carrier: (flights, total, most, cancelled)
             for carrier, flights, total, most, cancelled in connection.execute(
-                "SELECT carrier, flights, total_arr_delay, max_arr_delay, cancelled FROM carriers WHERE _deleted = 0"
+                "SELECT carrier, flights, total_arr_delay, max_arr_delay, cancelled FROM carriers_live"
             )
         }
-        routes = dict(connection.execute("SELECT route, flights FROM routes WHERE _deleted = 0"))
+        routes = dict(connection.execute("SELECT route, flights FROM routes_live"))
     return carriers, routes

@@ -3,7 +3,7 @@ writer at a time.
 
 A backend must do one thing: in one atomic step, write rows only if the header and the stamp of each
 row are as the writer expects. LMDB's write transactions can do that.
-``tests/sinks/test_backends.py`` runs the contract suite on this class:
+``tests/sinks/backends/test_backends.py`` runs the contract suite on this class:
 
 ::
 
@@ -133,7 +133,7 @@ class LmdbBackend(MapBackend):
     def clear(self, topology_id: str) -> Header:
         self.prepare(topology_id)
         with self._transaction(write=True) as store:
-            header = Header(topology_id, uuid.uuid4().hex, self._header(store).epoch)
+            header = Header(topology_id, uuid.uuid4().hex, epoch=self._header(store).epoch)
             for name in [name for name, _ in store.cursor() if name.startswith(_ROW)]:
                 store.delete(name)
             store.put(_HEADER, _dumped(asdict(header)))

@@ -156,8 +156,8 @@ def tables(database: Path) -> tuple[dict[str, int], dict[int, int]]:
     """The two tables: word -> count, and bucket -> words; empty before the first commit."""
     try:
         with sqlite3.connect(database) as connection:
-            words = dict(connection.execute("SELECT word, count FROM words WHERE _deleted = 0"))
-            buckets = dict(connection.execute("SELECT bucket, words FROM buckets WHERE _deleted = 0 AND words <> 0"))
+            words = dict(connection.execute("SELECT word, count FROM words_live"))
+            buckets = dict(connection.execute("SELECT bucket, words FROM buckets_live WHERE words <> 0"))
     except sqlite3.OperationalError:
         return {}, {}
     return words, buckets

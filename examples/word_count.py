@@ -81,7 +81,7 @@ def count_words(servers: EmbeddedServers, text: Path, database: Path, executor: 
     with submit(topology(servers.bootstrap_servers, topic, database), config, executor=executor) as run:
         run.wait_until_caught_up(120)
     with sqlite3.connect(database) as connection:
-        return dict(connection.execute("SELECT word, count FROM words WHERE _deleted = 0"))
+        return dict(connection.execute("SELECT word, count FROM words_live"))
 
 
 def main() -> None:

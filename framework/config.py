@@ -288,15 +288,17 @@ class Config(BaseModel):
 
     @property
     def max_spout_pending(self) -> int:
-        """The number of transactions that are processed at once; 1 by default. Raises
-        ``ConfigError`` for a number so large that only tuples can have been meant."""
-        pending = 1 if self.spout_pending is None else self.spout_pending
-        if pending > TRANSACTIONS_PENDING_MAX:
+        """The number of transactions that are processed at once; 1 by default."""
+        return 1 if self.spout_pending is None else self.spout_pending
+
+    def check_transactional(self) -> None:
+        """Raise ``ConfigError`` for so many transactions at once that only tuples can have been
+        meant."""
+        if self.max_spout_pending > TRANSACTIONS_PENDING_MAX:
             raise ConfigError(
-                f"topology.max.spout.pending is {pending}: of a transactional topology it counts whole transactions, and "
-                f"{TRANSACTIONS_PENDING_MAX} is the most"
+                f"topology.max.spout.pending is {self.max_spout_pending}: of a transactional topology it counts whole "
+                f"transactions, and {TRANSACTIONS_PENDING_MAX} is the most"
             )
-        return pending
 
     @property
     def max_tuples_pending(self) -> int:

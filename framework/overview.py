@@ -3,7 +3,7 @@ kinds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from framework.coordination import CoordinationStore
@@ -25,6 +25,7 @@ class TopologyOverview:
     """
 
     id: str
+    _: KW_ONLY
     kind: str
     drivers: list[LiveDriver]
     led: bool
@@ -89,9 +90,11 @@ def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOvervie
     if drivers[0].kind == "transactional" if drivers else is_transactional(store, topology_id):
         txid = committed_txid(store, topology_id)
         last = read_transaction(store, topology_id, txid) if txid else None
-        return TopologyOverview(topology_id, "transactional", drivers, led, txid or None, last)
+        return TopologyOverview(
+            topology_id, kind="transactional", drivers=drivers, led=led, txid=txid or None, last=last
+        )
     record: CheckpointRecord | None = read_record(store, topology_id)
     if record is None and not drivers and store.get(f"{topology_id}/epoch") is None:
         return None
     txid = record.txid if record is not None else 0
-    return TopologyOverview(topology_id, "core", drivers, led, txid or None, None)
+    return TopologyOverview(topology_id, kind="core", drivers=drivers, led=led, txid=txid or None, last=None)

@@ -16,6 +16,7 @@ from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.stateful_run import check_stateful, stateful_components
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
+from framework.execution.choice import SPARK, checked_executor
 from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.execution.plan import check_pickles
 from framework.submission import check_reach
@@ -85,8 +86,8 @@ def has_run(topology: AnyTopology, config: Config) -> bool:
 
 def _checks(topology: AnyTopology, config: Config, executor: str, accept_changed: bool) -> Iterator[tuple[str, Check]]:
     yield "python", platform.python_version
-    yield "executor", lambda: _known(executor)
-    if executor == "spark":
+    yield "executor", lambda: checked_executor(executor)
+    if executor == SPARK:
         yield "java", find_java
         if isinstance(topology, Topology):
             yield "spark.master", lambda: _reachable(topology, config)
@@ -103,12 +104,6 @@ def _checks(topology: AnyTopology, config: Config, executor: str, accept_changed
         for component in topology.components:
             for state in component.states:
                 yield f"sink {component.id}", lambda each=state: _sink(topology, each, config)  # type: ignore[misc]
-
-
-def _known(executor: str) -> str:
-    if executor not in ("spark", "local"):
-        raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")
-    return executor
 
 
 def _reachable(topology: Topology, config: Config) -> str:

@@ -9,7 +9,8 @@ from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.run import CoreRun, submit_core
 from framework.errors import ConfigError, TopologyError
-from framework.execution import BatchExecutor, LocalExecutor, plan_execution
+from framework.execution import BatchExecutor, ExecutionPlan, LocalExecutor, plan_execution
+from framework.execution.choice import LOCAL, SPARK, checked_executor
 from framework.execution.plan import check_pickles
 from framework.observe.logs import get_logger
 from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
@@ -84,14 +85,18 @@ def submit(
         return submit_core(topology, checked, executor, store)
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
-    if executor is None or executor == "spark":
+    checked.check_transactional()
+    if isinstance(executor, (str, type(None))):
+        executor = checked_executor(executor)
+    if executor == SPARK:
         check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     check_pickles(topology)
+    conf = checked.for_components()
     for component in topology.components:
         if isinstance(component.instance, (Spout, Bolt)):
-            component.instance.check_before_start(checked.for_components())
+            component.instance.check_before_start(conf)
     plan = plan_execution(topology)
-    runner = _executor(executor, plan, checked)
+    runner = _batch_executor(executor, plan, conf, checked) if isinstance(executor, str) else executor
     owned = store is None
     if store is None:
         store = store_of(checked)
@@ -104,21 +109,23 @@ def submit(
         if owned:
             store.close()
         raise
-    return Run(topology, runner, store, owned, checked, accept_changed_topology, standby)
+    return Run(
+        topology,
+        runner,
+        store,
+        owned=owned,
+        config=checked,
+        accept_changed_topology=accept_changed_topology,
+        standby=standby,
+    )
 
 
-def _executor(executor: Executor, plan: Any, config: Config) -> BatchExecutor:
-    if executor == "local":
-        return LocalExecutor(plan, config.for_components())
-    if executor is None or executor == "spark":
-        from framework.execution.spark.batches import SparkExecutor  # only runs that use Spark load it
+def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], config: Config) -> BatchExecutor:
+    if name == LOCAL:
+        return LocalExecutor(plan, conf)
+    from framework.execution.spark.batches import SparkExecutor  # only runs that use Spark load it
 
-        return SparkExecutor(
-            plan, config.for_components(), config.spark, collapse_records_max=config.collapse_records_max
-        )
-    if isinstance(executor, str):
-        raise ConfigError(f"executor {executor!r} is not known: 'spark', 'local', or a BatchExecutor")
-    return executor
+    return SparkExecutor(plan, conf, config.spark, collapse_records_max=config.collapse_records_max)
 
 
 def check_reach(topology: Topology, master: str) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from integration.background import DEFAULT_FOLDER, down, up
 from integration.errors import ServerError
 from integration.servers import Shape, read_state
-from integration.standing import DEFAULT_FOLDER, down, up
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Option("--dir", help="Work folder: data, logs, addresses.")]
@@ -24,6 +24,7 @@ Port = Annotated[
 @app.command("up")
 def up_command(
     folder: Folder = DEFAULT_FOLDER,
+    *,
     kafka_port: Port = None,
     zookeeper_port: Port = None,
     brokers: Annotated[int, typer.Option(min=1, max=9, help="Kafka brokers.")] = 1,

@@ -15,7 +15,7 @@ import os
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from integration.errors import ServerError
@@ -38,6 +38,7 @@ class Launch:
 
     name: str
     command: Sequence[str]
+    _: KW_ONLY
     folder: Path
     log_file: Path
     stop_signal: str = "TERM"

@@ -145,12 +145,12 @@ class Server(ABC):
                     Launch(
                         self.name,
                         self.prepare(),
-                        self.folder,
-                        self.log_file,
-                        self.stop_signal,
-                        self._guarded,
-                        self.held_files,
-                        self.reads(),
+                        folder=self.folder,
+                        log_file=self.log_file,
+                        stop_signal=self.stop_signal,
+                        guarded=self._guarded,
+                        held_files=self.held_files,
+                        reads=self.reads(),
                     )
                 )
                 self._await_ready()

@@ -13,7 +13,7 @@ from integration.server import QUICK, Server, exchange, free_port, port_taken, s
 TICK_MS = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SecurePort:
     """A second client port, for TLS; and the users who may log in by SASL (DIGEST-MD5) on either
     port.

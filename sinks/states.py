@@ -228,7 +228,7 @@ class MapState(FencedState):
         if fence is None or known is None:
             return None
         opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
-        return Header(fence.topology_id, known, fence.epoch, opened, attempt.txid - 1)
+        return Header(fence.topology_id, known, epoch=fence.epoch, open=opened, done=attempt.txid - 1)
 
     # --- for readers ------------------------------------------------------------------------------
 

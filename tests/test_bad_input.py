@@ -49,25 +49,27 @@ LIST: dict[str, dict[str, list[str]]] = {
         "10 MB record": ["spouts/test_kafka.py::test_a_record_of_10_mb_is_read"],
         "deep nesting": ["spouts/test_codecs.py::test_json_unusual_but_right_values_decode"],
         "timestamp -1": ["test_bad_input.py::test_a_record_without_a_timestamp_is_read"],
-        "NUL in text for PostgreSQL": ["sinks/test_postgres.py::test_text_with_nul_is_a_bad_record"],
+        "NUL in text for PostgreSQL": ["sinks/backends/test_postgres.py::test_text_with_nul_is_a_bad_record"],
         "every record bad": ["test_bad_input.py::test_when_every_record_is_bad_the_first_is_named"],
     },
     "sinks": {
-        "table missing": ["sinks/test_sqlite.py::test_rows_are_real_columns_with_stamp_and_previous_value"],
+        "table missing": ["sinks/backends/test_sqlite.py::test_rows_are_real_columns_with_stamp_and_previous_value"],
         "wrong columns": [
-            "sinks/test_sqlite.py::test_a_table_with_other_columns_is_refused_with_the_ddl",
-            "sinks/test_postgres.py::test_another_table_of_that_name_is_refused_with_the_statements_that_mend_it",
+            "sinks/backends/test_sqlite.py::test_a_table_with_other_columns_is_refused_with_the_ddl",
+            "sinks/backends/test_postgres.py::test_another_table_of_that_name_is_refused_with_the_statements_that_mend_it",
         ],
         "null stamps": ["faults/test_sinks.py::test_a_damaged_row_stops_the_topology_and_is_named"],
         "owned by another topology": ["pipeline/test_recovery.py::test_a_table_of_another_topology_is_refused"],
         "ahead of ZooKeeper": ["pipeline/test_recovery.py::test_a_wiped_store_under_a_live_sink_stops"],
         "read-only credentials": [
-            "sinks/test_postgres.py::test_rights_are_probed_before_the_first_batch",
-            "sinks/test_redis.py::test_users_and_their_rights_are_probed_before_the_first_batch",
+            "sinks/backends/test_postgres.py::test_rights_are_probed_before_the_first_batch",
+            "sinks/backends/test_redis.py::test_users_and_their_rights_are_probed_before_the_first_batch",
         ],
-        "Redis key of another type": ["sinks/test_redis.py::test_keys_of_others_and_other_columns_are_refused"],
+        "Redis key of another type": [
+            "sinks/backends/test_redis.py::test_keys_of_others_and_other_columns_are_refused"
+        ],
         "foreign files in a folder": [
-            "sinks/test_file_tables.py::test_another_owner_other_columns_and_foreign_files_are_refused"
+            "sinks/tables/test_file_tables.py::test_another_owner_other_columns_and_foreign_files_are_refused"
         ],
     },
     "ZooKeeper": {

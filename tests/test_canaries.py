@@ -39,7 +39,7 @@ def broker(certificates: Certificates, tmp_path: Path) -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def zookeeper(certificates: Certificates, tmp_path: Path) -> Iterator[ZooKeeperServer]:
-    secure = SecurePort(certificates.broker, certificates.authority, {"alice": ZOOKEEPER})
+    secure = SecurePort(certificate=certificates.broker, authority=certificates.authority, users={"alice": ZOOKEEPER})
     with ZooKeeperServer(tmp_path / "zookeeper", secure=secure) as server:
         yield server
 

@@ -141,15 +141,18 @@ class Ledger:
         roots, values = self._folded()
         born, failed, reset = (_ids(each) for each in (self._born, self._failed, self._reset))
         parts = []
+        divisor = np.uint64(ackers)
         for acker in range(ackers):
-            mine = roots % np.uint64(ackers) == acker
+            mine = roots % divisor == acker
             part = LedgerPart(
                 acker,
                 task,
                 round_number,
-                roots[mine],
-                values[mine],
-                *(each[each % np.uint64(ackers) == acker] for each in (born, failed, reset)),
+                roots=roots[mine],
+                values=values[mine],
+                born=born[born % divisor == acker],
+                failed=failed[failed % divisor == acker],
+                reset=reset[reset % divisor == acker],
             )
             if any(len(each) for each in part[3:]):
                 parts.append(part)

@@ -37,7 +37,7 @@ def _version_of(java: str, changed_at: int) -> int:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{java} does not run ({error}): install Java {JAVA_MIN} or newer") from error
-    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if match is None:
         raise ConfigError(f"{java} -version says nothing about its version: install Java {JAVA_MIN} or newer")
-    return int(match.group(1))
+    return int(match.group(1))  # Java 8 and before call themselves 1.8

@@ -85,6 +85,8 @@ _NOT_ALLOWED = {
 #: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
 #: settings; after a connection has worked, an outage.
 _DISTRUSTED = {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"}
+#: Errors of a server that is not there, in the order in which they say why.
+_UNREACHABLE = ("_TIMED_OUT", "_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE")
 
 T = TypeVar("T")
 
@@ -181,16 +183,16 @@ def _share_of(queues: int) -> dict[str, int]:
 
 class ConnectionErrors:
     """Finds out why a client cannot connect. A failed request only says that it timed out. The
-    reason, such as a wrong password, comes earlier, through a callback. Give ``heard`` to the
+    reason, such as a wrong password, comes earlier, through a callback. Give ``on_error`` to the
     client as its ``error_cb``."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._heard: deque[KafkaError] = deque(maxlen=20)
+        self._errors: deque[KafkaError] = deque(maxlen=20)
         self.connected = False  # whether a request has ever been answered
 
-    def heard(self, error: KafkaError) -> None:
-        self._heard.append(error)
+    def on_error(self, error: KafkaError) -> None:
+        self._errors.append(error)
 
     def made(self, make: Callable[[], T]) -> T:
         """Make a client. Raises ``ConfigError`` when its settings are wrong."""
@@ -204,7 +206,7 @@ class ConnectionErrors:
     def reason(self) -> str:
         """The last reason that the callback received, to be added to a message. Empty when there is
         none."""
-        return f" ({_text(self._heard[-1])})" if self._heard else ""
+        return f" ({_text(self._errors[-1])})" if self._errors else ""
 
     def explain(self, error: Exception, client: Any = None) -> RetryableError | ConfigError:
         """Turn an error into one of Ratchet's, with the reason that the callback received, if any.
@@ -216,8 +218,16 @@ class ConnectionErrors:
                 if _inner(fatal) is None:
                     raise
                 error = fatal  # the client has ended, for this reason
-        reasons = [each for each in self._heard if each.name() in _DISTRUSTED]
-        self._heard.clear()
+        reasons = [each for each in self._errors if each.name() in _DISTRUSTED]
+        found = [each for each in (*self._errors, _inner(error)) if each is not None and each.name() in _UNREACHABLE]
+        self._errors.clear()
+        if found and not reasons and not self.connected:
+            why = _text(max(found, key=lambda each: _UNREACHABLE.index(each.name())))
+            if "Connect to" in why or "resolve" in why:
+                return RetryableError(
+                    f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
+                )
+            return RetryableError(f"Kafka at {self._where}: {why}; check the address and the security settings")
         what = f"Kafka at {self._where}"
         return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
 

@@ -11,6 +11,7 @@ from framework.commands.exits import EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import load_topology
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.config import Config
+from framework.execution.choice import SPARK
 from framework.observe import configure_logging
 from framework.preflight import preflight
 
@@ -20,9 +21,10 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command()
 def main(
     topology: TopologyName,
+    *,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = "spark",
+    executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = SPARK,
     accept_changed: Annotated[
         bool, typer.Option("--accept-changed-topology", help="As of ratchet run: another shape is no mistake.")
     ] = False,

@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     topology: TopologyName,
+    *,
     config: ConfigFile = None,
     overrides: Overrides = None,
     positions: Annotated[

@@ -8,11 +8,13 @@ without arguments, or with the configuration's ``app.*`` keys as its one argumen
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from framework.clients.java import find_java
 from framework.commands.exits import EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.loading import load_topology, resolve
 from framework.commands.options import AsJson, ConfigFile, Overrides
@@ -21,6 +23,7 @@ from framework.commands.supervision import done_before, stop_on_signal, supervis
 from framework.config import Config
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
+from framework.execution.choice import SPARK
 from framework.observe import configure_logging
 from framework.observe.logs import get_logger
 from framework.preflight import has_run, preflight
@@ -45,6 +48,7 @@ def main(
     topology: Annotated[
         str | None, typer.Argument(metavar="[MODULE:TOPOLOGY]", help="What to run; without it, the demo.")
     ] = None,
+    *,
     config: ConfigFile = None,
     overrides: Overrides = None,
     until_caught_up: Annotated[
@@ -93,7 +97,7 @@ def main(
         typer.Option(
             "--executor", help="spark, at spark.master; or local, in this process: for small topologies and tests."
         ),
-    ] = "spark",
+    ] = SPARK,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
@@ -103,6 +107,7 @@ def main(
         if timeout_s is not None and not until_caught_up:
             raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
         if topology is None:
+            _start_java(settings)
             raise typer.Exit(resolve(DEMO)(settings, json_lines=as_json))
         if poison:
             raise typer.Exit(show_poison(load_topology(topology, settings), settings, txid))
@@ -115,6 +120,8 @@ def main(
                 )
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             with stop_on_signal() as stopped:
+                if executor == SPARK:
+                    _start_java(settings)
                 if not done_before(stopped, lambda: _check_first(built, settings, executor, accept_changed), timeout_s):
                     raise typer.Exit(EXIT_INTERRUPTED if until_caught_up and stopped.interrupted else 0)
                 run: Run | CoreRun
@@ -144,6 +151,15 @@ def _find_poison(topology: str | None, config: Path | None, overrides: list[str]
         return None
     options = [*(["--config", str(config)] if config else []), *(f"--set {each}" for each in overrides or ())]
     return " ".join(["ratchet find-poison", topology, *options])
+
+
+def _start_java(settings: Config) -> None:
+    """Begin to start Spark's JVM, which takes seconds, while everything is checked."""
+    from framework.execution.spark.session import launch_ahead  # only runs that use Spark load it
+
+    with suppress(ConfigError):  # the checks say it
+        find_java()
+        launch_ahead(settings.spark)
 
 
 def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, accept_changed: bool) -> None:

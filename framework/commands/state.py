@@ -47,7 +47,7 @@ app = typer.Typer(
     help="The state of a topology. Name the topology first, as MODULE:TOPOLOGY, or after the command.",
 )
 
-Component = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
+ComponentName = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
 File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its name ends in .gz.")]
 
 
@@ -55,7 +55,7 @@ File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its na
 def get(
     topology: TopologyName,
     key: str,
-    component: Component = None,
+    component: ComponentName = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -72,7 +72,7 @@ def get(
 @app.command()
 def scan(
     topology: TopologyName,
-    component: Component = None,
+    component: ComponentName = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show so many keys at most.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -93,7 +93,7 @@ def scan(
 def export(
     topology: TopologyName,
     file: Path,
-    component: Component = None,
+    component: ComponentName = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -149,7 +149,12 @@ def restore(topology: TopologyName, file: File, config: ConfigFile = None, overr
         if header["topology"] != built.id:
             raise ConfigError(f"{file} is of topology {header['topology']!r}, and {topology} is {built.id!r}")
         txid, count = restore_state(
-            built, settings, store, header["record"], partial(_entries, file, settings), str(file)
+            built,
+            settings,
+            store,
+            document=header["record"],
+            entries=partial(_entries, file, settings),
+            where=str(file),
         )
     finally:
         store.close()

@@ -78,6 +78,7 @@ def show_status(
 @history_app.command("history")
 def show_history(
     topology: TopologyId,
+    *,
     txid: Annotated[
         int | None, typer.Option("--txid", min=1, help="Everything that is recorded of one transaction.")
     ] = None,

@@ -32,7 +32,7 @@ _FOLDER = "drivers"
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDriver:
     """A process that runs a topology, or stands by.
 
@@ -95,7 +95,14 @@ class Presence:
 
     def _document(self) -> bytes:
         summary = _shortened(dict(self._summary()))
-        driver = LiveDriver(self._kind, socket.gethostname(), os.getpid(), self._started_at, time.time(), summary)
+        driver = LiveDriver(
+            kind=self._kind,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            said_at=time.time(),
+            status=summary,
+        )
         return encode_document(asdict(driver), self._path)
 
 

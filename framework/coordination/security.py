@@ -19,7 +19,7 @@ _PREFIX = "transactional.zookeeper"
 _PROBE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperSecurity:
     """Credentials for ZooKeeper.
 
@@ -45,14 +45,14 @@ class ZooKeeperSecurity:
         """Read ``transactional.zookeeper.{auth,tls.*,sasl.*}``. Raises ``ConfigError`` as ``check``
         does."""
         found = cls(
-            config.zookeeper_tls_enabled,
-            config.zookeeper_tls_ca,
-            config.zookeeper_tls_certificate,
-            config.zookeeper_tls_key,
-            revealed(config.zookeeper_tls_password),
-            config.zookeeper_sasl_username,
-            revealed(config.zookeeper_sasl_password),
-            _digest(revealed(config.zookeeper_auth)),
+            tls=config.zookeeper_tls_enabled,
+            ca=config.zookeeper_tls_ca,
+            certificate=config.zookeeper_tls_certificate,
+            key=config.zookeeper_tls_key,
+            key_password=revealed(config.zookeeper_tls_password),
+            username=config.zookeeper_sasl_username,
+            password=revealed(config.zookeeper_sasl_password),
+            digest=_digest(revealed(config.zookeeper_auth)),
         )
         found.check()
         return found

@@ -181,7 +181,7 @@ class ZooKeeperStore(CoordinationStore):
         except BaseException:
             lock.release()
             raise
-        return _ZooKeeperLeadership(self, base, epoch, version, lock, lost_before)
+        return _ZooKeeperLeadership(self, base, epoch=epoch, version=version, lock=lock, lost_sessions=lost_before)
 
     def is_led(self, path: str) -> bool:
         return bool(self.children(f"{path}/leader"))
@@ -379,7 +379,7 @@ def _note_granted_timeout(client: Any) -> Callable[[], float | None]:
 
 class _ZooKeeperLeadership(FencedLeadership):
     def __init__(
-        self, store: ZooKeeperStore, base: str, epoch: int, version: int, lock: Any, lost_sessions: int
+        self, store: ZooKeeperStore, base: str, *, epoch: int, version: int, lock: Any, lost_sessions: int
     ) -> None:
         super().__init__(base, epoch, version)
         self._store = store

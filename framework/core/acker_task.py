@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from framework.acking.acker import Acker
 from framework.acking.ledger import LedgerPart, Roots, spout_task_of
 from framework.core.budget import Budget
-from framework.core.component_task import TIMEOUT_TICKS
+from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
 
 
@@ -29,7 +29,7 @@ class AckerTask:
         self._acker: Acker[int, int] = Acker(
             on_complete=lambda root, task: self._completed.append(root),
             on_fail=lambda root, task: self._failed.append(root),
-            buckets=TIMEOUT_TICKS + 1,
+            buckets=ROTATIONS_PER_TIMEOUT + 1,
             on_expire=lambda root, task: self._expired.append(root),
         )
 
@@ -46,16 +46,16 @@ class AckerTask:
                     reset.update(self._apply(record))
             else:
                 passing.append((0, record))
-        for _ in range(round_.ticks):
+        for _ in range(round_.rotations):
             self._acker.tick()
         decisions = Decisions(
             round_.number,
             self._number,
-            Roots.of(self._completed),
-            Roots.of(self._failed),
-            Roots.of(reset),
-            Roots.of(self._expired),
-            self._acker.pending,
+            completed=Roots.of(self._completed),
+            failed=Roots.of(self._failed),
+            reset=Roots.of(reset),
+            expired=Roots.of(self._expired),
+            trees=self._acker.pending,
         )
         for each in (self._completed, self._failed, self._expired):
             each.clear()

@@ -217,7 +217,14 @@ class BoltTask(ComponentTask):
         bolt = self.instance()
         if bolt is not None:
             self._ticked_at = self._surroundings.clock()
-            tick = AnchoredTuple(_NO_FIELDS, (), SYSTEM_COMPONENT, TICK_STREAM, 0, self.tick_roots())
+            tick = AnchoredTuple(
+                _NO_FIELDS,
+                (),
+                source_component=SYSTEM_COMPONENT,
+                source_stream=TICK_STREAM,
+                edge=0,
+                roots=self.tick_roots(),
+            )
             self._execute(bolt, tick)
             self.ack(tick)  # unless it has failed; its edge of 0 changes no ledger
 

@@ -43,10 +43,10 @@ class Share:
     with.
 
     >>> share = Share()
-    >>> share.heard(1_000, [Counts(executed=60, waiting=940)])
+    >>> share.adapt(1_000, [Counts(executed=60, waiting=940)])
     >>> share.tuples
     60
-    >>> share.heard(60, [Counts(executed=60)])
+    >>> share.adapt(60, [Counts(executed=60)])
     >>> share.tuples
     76
     """
@@ -54,7 +54,7 @@ class Share:
     def __init__(self) -> None:
         self.tuples = ROUND_TUPLES_MAX
 
-    def heard(self, given: int, counts: Iterable[Counts]) -> None:
+    def adapt(self, given: int, counts: Iterable[Counts]) -> None:
         """Learn from a round. ``given``: the tuples of the spout task that gave most. ``counts``:
         what the tasks did."""
         done = [each.executed / (each.executed + each.waiting) for each in counts if each.waiting]

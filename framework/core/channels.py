@@ -133,7 +133,7 @@ def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
     return Channel(made)
 
 
-class Server:
+class ChannelServer:
     """Listens at a place, and passes each channel to ``serve``, in a thread of its own.
     ``within_s``: how long a connection may take to prove that it has the key."""
 

@@ -27,7 +27,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -95,6 +95,7 @@ class CheckpointMarker:
 
     action: CheckpointAction
     txid: int
+    _: KW_ONLY
     prepared: bool = False
     upto: int = 0
     layouts: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +124,7 @@ def other_store(component_id: str, task: int, txid: int, expected: int) -> Corru
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """What is durable. ``txid``: the last committed checkpoint. ``positions``: its positions of the
     spouts; None when there is no checkpoint, or spouts cannot go back. ``pending``: the next
@@ -330,11 +331,11 @@ class Checkpoints:
             self._failures += 1
         self._recover(why)
 
-    def heard(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
+    def end_round(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> None:
         """Take in the result of a round with a marker. Raises what ``save`` raises, and
         ``CorruptStateError`` when a durable state does not hold the checkpoint that the record
         names."""
-        found = {(each.component_id, each.task): each for each in standings}
+        found = {(each.component_id, each.task): each for each in reports}
         missing = [
             f"{component_id}[{task}]"
             for component_id, tasks in {**self._stateful, **self._spouts}.items()
@@ -343,10 +344,10 @@ class Checkpoints:
         ]
         if marker.action is CheckpointAction.RECOVER:
             if not missing:
-                self._recovered(marker, standings)
+                self._recovered(marker, reports)
         elif missing:
             self._recover(f"checkpoint {marker.txid}: {', '.join(missing[:3])} did not {marker.action.value} it")
-        elif (moved := self._moved(marker, standings)) is not None:
+        elif (moved := self._moved(marker, reports)) is not None:
             self._recover(moved)
         elif marker.action is CheckpointAction.PREPARE:
             told = {each: [found[(each, task)].position for task in range(n)] for each, n in self._spouts.items()}
@@ -390,19 +391,19 @@ class Checkpoints:
         return CheckpointMarker(
             CheckpointAction.RECOVER,
             aim.txid,
-            self.record.prepared,
-            self.record.last,
-            {each: layout.number for each, layout in self._layouts.items()},
-            frozenset(aim.layouts),
-            aim.positions,
-            self._exact,
-            frozenset(self.record.forgotten),
+            prepared=self.record.prepared,
+            upto=self.record.last,
+            layouts={each: layout.number for each, layout in self._layouts.items()},
+            known=frozenset(aim.layouts),
+            positions=aim.positions,
+            exact=self._exact,
+            forgotten=frozenset(self.record.forgotten),
         )
 
-    def _moved(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> str | None:
+    def _moved(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> str | None:
         """Describe a state that is not where this run has left it, if there is one: its store went
         back, or was replaced (C27). The recovery that follows checks all of them."""
-        for each in standings:
+        for each in reports:
             expected = self.record.txid if each.component_id in self.record.layouts else 0
             if marker.action is CheckpointAction.COMMIT:
                 expected = marker.txid
@@ -410,8 +411,8 @@ class Checkpoints:
                 return f"the state of {each.component_id}[{each.task}] holds checkpoint {each.txid}, and not {expected}"
         return None
 
-    def _recovered(self, marker: CheckpointMarker, standings: Sequence[CheckpointReport]) -> None:
-        for each in standings:
+    def _recovered(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> None:
+        for each in reports:
             expected = marker.txid if each.component_id in marker.known else 0
             if each.txid is None or each.component_id not in self._stateful or each.txid == expected:
                 continue

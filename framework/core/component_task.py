@@ -18,7 +18,7 @@ import pyarrow as pa
 from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
-from framework.core.outcome import Outcome, Rows, Surroundings
+from framework.core.outcome import Outcome, Surroundings, UnsentRows
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -28,8 +28,9 @@ from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
 
 EDGE, ROOTS = "__edge", "__roots"
-#: Ticks per timeout. A tuple fails between one timeout and one and a half after it was emitted.
-TIMEOUT_TICKS = 2
+#: How often the maps of pending trees rotate in one timeout. A tuple fails between one timeout and
+#: one and a half after it was emitted.
+ROTATIONS_PER_TIMEOUT = 2
 
 
 class AnchoredTuple(Tuple):
@@ -73,7 +74,7 @@ class Outflow:
         made = self._surroundings.outcome.of[self._component_id]
         rows = made.rows.get((stream, task))
         if rows is None:
-            rows = made.rows[(stream, task)] = Rows()
+            rows = made.rows[(stream, task)] = UnsentRows()
         rows.values.append(tuple(self._streams.checked(values, stream, task)))
         rows.roots.append(roots)
         made.counts.emitted += 1
@@ -106,7 +107,7 @@ class Outflow:
             outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
             raise
 
-    def _cut(self, stream: str, task: int | None, rows: Rows) -> None:
+    def _cut(self, stream: str, task: int | None, rows: UnsentRows) -> None:
         batch = self._streams.batch(stream, rows.values)
         batch = batch.append_column(ROOTS, pa.array(rows.roots, pa.list_(pa.uint64())))
         for edge in self._edges[stream]:
@@ -207,7 +208,7 @@ class ComponentTask:
     def commit(self, marker: CheckpointMarker) -> None:
         """Commit what was prepared."""
 
-    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
+    def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
         """What to report about it after the round; None when there is nothing, or when it could not
         be done."""
         return None
@@ -231,4 +232,4 @@ class ComponentTask:
         # Not a TopologyError: one tuple of a wrong type fails alone here, not with a batch.
         if kind is not ErrorKind.REPORTED and isinstance(error, (*FATAL_ERRORS, DataLossError)):
             kind = ErrorKind.FATAL
-        self.outcome.hear(ComponentError.of(error, kind, self.component.id, self.task))
+        self.outcome.add_error(ComponentError.of(error, kind, self.component.id, self.task))

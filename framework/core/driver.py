@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from framework.core.budget import Share
 from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
-from framework.core.component_task import TIMEOUT_TICKS
+from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.plan import CorePlan
 from framework.core.rounds import (
     ComponentError,
@@ -74,8 +74,8 @@ class _Found(NamedTuple):
 
     busy: bool
     failed: str | None
-    troubles: Sequence[ComponentError]
-    standings: Sequence[CheckpointReport]
+    errors: Sequence[ComponentError]
+    checkpoint_reports: Sequence[CheckpointReport]
     silent: str | None
     died: Sequence[tuple[str, int]]
 
@@ -96,7 +96,7 @@ class RoundDriver:
     ) -> None:
         self._plan = plan
         self._executor = executor
-        self._tick_s = timeout_s / TIMEOUT_TICKS
+        self._rotation_s = timeout_s / ROTATIONS_PER_TIMEOUT
         self._attempts_max = attempts_max
         self._checkpoints: Checkpoints | None = None
         self._confirm: Callable[[], None] | None = None
@@ -108,13 +108,13 @@ class RoundDriver:
             *((each.id, task) for each in plan.plan.components.values() for task in range(each.parallelism)),
             *(("$acker", number) for number in range(plan.ackers)),
         ]
-        self._orders: dict[int, TreeOutcomes] = {}
+        self._outcomes: dict[int, TreeOutcomes] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
         self._trees: dict[int, int] = {}
         self._share = Share()
-        self._ticked_at = clock()
+        self._rotated_at = clock()
         self._number = 0
         self._lost = 0  # number of the last lost round
         self._under_way: deque[Round] = deque()
@@ -124,7 +124,14 @@ class RoundDriver:
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._status = CoreStatus("starting", 0, 0, {each: Counts() for each in plan.plan.components}, 0, None)
+        self._status = CoreStatus(
+            phase="starting",
+            rounds=0,
+            rounds_lost=0,
+            components={each: Counts() for each in plan.plan.components},
+            trees=0,
+            last_error=None,
+        )
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
@@ -201,11 +208,11 @@ class RoundDriver:
     def begin(self, *, drain: bool = False) -> Round:
         """Make the next round. It is under way from now on."""
         now = self._clock()
-        ticks = int((now - self._ticked_at) / self._tick_s)
-        self._ticked_at += ticks * self._tick_s
+        rotations = int((now - self._rotated_at) / self._rotation_s)
+        self._rotated_at += rotations * self._rotation_s
         waiting = self._waiting()
         if waiting:
-            ticks = min(ticks, 1)  # waiting tuples get their whole timeout again only once per round
+            rotations = min(rotations, 1)  # waiting tuples get their whole timeout again only once per round
         step, spout_wait_s = CheckpointStep(), self._spout_wait_s
         if self._tick_at is not None:
             spout_wait_s = min(spout_wait_s, max(self._tick_at - now, 0.0))
@@ -218,23 +225,23 @@ class RoundDriver:
         if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
             # Nobody tracks the trees that these are about. (Where state is at-least-once, the
             # spouts stay, and hear them.)
-            self._orders.clear()
-        orders, self._orders = self._orders, {}
+            self._outcomes.clear()
+        outcomes, self._outcomes = self._outcomes, {}
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
             self._number += 1
         round_ = Round(
             self._number,
-            ticks,
-            orders,
-            0.0 if step.alone else spout_wait_s,
-            drain or step.drain or bool(waiting),
-            follows,
-            self._executor.rounds_max,
-            step.marker,
-            self._share.tuples,
-            self._lost,
-            step.drain,
+            rotations=rotations,
+            outcomes=outcomes,
+            spout_wait_s=0.0 if step.alone else spout_wait_s,
+            drain=drain or step.drain or bool(waiting),
+            follows=follows,
+            at_once=self._executor.rounds_max,
+            checkpoint=step.marker,
+            share=self._share.tuples,
+            lost=self._lost,
+            settles=step.drain,
         )
         self._under_way.append(round_)
         return round_
@@ -248,7 +255,7 @@ class RoundDriver:
             records = result()
         except RetryableError as error:
             _log.warning("round.lost", round=round_.number, error=str(error))
-            for task, told in round_.orders.items():
+            for task, told in round_.outcomes.items():
                 self._order(task, told)
             follows_lost = round_.follows and round_.follows == self._lost
             self._lost = round_.number
@@ -257,7 +264,7 @@ class RoundDriver:
             self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False
         found = self._take(round_, records)
-        busy = found.busy or bool(round_.orders)
+        busy = found.busy or bool(round_.outcomes)
         settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
         pending = self._pending()
         if self._checkpoints is not None and self._awaited and not busy:
@@ -269,7 +276,7 @@ class RoundDriver:
         if busy:
             self._spout_wait_s = 0.0
         else:
-            self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S, self._tick_s)
+            self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S, self._rotation_s)
         self._show(rounds=1)
         return True
 
@@ -322,8 +329,8 @@ class RoundDriver:
     def _take(self, round_: Round, records: Sequence[RoundRecord]) -> _Found:
         """Read what a round says."""
         busy = False
-        troubles: list[ComponentError] = []
-        standings: list[CheckpointReport] = []
+        errors: list[ComponentError] = []
+        checkpoint_reports: list[CheckpointReport] = []
         did: list[Counts] = []
         died: list[tuple[str, int]] = []
         given = 0
@@ -344,24 +351,24 @@ class RoundDriver:
                     did += record.counts.values()
                     given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
                 died += [key for key, each in record.counts.items() if each.died]
-                troubles += record.troubles
+                errors += record.errors
                 if record.tick_in_s is not None:
                     ticks.append(record.tick_in_s)
-                standings += record.standings if record.round == round_.number else ()
-        for trouble in troubles:
-            say = _log.warning if trouble.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
-            say("component.error", component=trouble.component_id, task=trouble.task, error=trouble.message)
-        if troubles:
-            self._show(last_error=str(troubles[-1]))
-        self._judge(troubles)
+                checkpoint_reports += record.checkpoint_reports if record.round == round_.number else ()
+        for error in errors:
+            say = _log.warning if error.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
+            say("component.error", component=error.component_id, task=error.task, error=error.message)
+        if errors:
+            self._show(last_error=str(errors[-1]))
+        self._judge(errors)
         self._tick_at = self._clock() + min(ticks) if ticks else None
         if not round_.drain:
-            self._share.heard(given, did)
+            self._share.adapt(given, did)
         first = next(iter(silent), None)
-        busy = busy or bool(troubles) or self._waiting() > 0
+        busy = busy or bool(errors) or self._waiting() > 0
         gone = None if first is None else f"{first[0]}[{first[1]}]"
         failed = self._failure(records) if self._checkpoints is not None else None  # only checkpoints ask
-        return _Found(busy, failed, troubles, standings, gone, died)
+        return _Found(busy, failed, errors=errors, checkpoint_reports=checkpoint_reports, silent=gone, died=died)
 
     def _failure(self, records: Sequence[RoundRecord]) -> str | None:
         """Which tuple failed, if one did: named by the bolt that failed it, or else by where its
@@ -392,7 +399,7 @@ class RoundDriver:
         """Tell the checkpoints the result of a round. Returns whether a checkpoint covers
         everything."""
         marker = round_.checkpoint
-        died = [each for each in found.troubles if each.kind is ErrorKind.DIED]
+        died = [each for each in found.errors if each.kind is ErrorKind.DIED]
         if found.silent is not None:
             checkpoints.lost(f"{found.silent} is gone or began anew")
             return False
@@ -411,7 +418,9 @@ class RoundDriver:
         if marker is not None and prepares and self._waiting():
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
         elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
-            checkpoints.heard(marker, found.standings)  # while something fails, nothing is prepared or recovered
+            checkpoints.end_round(
+                marker, found.checkpoint_reports
+            )  # while something fails, nothing is prepared or recovered
         if why is not None:
             checkpoints.failed(why, recovers=recovers)
             self._stopping.wait(_pause_s(checkpoints.failures))
@@ -440,8 +449,8 @@ class RoundDriver:
 
     def _order(self, task: int, told: TreeOutcomes) -> None:
         """Tell a spout task something in the next round."""
-        known = self._orders.get(task, TreeOutcomes())
-        self._orders[task] = TreeOutcomes(*(old + new for old, new in zip(known, told, strict=True)))
+        known = self._outcomes.get(task, TreeOutcomes())
+        self._outcomes[task] = TreeOutcomes(*(old + new for old, new in zip(known, told, strict=True)))
 
     def _heard(self, news: RoundReport) -> bool:
         busy = False
@@ -456,23 +465,23 @@ class RoundDriver:
             busy = busy or did
         return busy
 
-    def _judge(self, troubles: Sequence[ComponentError]) -> None:
+    def _judge(self, errors: Sequence[ComponentError]) -> None:
         """End the topology when a new instance would do no better, and when a component cannot
         start, or a spout dies, again and again without having done anything in between. Otherwise
         pause."""
         pause_s = 0.0
-        for trouble in troubles:
-            key = trouble.component_id, trouble.task
+        for error in errors:
+            key = error.component_id, error.task
             failures = self._stuck.get(key, 0)
-            if trouble.kind is ErrorKind.AWAY:
+            if error.kind is ErrorKind.AWAY:
                 times = self._away[key] = self._away.get(key, 0) + 1
                 pause_s = max(pause_s, _pause_s(times))
-            elif trouble.kind is ErrorKind.CANNOT_START or (trouble.kind is ErrorKind.DIED and key in self._spouts):
+            elif error.kind is ErrorKind.CANNOT_START or (error.kind is ErrorKind.DIED and key in self._spouts):
                 failures = self._stuck[key] = failures + 1
                 pause_s = max(pause_s, _pause_s(failures))
-            if trouble.kind is ErrorKind.FATAL or failures >= self._attempts_max:
-                self.failure = trouble
-                _log.error("topology.failed", error=str(trouble), trace=trouble.trace)
+            if error.kind is ErrorKind.FATAL or failures >= self._attempts_max:
+                self.failure = error
+                _log.error("topology.failed", error=str(error), trace=error.trace)
                 return
         if pause_s:
             self._stopping.wait(pause_s)
@@ -493,7 +502,7 @@ class RoundDriver:
 
     def _complete(self) -> bool:
         """Whether every tree is complete; see ``_quiet``."""
-        told = sum(len(each.completed) for each in self._orders.values())
+        told = sum(len(each.completed) for each in self._outcomes.values())
         return not sum(self._trees.values()) and self._pending() == told
 
     def _idle_after(self, number: int) -> bool:

@@ -15,6 +15,7 @@ from framework.core.channels import Channel, Credentials, Place, connect
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.errors import InvariantViolation, RetryableError
+from framework.execution.levels import delivered, walk
 
 #: How long a home may take for its part of a round, at least.
 ANSWER_MIN_S = 60.0
@@ -103,20 +104,16 @@ class HomeClient:
 
     def walk(self, round_: Round, widths: Sequence[int]) -> list[RoundRecord]:
         """Run all levels of a round. The homes work side by side on each level."""
-        inboxes: dict[int, list[RoundRecord]] = {}
-        for level, width in enumerate(widths):
-            by_home: dict[int, list[tuple[int, Sequence[RoundRecord]]]] = {}
-            for partition in range(width):
-                by_home.setdefault(self._placed[(level, partition)], []).append((partition, inboxes.get(partition, [])))
-            for number, tasks in by_home.items():
-                self._send(number, ("run", round_, level, tasks))
-            inboxes = {}
+
+        def run_level(level: int, inboxes: Sequence[list[RoundRecord]]) -> list[Addressed]:
+            arriving = delivered((self._placed[(level, task)], (task, records)) for task, records in enumerate(inboxes))
+            for home, tasks in arriving.items():
+                self._send(home, ("run", round_, level, tasks))
             if round_.spout_wait_s and not level:
-                self._wake_after_the_first(round_, list(by_home))
-            for number in by_home:
-                for target, record in self._answer(number, self._limit_s(round_)):
-                    inboxes.setdefault(target, []).append(record)
-        return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+                self._wake_after_the_first(round_, list(arriving))
+            return [each for home in arriving for each in self._answer(home, self._limit_s(round_))]
+
+        return walk(widths, run_level)
 
     def wake(self, number: int, homes: Iterable[int] | None = None) -> None:
         """End the wait for the spouts of homes (by default, of all) in round ``number``; when that

@@ -25,10 +25,11 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, cast
 
-from framework.core.channels import Channel, Place, Server
+from framework.core.channels import Channel, ChannelServer, Place
 from framework.core.home import Home
 from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
 from framework.errors import RetryableError
+from framework.execution.garbage import collect_rarely
 
 _WATCH_S = 1.0
 
@@ -92,7 +93,7 @@ class HomeServer:
         place: Place = f"{self._folder.name}/home"
         if settings.driver_host is not None:
             place = (_own_host(settings.driver_host), 0)
-        self._server = Server(place, settings.credentials, self._answer, CONNECT_S)
+        self._server = ChannelServer(place, settings.credentials, self._answer, CONNECT_S)
         self.address = Address(number, self._server.place, os.getpid())
         self._working = 0
         self._heard_at = time.monotonic()
@@ -169,6 +170,7 @@ def _alive(pid: int) -> bool:
 def main() -> None:
     settings, number, executor_pid = pickle.load(sys.stdin.buffer)
     server = HomeServer(settings, number, executor_pid)
+    collect_rarely()
     pickle.dump(server.address, sys.stdout.buffer)
     sys.stdout.flush()
     os.dup2(2, 1)  # what components print goes where the executor's errors go

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from framework.core.home import Home
 from framework.core.plan import CorePlan
-from framework.core.rounds import Round, RoundRecord, walk
+from framework.core.rounds import Round, RoundRecord, walk_round
 
 
 class LocalRounds:
@@ -23,7 +23,7 @@ class LocalRounds:
         """Nothing to prepare."""
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
-        return walk(round_, self._plan.widths, self._home.run_task)
+        return walk_round(round_, self._plan.widths, self._home.run_task)
 
     def wake(self) -> None:
         self._home.wake(0)

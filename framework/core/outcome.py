@@ -25,11 +25,11 @@ from framework.execution.plan import Edge
 
 #: How many errors of user code a task reports after one round; up to twice as many when they decide
 #: about the topology.
-TROUBLES_MAX = 10
+ERRORS_MAX = 10
 
 
 @dataclass(slots=True)
-class Rows:
+class UnsentRows:
     """Rows of one stream that are not sent yet, and the roots of the trees that each is part of."""
 
     values: list[Sequence[Any]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Made:
     they are for."""
 
     counts: Counts = field(default_factory=Counts)
-    rows: dict[tuple[str, int | None], Rows] = field(default_factory=dict)
+    rows: dict[tuple[str, int | None], UnsentRows] = field(default_factory=dict)
 
 
 class Outcome:
@@ -52,19 +52,19 @@ class Outcome:
         self.of = {each: Made() for each in components}
         self.exits: list[Addressed] = []
         self.ledger = Ledger()
-        self.troubles: list[ComponentError] = []
-        self.standings: list[CheckpointReport] = []
+        self.errors: list[ComponentError] = []
+        self.checkpoint_reports: list[CheckpointReport] = []
 
-    def hear(self, trouble: ComponentError) -> None:
+    def add_error(self, error: ComponentError) -> None:
         """Keep the first few errors, the first death, and errors that decide about the topology.
         One bad record may fail in thousands of copies."""
-        decides = trouble.kind in (
+        decides = error.kind in (
             ErrorKind.AWAY,
             ErrorKind.CANNOT_START,
             ErrorKind.FATAL,
-        ) or (trouble.kind is ErrorKind.DIED and all(each.kind is not ErrorKind.DIED for each in self.troubles))
-        if len(self.troubles) < TROUBLES_MAX or (decides and len(self.troubles) < 2 * TROUBLES_MAX):
-            self.troubles.append(trouble)
+        ) or (error.kind is ErrorKind.DIED and all(each.kind is not ErrorKind.DIED for each in self.errors))
+        if len(self.errors) < ERRORS_MAX or (decides and len(self.errors) < 2 * ERRORS_MAX):
+            self.errors.append(error)
 
 
 class Surroundings(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from framework.execution.plan import ExecutionPlan, TaskComponent
@@ -18,6 +18,7 @@ class CorePlan:
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]
+    _: KW_ONLY
     ackers: int
     pending_max: int
     stateful: frozenset[str] = frozenset()

@@ -137,7 +137,7 @@ def rescaled(
             save(record)
             new = layout_of(component, record.last)
             _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)
-            _move(namespaces, component, record, layout, new, save)
+            _move(namespaces, component, record, old=layout, new=new, save=save)
             record = replace(
                 record,
                 layouts={**record.layouts, component_id: new},
@@ -217,6 +217,7 @@ def _move(
     namespaces: Namespaces,
     component: Component,
     record: CheckpointRecord,
+    *,
     old: Layout,
     new: Layout,
     save: Callable[[CheckpointRecord], None],

@@ -9,14 +9,15 @@ about trees, and counters.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.execution.failures import FailureKind, kind_of
+from framework.execution.levels import walk
 from framework.execution.records import Piece
 
 #: The most tuples that a spout task gives in one round, so that rounds stay short.
@@ -35,19 +36,20 @@ class TreeOutcomes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """``ticks``: how far time has gone on since the round before, in shares of the timeout.
-    ``orders``: number of a spout task -> what it is told. ``spout_wait_s``: how long the spouts may
-    wait until one has something to give. ``drain``: spouts give nothing, so that what is under way
-    can end. ``follows``: the round that was still under way when this one began, 0 for none; every
-    task does that one first. ``at_once``: how many rounds may be under way; a spout gives only its
-    part in one, so that the next one has something too. ``checkpoint``: what every task has to do
-    for a checkpoint. ``share``: the most tuples that a spout task gives. ``lost``: the last lost
-    round, 0 for none. ``settles``: a checkpoint waits until every tree is over, or is prepared now,
-    so no new tree should begin."""
+    """``rotations``: how often the maps of pending trees rotate, since time has gone on;
+    ``ROTATIONS_PER_TIMEOUT`` make a timeout. ``outcomes``: number of a spout task -> what it is
+    told. ``spout_wait_s``: how long the spouts may wait until one has something to give. ``drain``:
+    spouts give nothing, so that what is under way can end. ``follows``: the round that was still
+    under way when this one began, 0 for none; every task does that one first. ``at_once``: how many
+    rounds may be under way; a spout gives only its part in one, so that the next one has something
+    too. ``checkpoint``: what every task has to do for a checkpoint. ``share``: the most tuples that
+    a spout task gives. ``lost``: the last lost round, 0 for none. ``settles``: a checkpoint waits
+    until every tree is over, or is prepared now, so no new tree should begin."""
 
     number: int
-    ticks: int = 0
-    orders: Mapping[int, TreeOutcomes] = field(default_factory=dict)
+    _: KW_ONLY
+    rotations: int = 0
+    outcomes: Mapping[int, TreeOutcomes] = field(default_factory=dict)
     spout_wait_s: float = 0.0
     drain: bool = False
     follows: int = 0
@@ -76,7 +78,7 @@ class Decisions(NamedTuple):
     trees: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Counts:
     """What one component did in one task. ``latency_s``: from emission until the spout was told of
     completion, summed over ``completed``. ``died``: instances that their own errors ended. Three
@@ -126,21 +128,23 @@ class ComponentError(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, kind: ErrorKind, component_id: str, task: int) -> ComponentError:
         name, trace = type(error).__name__, "".join(traceback.format_exception(error))
-        return cls(kind, component_id, task, f"{name}: {error}", trace, kind_of(error), name)
+        return cls(
+            kind, component_id, task=task, message=f"{name}: {error}", trace=trace, failure=kind_of(error), error=name
+        )
 
     def __str__(self) -> str:
         return f"{self.component_id}[{self.task}]: {self.message}"
 
 
 class RoundReport(NamedTuple):
-    """What a task tells the driver after round ``round``. ``standings``: of its components that a
-    checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery. ``tick_in_s``:
-    seconds until one of its components wants a tick."""
+    """What a task tells the driver after round ``round``. ``checkpoint_reports``: of its components
+    that a checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery.
+    ``tick_in_s``: seconds until one of its components wants a tick."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
-    troubles: Sequence[ComponentError] = ()
-    standings: Sequence[CheckpointReport] = ()
+    errors: Sequence[ComponentError] = ()
+    checkpoint_reports: Sequence[CheckpointReport] = ()
     unrecovered: bool = False
     tick_in_s: float | None = None
 
@@ -172,26 +176,12 @@ class RoundExecutor(Protocol):
         """Close every spout, clean up every bolt, and release what ``start`` made."""
 
 
-def walk(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
+def walk_round(round_: Round, widths: Sequence[int], run_task: RunTask) -> list[RoundRecord]:
     """Run all levels of a round, one task after the other."""
-    steps = stepping(round_, widths, run_task)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
+    def run_level(level: int, inboxes: Sequence[Sequence[RoundRecord]]) -> list[Addressed]:
+        return [
+            each for partition, records in enumerate(inboxes) for each in run_task(round_, level, partition, records)
+        ]
 
-def stepping(
-    round_: Round, widths: Sequence[int], run_task: RunTask
-) -> Generator[tuple[int, int], None, list[RoundRecord]]:
-    """The same in steps: yields the level and the partition before each task."""
-    inboxes: dict[int, list[RoundRecord]] = {}
-    for level, width in enumerate(widths):
-        outboxes: dict[int, list[RoundRecord]] = {}
-        for partition in range(width):
-            yield level, partition
-            for target, record in run_task(round_, level, partition, inboxes.get(partition, [])):
-                outboxes.setdefault(target, []).append(record)
-        inboxes = outboxes
-    return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+    return walk(widths, run_level)

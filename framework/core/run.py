@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from framework.config import Config
 from framework.coordination import CoordinationStore
@@ -15,6 +15,7 @@ from framework.core.rounds import ComponentError, RoundExecutor
 from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.status import CoreStatus
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
+from framework.execution.choice import LOCAL, checked_executor
 from framework.execution.failures import FailureKind
 from framework.execution.plan import check_pickles, plan_execution
 from framework.observe.running import RunningThread
@@ -58,6 +59,7 @@ class CoreRun(RunningThread):
         plan: CorePlan,
         executor: RoundExecutor,
         config: Config,
+        *,
         store: CoordinationStore | None = None,
         owned: bool = False,
     ) -> None:
@@ -141,12 +143,12 @@ def submit_core(
     plan = CorePlan(
         plan_execution(topology),
         conf,
-        config.acker_executors,
-        config.max_tuples_pending,
-        stateful,
-        ticks_of(topology, config.tick_tuple_freq_secs),
+        ackers=config.acker_executors,
+        pending_max=config.max_tuples_pending,
+        stateful=stateful,
+        ticks=ticks_of(topology, config.tick_tuple_freq_secs),
     )
-    runner = _executor(executor, plan, config)
+    runner = _round_executor(checked_executor(executor), plan, config)
     owned = store is None
     store = store_for(topology, config, store)
     try:
@@ -155,7 +157,7 @@ def submit_core(
         if owned and store is not None:
             store.close()
         raise
-    return CoreRun(topology, plan, runner, config, store, owned)
+    return CoreRun(topology, plan, runner, config, store=store, owned=owned)
 
 
 def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:
@@ -175,16 +177,14 @@ def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, 
     return found
 
 
-def _executor(executor: str | None, plan: CorePlan, config: Config) -> Any:
-    if executor == "local":
+def _round_executor(name: str, plan: CorePlan, config: Config) -> RoundExecutor:
+    if name == LOCAL:
         return LocalRounds(plan)
-    if executor is None or executor == "spark":
-        from framework.core.spark import SparkRounds  # Spark is loaded only by runs that use it
+    from framework.core.spark import SparkRounds  # only runs that use Spark load it
 
-        return SparkRounds(
-            plan,
-            config.spark,
-            collapse_tuples_max=config.collapse_records_max,
-            answer_s=4 * config.message_timeout_secs,
-        )
-    raise ConfigError(f"executor {executor!r} is not known: 'spark' or 'local'")
+    return SparkRounds(
+        plan,
+        config.spark,
+        collapse_tuples_max=config.collapse_records_max,
+        answer_s=4 * config.message_timeout_secs,
+    )

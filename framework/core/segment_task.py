@@ -34,6 +34,7 @@ class SegmentTask:
         plan: CorePlan,
         topology: PlannedTopology,
         segment: Segment,
+        *,
         task: int,
         level: int,
         partition: int,
@@ -87,8 +88,8 @@ class SegmentTask:
             before.throw_away()
             for component_task in before._component_tasks.values():
                 component_task.end_for(marker)
-            for trouble in before.outcome.troubles:
-                self.outcome.hear(trouble)
+            for error in before.outcome.errors:
+                self.outcome.add_error(error)
         self._unrecovered = False
         for component_id, component_task in self._component_tasks.items():
             component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
@@ -102,7 +103,7 @@ class SegmentTask:
             for component_task in self._component_tasks.values():
                 component_task.commit(round_.checkpoint)
         for number, rooted in self._rooted.items():
-            rooted.tell(round_.orders.get(number, TreeOutcomes()), round_.ticks, round_.lost)
+            rooted.tell(round_.outcomes.get(number, TreeOutcomes()), round_.rotations, round_.lost)
 
     @property
     def gives(self) -> bool:
@@ -138,9 +139,9 @@ class SegmentTask:
                 component_task.prepare(round_.checkpoint)
             self._flush(component_task)
         for component_task in self._component_tasks.values():
-            standing = component_task.standing(round_.checkpoint) if round_.checkpoint is not None else None
-            if standing is not None:
-                self.outcome.standings.append(standing)
+            report = component_task.checkpoint_report(round_.checkpoint) if round_.checkpoint is not None else None
+            if report is not None:
+                self.outcome.checkpoint_reports.append(report)
             component_task.look()
         while any(made.rows for made in self.outcome.of.values()):  # emitted by instances that died after their flush
             for component_task in self._component_tasks.values():
@@ -166,7 +167,14 @@ class SegmentTask:
             self._receive(edge, batch)
             return
         payload = encode_batch(batch) if self._encode else batch
-        piece = Piece(edge.index, target, self._task, self._sequence, batch.num_rows, payload)
+        piece = Piece(
+            edge.index,
+            target_task=target,
+            source_task=self._task,
+            sequence=self._sequence,
+            rows=batch.num_rows,
+            payload=payload,
+        )
         self._sequence += 1
         self._pass_on(piece)
 
@@ -187,7 +195,7 @@ class SegmentTask:
         outcome = self.outcome
         for component_id, component_task in self._component_tasks.items():
             outcome.of[component_id].counts.waiting = component_task.waiting
-            if round_.ticks:
+            if round_.rotations:
                 outcome.ledger.reset(component_task.kept())
         for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
@@ -195,7 +203,14 @@ class SegmentTask:
         ticks = [each.tick_in_s for each in self._component_tasks.values() if each.tick_in_s is not None]
         tick_in_s = min(ticks, default=None)
         self._pass_on(
-            RoundReport(round_.number, counts, outcome.troubles, outcome.standings, self._unrecovered, tick_in_s)
+            RoundReport(
+                round_.number,
+                counts=counts,
+                errors=outcome.errors,
+                checkpoint_reports=outcome.checkpoint_reports,
+                unrecovered=self._unrecovered,
+                tick_in_s=tick_in_s,
+            )
         )
         self.outcome = Outcome(self._component_tasks)
         return outcome.exits

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
-from framework.core.component_task import TIMEOUT_TICKS, ComponentTask
+from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.core.rounds import TreeOutcomes
 from framework.errors import RetryableError
@@ -136,7 +136,7 @@ class SpoutTask(ComponentTask):
         self.outcome.ledger.born(root)
         self._pending.put(root, emitted)
 
-    def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
+    def tell(self, outcomes: TreeOutcomes, rotations: int, lost: int) -> None:
         """Hear what became of its trees, how far time has gone on, and which round was lost
         last."""
         if self.instance() is None:
@@ -145,21 +145,21 @@ class SpoutTask(ComponentTask):
             self._lost = lost
             self._unsure.update(self._pending)
         try:
-            for root in orders.completed.ids():
+            for root in outcomes.completed.ids():
                 self._settle(root, done=True)
-            for root in orders.failed.ids():
+            for root in outcomes.failed.ids():
                 self._settle(root, done=False)
-            for root in orders.expired.ids():
+            for root in outcomes.expired.ids():
                 entry = self._pending.remove(root)
                 if entry is not None:
                     self._expire(root, entry)
-            for root in orders.reset.ids():
+            for root in outcomes.reset.ids():
                 entry = self._pending.get(root)
                 if entry is not None:
                     self._pending.put(root, entry)
             if self._stayed:
                 self._emit_again()
-            for _ in range(ticks):
+            for _ in range(rotations):
                 self._pending.rotate()
         except USER_ERRORS as error:
             self.died(error)
@@ -222,7 +222,7 @@ class SpoutTask(ComponentTask):
             except USER_ERRORS as error:
                 self.died(error)
 
-    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
+    def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
         if not marker.exact or self._instance is None:
             return None
         position = None
@@ -276,7 +276,7 @@ class SpoutTask(ComponentTask):
             self._failed(entry.message_id)
 
     def _new_pending(self) -> RotatingMap[int, _Emitted]:
-        return RotatingMap(TIMEOUT_TICKS + 1, self._expire)
+        return RotatingMap(ROTATIONS_PER_TIMEOUT + 1, self._expire)
 
     def _expire(self, root: int, entry: _Emitted) -> None:
         self.counts.timed_out += 1

@@ -15,7 +15,7 @@ from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.core.bolt_task import BoltTask, received
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
-from framework.core.component_task import TIMEOUT_TICKS, AnchoredTuple, ComponentTask
+from framework.core.component_task import ROTATIONS_PER_TIMEOUT, AnchoredTuple, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
 from framework.core.rounds import TreeOutcomes
@@ -51,7 +51,7 @@ class StatefulBoltTask(BoltTask):
         super().__init__(topology, component, task, surroundings, tick_s=tick_s)
         self._number = number
         self._next = first_round * SEQUENCES_PER_ROUND
-        self._ticks: RotatingMap[int, None] = RotatingMap(TIMEOUT_TICKS + 1, self._tick_failed)
+        self._ticks: RotatingMap[int, None] = RotatingMap(ROTATIONS_PER_TIMEOUT + 1, self._tick_failed)
         self._provider = provider
         self._state: State | None = None
         self._marker: CheckpointMarker | None = None
@@ -104,18 +104,18 @@ class StatefulBoltTask(BoltTask):
             if state is not None:
                 state.close()
 
-    def tell(self, orders: TreeOutcomes, ticks: int, lost: int) -> None:
+    def tell(self, outcomes: TreeOutcomes, rotations: int, lost: int) -> None:
         """Hear what became of the trees of its ticks, and how far time has gone on."""
-        for root in orders.completed.ids():
+        for root in outcomes.completed.ids():
             self._ticks.remove(root)
-        for root in (orders.failed + orders.expired).ids():
+        for root in (outcomes.failed + outcomes.expired).ids():
             if self._ticks.contains(root):
                 self._ticks.remove(root)
                 self._tick_failed(root)
-        for root in orders.reset.ids():
+        for root in outcomes.reset.ids():
             if self._ticks.contains(root):
                 self._ticks.put(root, None)
-        for _ in range(ticks):
+        for _ in range(rotations):
             self._ticks.rotate()
 
     def tick_roots(self) -> Sequence[int]:
@@ -186,7 +186,7 @@ class StatefulBoltTask(BoltTask):
         for tup in (*self._acked, *self._prepared):
             yield from tup.roots
 
-    def standing(self, marker: CheckpointMarker) -> CheckpointReport | None:
+    def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
         done, self._done = self._done, None
         state = self._state
         if done is not marker.action or state is None:

@@ -55,8 +55,8 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
             f"topology {topology.id!r} has state, and topology.acker.executors is 0: without ackers nobody knows what a checkpoint "
             "covers; set 1 or more"
         )
-    provider = provider_of(config.for_components())
-    provider.check_before_start(config.for_components())
+    conf = config.for_components()
+    provider_of(conf).check_before_start(conf)
 
 
 def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:
@@ -103,6 +103,7 @@ def restore_state(
     topology: CoreTopology,
     config: Config,
     store: CoordinationStore,
+    *,
     document: Any,
     entries: Callable[[], Iterable[tuple[str, Entry]]],
     where: str,
@@ -143,7 +144,9 @@ def restore_state(
             positions = snapshot.positions
             forgotten = _without_positions(topology, current, positions) if positions is not None else []
             log.save(
-                CheckpointRecord(txid, positions, layouts=layouts, assigned=layouts, last=txid, forgotten=forgotten)
+                CheckpointRecord(
+                    txid=txid, positions=positions, layouts=layouts, assigned=layouts, last=txid, forgotten=forgotten
+                )
             )
             _drop(namespaces, current)
     finally:

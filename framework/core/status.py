@@ -10,7 +10,7 @@ from framework.core.checkpoints import CheckpointStatus
 from framework.core.rounds import Counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatus:
     """A snapshot of a core topology. ``components``: what each did since the start, summed over its
     tasks; ``pending``, ``behind`` and ``waiting`` are as of the last round. ``held``: per bolt, the

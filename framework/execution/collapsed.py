@@ -3,12 +3,13 @@ in-process executor."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import pyarrow as pa
 
 from framework.errors import InvariantViolation
+from framework.execution.levels import walk
 from framework.execution.plan import Phase
 from framework.execution.records import (
     AttemptHeader,
@@ -20,7 +21,7 @@ from framework.execution.records import (
     TaskReport,
     decode_batch,
 )
-from framework.execution.tasks import PlannedTopology, run_level
+from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
 Report = Callable[[TaskReport], None]
 Cancelled = Callable[[], bool]
@@ -38,12 +39,9 @@ def run_processing(
 ) -> list[Record]:
     """Run all levels of the processing phase. Returns the records for the commit phase, ready to
     leave the process. ``cancelled`` is called before each record batch."""
-    inboxes: dict[int, list[Record]] = {task: [seed] for task, seed in enumerate(seeds)}
-    levels = topology.plan.processing
-    for number, level in enumerate(levels):
-        last = number + 1 == len(levels)
-        inboxes = _run(topology, Phase.PROCESSING, number, level.partitions, inboxes, report, last, cancelled, frames)
-    return [record for partition in sorted(inboxes) for record in inboxes[partition]]
+    levels = _Levels(topology, Phase.PROCESSING, report, cancelled=cancelled, frames=frames)
+    widths = [level.partitions for level in topology.plan.processing]
+    return walk(widths, levels.run, {task: [seed] for task, seed in enumerate(seeds)})
 
 
 def run_commit(
@@ -51,76 +49,77 @@ def run_commit(
     header: AttemptHeader,
     result: Sequence[Record],
     report: Report,
+    *,
     cancelled: Cancelled | None = None,
     frames: Frames | None = None,
 ) -> None:
     """Run all levels of the commit phase over the result of ``run_processing``."""
-    inboxes: dict[int, list[Record]] = {0: list(result)}
-    for number, level in enumerate(topology.plan.commit):
-        width = 1 if number == 0 else level.partitions
-        inboxes = _run(topology, Phase.COMMIT, number, width, inboxes, report, False, cancelled, frames, header)
+    levels = _Levels(topology, Phase.COMMIT, report, header=header, cancelled=cancelled, frames=frames)
+    widths = [level.partitions if number else 1 for number, level in enumerate(topology.plan.commit)]
+    walk(widths, levels.run, {0: list(result)})
 
 
-def _run(
-    topology: PlannedTopology,
-    phase: Phase,
-    number: int,
-    width: int,
-    inboxes: dict[int, list[Record]],
-    report: Report,
-    encode: bool,
-    cancelled: Cancelled | None = None,
-    frames: Frames | None = None,
-    header: AttemptHeader | None = None,
-) -> dict[int, list[Record]]:
-    outboxes: dict[int, list[Record]] = defaultdict(list)
-    for partition in range(width):
-        records = inboxes.get(partition, [])
-        for target, record in run_level(
-            topology,
-            phase,
-            number,
-            partition,
-            width,
-            records,
-            report,
-            encode=encode,
-            header=header,
-            cancelled=cancelled,
-        ):
-            outboxes[target].append(record)
-    for component_id in topology.plan.frames_gathered_at(phase, number):
-        if frames is None:
-            raise InvariantViolation(f"{component_id!r} needs Spark SQL, which a single task does not have")
-        _through_frame(topology, phase, component_id, outboxes, frames)
-    return outboxes
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """The levels of one phase of one attempt. ``header``: of a commit phase, whose first records
+    carry none."""
 
-
-def _through_frame(
-    topology: PlannedTopology, phase: Phase, component_id: str, boxes: dict[int, list[Record]], frames: Frames
-) -> None:
-    """Take a DataFrame bolt's rows out of the boxes, and put in the rows that Spark SQL made of
-    them."""
-    plan = topology.plan
-    inputs: dict[str, list[pa.RecordBatch]] = {name: [] for name in plan.input_names(component_id)}
+    topology: PlannedTopology
+    phase: Phase
+    report: Report
+    _: KW_ONLY
     header: AttemptHeader | None = None
-    failed = False
-    for records in boxes.values():
-        for record in records:
+    cancelled: Cancelled | None = None
+    frames: Frames | None = None
+
+    def run(self, number: int, inboxes: Sequence[list[Record]]) -> list[Addressed]:
+        """Run all tasks of a level, and the DataFrame bolts that take their rows."""
+        plan = self.topology.plan
+        leaves = self.phase is Phase.PROCESSING and number + 1 == len(plan.processing)
+        addressed = [
+            each
+            for partition, records in enumerate(inboxes)
+            for each in run_level(
+                self.topology,
+                self.phase,
+                records,
+                self.report,
+                level=number,
+                partition=partition,
+                width=len(inboxes),
+                encode=leaves,
+                header=self.header,
+                cancelled=self.cancelled,
+            )
+        ]
+        for component_id in plan.frames_gathered_at(self.phase, number):
+            addressed = self._through_frame(component_id, addressed)
+        return addressed
+
+    def _through_frame(self, component_id: str, addressed: list[Addressed]) -> list[Addressed]:
+        """Take a DataFrame bolt's rows out, and put in the rows that Spark SQL made of them."""
+        if self.frames is None:
+            raise InvariantViolation(f"{component_id!r} needs Spark SQL, which a single task does not have")
+        plan = self.topology.plan
+        inputs: dict[str, list[pa.RecordBatch]] = {name: [] for name in plan.input_names(component_id)}
+        header: AttemptHeader | None = None
+        failed = False
+        kept: list[Addressed] = []
+        for partition, record in addressed:
             if isinstance(record, FrameRows) and record.component_id == component_id:
                 inputs[plan.edges[record.edge].input_name].append(decode_batch(record.payload))
-            elif isinstance(record, Control):
+                continue
+            kept.append((partition, record))
+            if isinstance(record, Control):
                 header, failed = record.header, failed or record.failure is not None
-        records[:] = [
-            each for each in records if not (isinstance(each, FrameRows) and each.component_id == component_id)
-        ]
-    if failed or header is None:
-        return  # the controls bring the failure to the tasks that would emit
-    segment = plan.frame_outputs[(phase, component_id)]
-    level = plan.levels(phase)[segment.level]
-    for number, batch in enumerate(frames(component_id, header, inputs)):
-        partition = level.partition_of(segment, number % segment.parallelism)
-        boxes[partition].append(FrameOutput(component_id, (0, number), batch))
+        if failed or header is None:
+            return kept  # the controls bring the failure to the tasks that would emit
+        segment = plan.frame_outputs[(self.phase, component_id)]
+        level = plan.levels(self.phase)[segment.level]
+        for number, batch in enumerate(self.frames(component_id, header, inputs)):
+            partition = level.partition_of(segment, number % segment.parallelism)
+            kept.append((partition, FrameOutput(component_id, (0, number), batch)))
+        return kept
 
 
 def expected_reports(topology: PlannedTopology, phase: Phase, *, spread: int | None = None) -> int:

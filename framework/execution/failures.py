@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class TaskFailure:
     component_id: str
     task: int
     message: str
+    _: KW_ONLY
     trace: str = ""
     epoch: int | None = None
     error: str = ""  # the class of the error
@@ -71,7 +72,7 @@ class TaskFailure:
             component_id,
             task,
             message,
-            trace,
+            trace=trace,
             epoch=getattr(error, "epoch", None),
             error=type(error).__name__,
             where=users_line(error) if kind in (FailureKind.ERROR, FailureKind.FATAL) else "",

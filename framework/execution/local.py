@@ -60,7 +60,14 @@ class LocalExecutor:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         records, held = kept
         reports: list[TaskReport] = []
-        run_commit(self._topology, header, records, reports.append, lambda: header in self._dead, self._frames)
+        run_commit(
+            self._topology,
+            header,
+            records,
+            reports.append,
+            cancelled=lambda: header in self._dead,
+            frames=self._frames,
+        )
         plan = self._topology.plan
         return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT), held)
 

@@ -28,7 +28,7 @@ the levels between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 
 import cloudpickle
@@ -46,7 +46,7 @@ class Phase(Enum):
     COMMIT = "commit"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
     """One stream of one component into one bolt. ``phase``: the phase in which the bolt receives
     it."""
@@ -91,6 +91,7 @@ class TaskComponent:
     """What a task needs to know about a component. Travels to Spark inside the plan."""
 
     id: str
+    _: KW_ONLY
     parallelism: int
     template: AnySpout | Bolt | None
     factory: Callable[[], AnySpout | Bolt] | None
@@ -136,7 +137,7 @@ class Level:
         raise KeyError(segment.components)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionPlan:
     """The execution plan of a topology: immutable, pickled once per run."""
 
@@ -254,25 +255,25 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
             fused = source_segment is not None and source_segment == segments[(phase, component.id)]
             edges.append(
                 Edge(
-                    len(edges),
-                    sub.component_id,
-                    sub.stream,
-                    component.id,
-                    sub.grouping,
-                    component.parallelism,
-                    phase,
-                    fused,
+                    index=len(edges),
+                    source=sub.component_id,
+                    stream=sub.stream,
+                    target=component.id,
+                    grouping=sub.grouping,
+                    target_tasks=component.parallelism,
+                    phase=phase,
+                    fused=fused,
                 )
             )
     return ExecutionPlan(
-        topology.id,
-        {each.id: _task_component(topology, each) for each in topology.components},
-        tuple(edges),
-        _levels([*processing.values(), *processing_frames.values()]),
-        _levels([*commit.values(), *commit_frames.values()]) if roots else (),
-        roots,
-        segments,
-        frames,
+        topology_id=topology.id,
+        components={each.id: _task_component(topology, each) for each in topology.components},
+        edges=tuple(edges),
+        processing=_levels([*processing.values(), *processing_frames.values()]),
+        commit=_levels([*commit.values(), *commit_frames.values()]) if roots else (),
+        commit_roots=roots,
+        segment_of=segments,
+        frame_outputs=frames,
     )
 
 
@@ -284,13 +285,13 @@ def _task_component(topology: Graph, component: Component) -> TaskComponent:
     template = None if component.factory is not None else component.instance
     return TaskComponent(
         component.id,
-        component.parallelism,
-        template,
-        component.factory,
-        dict(component.streams),
-        inputs,
-        component.committer,
-        component.direct_streams,
+        parallelism=component.parallelism,
+        template=template,
+        factory=component.factory,
+        streams=dict(component.streams),
+        inputs=inputs,
+        committer=component.committer,
+        direct_streams=component.direct_streams,
     )
 
 

@@ -159,7 +159,7 @@ def summarise(
     }
     failure = _worst([report.failure for report in collected if report.failure is not None])
     if failure is None:
-        failure = _incomplete(plan, phase, collected, sent, received, expected_tasks)
+        failure = _incomplete(plan, phase, collected, sent=sent, received=received, expected_tasks=expected_tasks)
     read = ReadCounts()
     for report in collected:
         read.add(report.read)
@@ -184,6 +184,7 @@ def _incomplete(
     plan: ExecutionPlan,
     phase: Phase,
     reports: Sequence[TaskReport],
+    *,
     sent: Mapping[int, int],
     received: Mapping[int, int],
     expected_tasks: int,

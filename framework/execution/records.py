@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, Union
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ class AttemptHeader:
     no row."""
 
     topology_id: str
+    _: KW_ONLY
     txid: int
     attempt_id: int
     epoch: int
@@ -108,6 +109,7 @@ class TaskReport:
 
     header: AttemptHeader
     phase: Phase
+    _: KW_ONLY
     sent: dict[int, int] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
     committers: int = 0

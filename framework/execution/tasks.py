@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import cloudpickle
@@ -76,7 +77,7 @@ class PlannedTopology:
 
     def context(self, component: TaskComponent, task: int) -> TopologyContext:
         return TopologyContext(
-            self.plan.topology_id, component.id, task, component.parallelism, self.conf, self._parallelisms
+            self.plan.topology_id, component.id, task, component.parallelism, self.conf, parallelisms=self._parallelisms
         )
 
 
@@ -100,7 +101,14 @@ class _Outbox:
     def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch, task: int | None) -> None:
         level = self._level
         for target_task, rows in edge.cut(batch, source_task + self._sequence, task):
-            piece = Piece(edge.index, target_task, source_task, self._sequence, rows.num_rows, level.packed(rows))
+            piece = Piece(
+                edge.index,
+                target_task=target_task,
+                source_task=source_task,
+                sequence=self._sequence,
+                rows=rows.num_rows,
+                payload=level.packed(rows),
+            )
             self._sequence += 1
             self.put(piece)
             level.report.sent[edge.index] = level.report.sent.get(edge.index, 0) + rows.num_rows
@@ -293,34 +301,26 @@ def _tuple_in(trace: Any) -> str:
     return ""
 
 
+@dataclass(eq=False)
 class _LevelTask:
     """The state of one task while it runs."""
 
-    def __init__(
-        self,
-        topology: PlannedTopology,
-        phase: Phase,
-        level: int,
-        partition: int,
-        width: int,
-        header: AttemptHeader,
-        encode: bool,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> None:
-        self.topology = topology
-        self.phase = phase
-        self.level = level
-        self.partition = partition
-        self.width = width
-        self.header = header
-        self.encode = encode
-        self.cancelled = cancelled
-        self.report = TaskReport(header, phase)
+    topology: PlannedTopology
+    header: AttemptHeader
+    _: KW_ONLY
+    phase: Phase
+    level: int
+    partition: int
+    width: int
+    encode: bool
+    cancelled: Callable[[], bool] | None
+
+    def __post_init__(self) -> None:
+        self.report = TaskReport(self.header, self.phase)
         self.outbox = _Outbox(self)
         self.runners: dict[str, _Runner] = {}
-        self._fields_of = {
-            edge.index: topology.plan.components[edge.source].streams[edge.stream] for edge in topology.plan.edges
-        }
+        plan = self.topology.plan
+        self._fields_of = {edge.index: plan.components[edge.source].streams[edge.stream] for edge in plan.edges}
 
     def check_alive(self) -> None:
         """Stop the task when its attempt was cancelled."""
@@ -400,12 +400,12 @@ class _LevelTask:
 def run_level(
     topology: PlannedTopology,
     phase: Phase,
-    level: int,
-    partition: int,
-    width: int,
     records: Iterable[Record],
     report: Callable[[TaskReport], None],
     *,
+    level: int,
+    partition: int,
+    width: int,
     encode: bool,
     header: AttemptHeader | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -450,8 +450,19 @@ def run_level(
                 (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
-    task = _LevelTask(topology, phase, level, partition, width, header, encode, cancelled)
-    failure = _upstream_failure(controls) or _miscounted(controls, pieces, level, partition, seed, first_of_commit)
+    task = _LevelTask(
+        topology,
+        header,
+        phase=phase,
+        level=level,
+        partition=partition,
+        width=width,
+        encode=encode,
+        cancelled=cancelled,
+    )
+    failure = _upstream_failure(controls)
+    if failure is None and seed is None and not first_of_commit:
+        failure = _miscounted(controls, pieces, level=level, partition=partition)
     try:
         if failure is None:
             for record in passing:
@@ -499,14 +510,10 @@ def _upstream_failure(controls: list[Control]) -> TaskFailure | None:
     return next((each.failure for each in controls if each.failure is not None), None)
 
 
-def _miscounted(
-    controls: list[Control], pieces: list[Piece], level: int, partition: int, seed: Seed | None, first_of_commit: bool
-) -> TaskFailure | None:
+def _miscounted(controls: list[Control], pieces: list[Piece], *, level: int, partition: int) -> TaskFailure | None:
     """Return a failure unless every task of the level above reported, and exactly the rows that
     they sent have arrived."""
-    if seed is not None or first_of_commit:
-        return None
-    heard = sorted(each.upstream for each in controls)
+    senders = sorted(each.upstream for each in controls)
     expected: dict[int, int] = defaultdict(int)
     for control in controls:
         for edge, rows in control.rows.items():
@@ -514,10 +521,10 @@ def _miscounted(
     found: dict[int, int] = defaultdict(int)
     for piece in pieces:
         found[piece.edge] += piece.rows
-    if heard == list(range(controls[0].upstreams)) and dict(expected) == dict(found):
+    if senders == list(range(controls[0].upstreams)) and dict(expected) == dict(found):
         return None
     error = (
-        f"level {level} partition {partition}: heard from tasks {heard} of {controls[0].upstreams}, expected rows per "
+        f"level {level} partition {partition}: heard from tasks {senders} of {controls[0].upstreams}, expected rows per "
         f"edge {dict(expected)}, found {dict(found)}"
     )
     return TaskFailure(FailureKind.ERROR, "exchange", partition, error)

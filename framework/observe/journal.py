@@ -37,7 +37,7 @@ class TransactionEvent:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
     """One attempt.
 
@@ -117,7 +117,9 @@ class Journal:
         with self._lock:
             self._note("emitted", txid, attempt_id)
             known = self._open.get(txid) or TransactionRecord(txid, plan, digest)
-            attempts = (*known.attempts, AttemptRecord(attempt_id, epoch, time.time()))[-ATTEMPTS_KEPT:]
+            attempts = (*known.attempts, AttemptRecord(attempt_id=attempt_id, epoch=epoch, started_at=time.time()))[
+                -ATTEMPTS_KEPT:
+            ]
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
             self._phase_since_s[(txid, attempt_id)] = time.monotonic()
 

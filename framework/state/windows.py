@@ -31,7 +31,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -59,6 +59,7 @@ class Window:
     seconds; the current time for processing time; None for count windows."""
 
     key: tuple[Any, ...]
+    _: KW_ONLY
     start: float
     end: float
     tuples: Sequence[Tuple]
@@ -251,7 +252,7 @@ class _ByCount:
         kept = self._state.multi_get([(key, "t", number) for number in range(start, count)])
         for number in self._windows.gone(count):
             self._state.delete((key, "t", number))
-        return False, [Window(key, start, count, _tuples(kept))]
+        return False, [Window(key, start=start, end=count, tuples=_tuples(kept))]
 
 
 class _ByTime:
@@ -393,11 +394,11 @@ class _ByTime:
             self._state.put((key, "f", start), firing + 1)
         return Window(
             key,
-            start / MICROS,
-            (start + self._windows.length) / MICROS,
-            _tuples(self._state.multi_get(places)),
-            firing,
-            self._watermark_of(key) / MICROS,
+            start=start / MICROS,
+            end=(start + self._windows.length) / MICROS,
+            tuples=_tuples(self._state.multi_get(places)),
+            firing=firing,
+            watermark=self._watermark_of(key) / MICROS,
         )
 
 

@@ -136,7 +136,7 @@ class TransactionalTopologyBuilder:
             spout_id,
             checked_parallelism(spout_id, parallelism),
             spout,
-            declarer.streams,
+            streams=declarer.streams,
             direct_streams=frozenset(declarer.direct),
         )
         self._bolts = Bolts(lambda component_id: component_id == spout_id)

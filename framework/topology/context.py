@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from framework.errors import TopologyError
@@ -23,6 +23,7 @@ class TopologyContext:
     task_index: int
     task_count: int
     conf: Mapping[str, Any] = field(default_factory=dict)
+    _: KW_ONLY
     parallelisms: Mapping[str, int] = field(default_factory=dict)
 
     def tasks_of(self, component_id: str) -> int:

@@ -84,7 +84,7 @@ class TopologyBuilder:
             spout_id,
             checked_parallelism(spout_id, parallelism),
             instance,
-            declarer.streams,
+            streams=declarer.streams,
             factory=factory,
             direct_streams=frozenset(declarer.direct),
         )

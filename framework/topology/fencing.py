@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,6 +110,7 @@ class Header:
 
     topology_id: str
     incarnation: str
+    _: KW_ONLY
     epoch: int = 0
     open: OpenCommit | None = None
     done: int = 0

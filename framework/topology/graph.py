@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import Union
 
@@ -54,6 +54,7 @@ class Component:
     id: str
     parallelism: int
     instance: AnySpout | Bolt
+    _: KW_ONLY
     streams: Mapping[str, Fields]
     subscriptions: tuple[Subscription, ...] = ()
     committer: bool = False
@@ -184,7 +185,7 @@ class Bolts:
                 "BaseTransactionalBolt or an ArrowBolt"
             )
         self._added[bolt_id] = Component(
-            bolt_id, checked_parallelism(bolt_id, parallelism), instance, {}, committer=marked, factory=factory
+            bolt_id, checked_parallelism(bolt_id, parallelism), instance, streams={}, committer=marked, factory=factory
         )
         self._subscriptions[bolt_id] = []
         return BoltDeclarer(bolt_id, self._subscriptions[bolt_id])
@@ -297,11 +298,11 @@ def _bound(component: Component, components: Mapping[str, Component], *, attempt
         component.id,
         component.parallelism,
         bolt,
-        MappingProxyType(declarer.streams),
-        component.subscriptions,
-        component.committer,
-        component.factory,
-        frozenset(declarer.direct),
+        streams=MappingProxyType(declarer.streams),
+        subscriptions=component.subscriptions,
+        committer=component.committer,
+        factory=component.factory,
+        direct_streams=frozenset(declarer.direct),
     )
 
 

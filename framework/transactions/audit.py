@@ -232,7 +232,9 @@ class _Audit:
 
     def _recompute(self, plan: Plan) -> None:
         self._batches += 1
-        header = AttemptHeader(self._shadow.id, self._batches, 1, 1, plan_digest(plan))
+        header = AttemptHeader(
+            self._shadow.id, txid=self._batches, attempt_id=1, epoch=1, plan_digest=plan_digest(plan)
+        )
         try:
             ranges = {partition: self._planner.for_reading(partition, meta) for partition, meta in plan.items()}
             result = self._executor.process(ProcessingJob(header, ranges, self._planner.record_count(plan)))

@@ -44,7 +44,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Any, Union
 
@@ -254,6 +254,7 @@ class _Transaction:
     txid: int
     plan: Plan
     phase: TransactionPhase
+    _: KW_ONLY
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False

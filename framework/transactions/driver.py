@@ -6,8 +6,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
+from framework.config import Config
 from framework.coordination.election import Candidate
 from framework.coordination.steps import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
@@ -18,7 +20,8 @@ from framework.observe.journal import Journal
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
-from framework.transactions.context import DriverContext, DriverSettings, DriverStatus
+from framework.transactions.commit import PURGE_EVERY
+from framework.transactions.context import DriverContext, DriverStatus
 from framework.transactions.coordinator import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term
@@ -28,20 +31,25 @@ _log = get_logger()
 
 class Driver:
     """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from
-    other threads."""
+    other threads. ``standby``: leave the lead to another driver first. The rest is as of
+    ``DriverContext``."""
 
     def __init__(
         self,
         topology: Topology,
         executor: BatchExecutor,
         store: CoordinationStore,
-        settings: DriverSettings,
+        config: Config,
+        *,
+        accept_changed_topology: bool = False,
+        standby: bool = False,
+        purge_every: int = PURGE_EVERY,
         threads: Threads | None = None,
     ) -> None:
         threads = threads or Threads()
         self._topology = topology
         self._store = store
-        self._settings = settings
+        self._standby = standby
         self._stop_requested = threads.event()
         self._changed = threading.Condition()
         self._status = DriverStatus()
@@ -51,7 +59,17 @@ class Driver:
         self.failure: TaskFailure | None = None
         self.error: Exception | None = None
         self._context = DriverContext(
-            topology, executor, store, settings, self.journal, threads, self._stop_requested, self._update
+            topology=topology,
+            executor=executor,
+            store=store,
+            config=config,
+            conf=config.for_components(),
+            accept_changed_topology=accept_changed_topology,
+            purge_every=purge_every,
+            journal=self.journal,
+            threads=threads,
+            stop_requested=self._stop_requested,
+            update=self._update,
         )
 
     # --- for other threads ------------------------------------------------------------------------
@@ -65,9 +83,7 @@ class Driver:
 
     def status(self) -> DriverStatus:
         with self._changed:
-            snapshot = DriverStatus(**{name: getattr(self._status, name) for name in DriverStatus.__slots__})
-        snapshot.in_flight = dict(snapshot.in_flight)
-        return snapshot
+            return replace(self._status, in_flight=dict(self._status.in_flight))
 
     def wait_until(self, condition: Callable[[DriverStatus], bool], timeout_s: float | None) -> bool:
         """Wait until the status meets a condition, or the run is over. Returns whether it was
@@ -112,7 +128,7 @@ class Driver:
             lead=self._lead,
             stand_by=self._stand_by,
             progress=lambda: self._status.committed_txid,
-            standby=self._settings.standby,
+            standby=self._standby,
         )
         try:
             yield from candidate.running()

@@ -132,7 +132,7 @@ class PlanningThread:
             kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
             trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
             message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
-            self._on_failure(TaskFailure(kind, "planner", 0, message, trace, error=type(error).__name__))
+            self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
             with self._lock:
                 self._asked = None
             return 0.0

@@ -63,7 +63,7 @@ def find_poison(
     if not isinstance(spout, PartitionedSpout):
         raise ConfigError(f"spout {topology.spout.id!r} has no partitions, so its batches cannot be narrowed down")
     txid, plan = read_plan(store, topology.id, topology.spout.id, txid)
-    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf or {}, topology.parallelisms())
+    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf or {}, parallelisms=topology.parallelisms())
     planner = spout.planner(conf or {}, context)
     executor = LocalExecutor(plan_execution(topology), conf or {})
     executor.start()
@@ -145,7 +145,9 @@ class _Search:
         """How a part of the batch fails; None when it does not. Raises ``RetryableError`` for a
         failure that says nothing about the records."""
         self.probes += 1
-        header = AttemptHeader(self.topology_id, self.txid, self.probes, 0, plan_digest(ranges))
+        header = AttemptHeader(
+            self.topology_id, txid=self.txid, attempt_id=self.probes, epoch=0, plan_digest=plan_digest(ranges)
+        )
         read = {partition: self.planner.for_reading(partition, meta) for partition, meta in ranges.items()}
         try:
             result = self.executor.process(ProcessingJob(header, read, self.planner.record_count(ranges)))

@@ -27,7 +27,7 @@ _log = get_logger()
 WAITING_POLL_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """Everything that a term works with. The receiver closes ``planner`` and ``commit``."""
 
@@ -43,17 +43,19 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
     """Read the documents, take the states over, and compare the two. While this leader leads,
     raises the error that says why the topology cannot go on; ``StaleWriterError`` or
     ``LeadershipLostError`` when it no longer leads."""
-    topology, settings = context.topology, context.settings
-    accept = settings.accept_changed_topology
+    topology = context.topology
     planner: PartitionPlanner | None = None
     commit: CommitPhase | None = None
     try:
-        planner = yield partial(planner_of, topology, settings.conf)
+        planner = yield partial(planner_of, topology, context.conf)
         source = ImmutableSource(planner, topology.skips_replays())
         documents = TopologyDocuments(context.store, leadership, topology)
         identity = yield from _source_identity(context, leadership, planner, source)
         joining = yield partial(
-            documents.claim, identity, accept_changed=accept, accept_lost_data=planner.skips_lost_data
+            documents.claim,
+            identity,
+            accept_changed=context.accept_changed_topology,
+            accept_lost_data=planner.skips_lost_data,
         )
         incarnation = yield documents.incarnation
         recovered, digests = yield documents.recover
@@ -63,7 +65,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
             context.executor,
             leadership.epoch,
             incarnation=incarnation,
-            purge_every=settings.purge_every,
+            purge_every=context.purge_every,
         )
         opened = yield from commit.opening(
             recovered.currtx,
@@ -87,7 +89,14 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         raise
     if isinstance(planner, CoordinatorPlanner):
         planner.planned = max(recovered.plans, default=0)
-    return Recovery(planner, source, documents, commit, incarnation, replace(recovered, opened=opened))
+    return Recovery(
+        planner=planner,
+        source=source,
+        documents=documents,
+        commit=commit,
+        incarnation=incarnation,
+        recovered=replace(recovered, opened=opened),
+    )
 
 
 def _source_identity(
@@ -120,9 +129,8 @@ def _ask(planner: PartitionPlanner, source: ImmutableSource) -> Mapping[str, Any
 def _check_written(context: DriverContext, standing: Standing) -> None:
     """Let committers that write elsewhere compare what they recorded there with ``standing``
     (C25)."""
-    conf = context.settings.conf
-    for bolt, bolt_context in committers_elsewhere(context.topology, conf):
-        bolt.check_written(conf, bolt_context, standing)
+    for bolt, bolt_context in committers_elsewhere(context.topology, context.conf):
+        bolt.check_written(context.conf, bolt_context, standing)
 
 
 def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterator[tuple[Bolt, TopologyContext]]:
@@ -131,5 +139,5 @@ def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterato
         if isinstance(each.instance, Bolt):
             yield (
                 each.instance,
-                TopologyContext(topology.id, each.id, 0, each.parallelism, conf, topology.parallelisms()),
+                TopologyContext(topology.id, each.id, 0, each.parallelism, conf, parallelisms=topology.parallelisms()),
             )

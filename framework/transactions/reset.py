@@ -46,7 +46,9 @@ def resetting_positions(
     if opened or recovered.opened:
         attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
         yield lambda: documents.save(Persist(attempts))
-        header = AttemptHeader(topology_id, currtx, attempts[currtx], epoch, digests[currtx])
+        header = AttemptHeader(
+            topology_id, txid=currtx, attempt_id=attempts[currtx], epoch=epoch, plan_digest=digests[currtx]
+        )
         result = yield from commit.rolling_back(header)
         if result.failure is not None:
             raise RetryableError(f"txid {currtx} could not be rolled back: {result.failure}; try again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import CancelledError
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
@@ -14,7 +15,6 @@ from framework.execution import BatchExecutor, FailureKind, TaskFailure
 from framework.observe import TransactionEvent, TransactionRecord
 from framework.observe.running import RunningThread
 from framework.topology import Topology
-from framework.transactions.context import DriverSettings
 from framework.transactions.driver import Driver
 from framework.transactions.status import RunStatus
 
@@ -59,6 +59,7 @@ class Run(RunningThread):
         topology: Topology,
         executor: BatchExecutor,
         store: CoordinationStore,
+        *,
         owned: bool,
         config: Config,
         accept_changed_topology: bool = False,
@@ -69,16 +70,9 @@ class Run(RunningThread):
             topology,
             executor,
             store,
-            DriverSettings(
-                config.max_spout_pending,
-                int(config.message_timeout_secs * 1000),
-                config.max_attempts,
-                config.idle_poll_max_ms / 1000,
-                config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
-                accept_changed_topology,
-                standby,
-                config.for_components(),
-            ),
+            config,
+            accept_changed_topology=accept_changed_topology,
+            standby=standby,
         )
         self._started = time.monotonic()
         super().__init__(topology.id)
@@ -98,23 +92,15 @@ class Run(RunningThread):
         status, journal, partitions = self._driver.status(), self._driver.journal, self._driver.partitions()
         elapsed = max(time.monotonic() - self._started, 1e-9)
         return RunStatus(
-            self._topology.id,
-            status.phase,
-            status.epoch,
-            status.committed_txid,
-            status.in_flight,
-            status.in_flight_rows,
-            status.lag,
-            partitions,
-            journal.read_rows,
-            journal.committed_rows,
-            journal.committed_bad_records,
-            sum(each.lost_records for each in partitions.values()),
-            journal.committed_rows / elapsed,
-            journal.attempts_failed,
-            status.last_error,
-            status.waiting_for,
-            status.repeating,
+            topology_id=self._topology.id,
+            partitions=partitions,
+            read_rows=journal.read_rows,
+            committed_rows=journal.committed_rows,
+            bad_records=journal.committed_bad_records,
+            lost_records=sum(each.lost_records for each in partitions.values()),
+            rows_per_second=journal.committed_rows / elapsed,
+            attempts_failed=journal.attempts_failed,
+            **asdict(status),
         )
 
     def events(self) -> list[TransactionEvent]:

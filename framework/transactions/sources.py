@@ -51,14 +51,14 @@ class ImmutableSource:
         self._checked |= new
 
 
-def kind_of(spout: object) -> SpoutKind:
+def spout_kind_of(spout: object) -> SpoutKind:
     return SpoutKind.OPAQUE if isinstance(spout, OpaquePartitionedTransactionalSpout) else SpoutKind.TRANSACTIONAL
 
 
 def planner_of(topology: Topology, conf: Mapping[str, Any]) -> PartitionPlanner:
     """The planner of a topology's spout, of any kind. Called on the driver, once per leader."""
     spout = topology.spout.instance
-    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, topology.parallelisms())
+    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, parallelisms=topology.parallelisms())
     if isinstance(spout, PartitionedSpout):
         return spout.planner(conf, context)
     if isinstance(spout, TransactionalSpout):

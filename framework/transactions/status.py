@@ -9,7 +9,7 @@ from typing import Any
 from framework.topology import PartitionProgress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """A snapshot of a run.
 

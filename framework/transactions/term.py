@@ -51,7 +51,7 @@ from framework.transactions.coordinator import (
 from framework.transactions.planning import PlanningThread
 from framework.transactions.recovery import Recovery
 from framework.transactions.reporting import TermReport
-from framework.transactions.sources import kind_of
+from framework.transactions.sources import spout_kind_of
 
 TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
@@ -86,7 +86,7 @@ class Term:
     another driver has the leadership now."""
 
     def __init__(self, context: DriverContext, leadership: Leadership, recovery: Recovery) -> None:
-        topology, settings, planner = context.topology, context.settings, recovery.planner
+        topology, config, planner = context.topology, context.config, recovery.planner
         self._topology = topology
         self._executor = context.executor
         self._journal = context.journal
@@ -103,11 +103,11 @@ class Term:
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
         self._report = TermReport(context)
         self._coordinator = Coordinator(
-            kind_of(topology.spout.instance),
+            spout_kind_of(topology.spout.instance),
             recovery.recovered,
-            max_pending=settings.max_pending,
-            timeout_ms=settings.message_timeout_ms,
-            max_attempts=settings.max_attempts,
+            max_pending=config.max_spout_pending,
+            timeout_ms=int(config.message_timeout_secs * 1000),
+            max_attempts=config.max_attempts,
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
             records_open=bool(topology.headerless()),
@@ -118,8 +118,8 @@ class Term:
             check=recovery.source.check,
             on_plan=lambda asked, plan: self._messages.put(Planned(asked.generation, asked.txid, plan)),
             on_failure=lambda failure: self._messages.put(_PlannerFailed(failure)),
-            idle_poll_max_s=settings.idle_poll_max_s,
-            empty_batch_every_s=settings.empty_batch_every_s,
+            idle_poll_max_s=config.idle_poll_max_ms / 1000,
+            empty_batch_every_s=config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
         )
 
     # --- from other threads -----------------------------------------------------------------------
@@ -232,7 +232,14 @@ class Term:
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)
         epoch = self._leadership.epoch
-        header = AttemptHeader(self._topology.id, txid, attempt_id, epoch, digest, self._incarnation)
+        header = AttemptHeader(
+            self._topology.id,
+            txid=txid,
+            attempt_id=attempt_id,
+            epoch=epoch,
+            plan_digest=digest,
+            incarnation=self._incarnation,
+        )
         self._headers[(txid, attempt_id)] = header
         self._journal.emitted(txid, attempt_id, epoch, plan, digest)
         return header

@@ -156,7 +156,7 @@ class MemoryBackend(MapBackend):
         with shared.lock:
             header = self.prepare(topology_id)
             shared.rows.clear()
-            shared.header = Header(topology_id, uuid.uuid4().hex, header.epoch)
+            shared.header = Header(topology_id, uuid.uuid4().hex, epoch=header.epoch)
             return shared.header
 
     def close(self) -> None:

@@ -82,6 +82,7 @@ class PostgresDialect(Dialect):
     name = "PostgreSQL"
     integer = "bigint"
     text = "text"
+    boolean = "boolean"
     mark = "%s"
     temporary = "pg_temp."
     temporary_options = " ON COMMIT DELETE ROWS"
@@ -205,7 +206,8 @@ class PostgresBackend(SqlBackend):
     Integers are stored as ``bigint``, unsigned 64-bit integers as ``numeric(20,0)``, durations as
     ``bigint`` in their unit. The user needs SELECT, INSERT, UPDATE and DELETE on the table and on
     ``_ratchet_headers``, CREATE on the schema if one of these tables is missing, and TEMPORARY on
-    the database.
+    the database. With CREATE, it also gets the view ``<table>_live`` of the rows that are not
+    deleted; then ``DROP TABLE`` needs ``CASCADE``.
     """
 
     dialect = PostgresDialect()
@@ -353,6 +355,13 @@ class PostgresBackend(SqlBackend):
     def _create_table(self, connection: Any) -> None:
         with self._creating(connection):
             super()._create_table(connection)
+
+    def _may_create_view(self, connection: Any, name: str) -> bool:
+        query = "SELECT to_regclass(%s) IS NULL AND has_schema_privilege(current_schema(), 'CREATE')"
+        if connection.execute(query, (f'"{name}"',)).fetchone() != (True,):
+            return False
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
+        return bool(connection.execute(query, (f'"{name}"',)).fetchone() == (True,))
 
     @contextmanager
     def _creating(self, connection: Any) -> Iterator[None]:

@@ -447,7 +447,7 @@ class RedisBackend(MapBackend):
 
     def clear(self, topology_id: str) -> Header:
         found = self.prepare(topology_id)
-        header = Header(topology_id, uuid.uuid4().hex, found.epoch)
+        header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
         with self._named():
             arguments = [_header_text(found), _header_text(header)]
             self._checked(self._script(_CLEAR, ["header", "", "touched", "deleted"], arguments), found)

@@ -41,7 +41,7 @@ from sinks.backends.sql_schema import (
 SCAN_ROWS = 10_000
 
 
-class RollBack(Exception):
+class SqlRollBack(Exception):
     """Ends an sql_txn that only looks."""
 
 
@@ -112,6 +112,17 @@ class SqlBackend(MapBackend):
     def _create_table(self, connection: Any) -> None:
         connection.execute(self.shape.ddl())
 
+    @abstractmethod
+    def _may_create_view(self, connection: Any, name: str) -> bool:
+        """Whether nothing in the database has this name, and the user may create a view."""
+
+    def _create_view(self, connection: Any) -> None:
+        """Create the view of the live rows, if it is missing. Nothing depends on it: without the
+        right to create it, or where its name is taken, there is none."""
+        name = self.shape.live_view
+        if name is not None and self._may_create_view(connection, name):
+            connection.execute(self.shape.live_view_ddl())
+
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         """The value as a bound parameter."""
         return value
@@ -149,9 +160,9 @@ class SqlBackend(MapBackend):
     def check(self, topology_id: str) -> Header | None:
         """Prepares in an sql_txn that is rolled back."""
         header = None
-        with suppress(RollBack), self._writing() as connection:
+        with suppress(SqlRollBack), self._writing() as connection:
             header = self._prepare(connection, topology_id)
-            raise RollBack
+            raise SqlRollBack
         return header
 
     def prepare(self, topology_id: str) -> Header:
@@ -184,6 +195,7 @@ class SqlBackend(MapBackend):
                     "restore the table"
                 )
             self._create_table(connection)
+        self._create_view(connection)
         if header is None:
             if columns and connection.execute(f'SELECT 1 FROM "{self._table}" LIMIT 1').fetchone():
                 raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
@@ -285,7 +297,7 @@ class SqlBackend(MapBackend):
         self.prepare(topology_id)
         with self._writing() as connection:
             found = self._found_header(connection, self._own_header)
-            header = Header(topology_id, uuid.uuid4().hex, found.epoch)
+            header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
             connection.execute(f'DELETE FROM "{self._table}"')
             connection.execute(self.dialect.update_header(), (*header_values(header), self._table))
             return header
@@ -424,7 +436,7 @@ class SqlBackend(MapBackend):
         return (
             *(self._bound(row.value, fields) if row.value is not None else nothing),
             *(self._bound(row.prev, fields) if row.prev is not None else nothing),
-            *(stamp.txid, stamp.epoch, stamp.attempt_id, row.writer, int(row.value is None), int(row.prev is not None)),
+            *(stamp.txid, stamp.epoch, stamp.attempt_id, row.writer, row.value is None, row.prev is not None),
         )
 
     def _refuse_nan(self, table: pa.Table) -> None:

@@ -8,8 +8,10 @@ writes it.
     _prev_count INTEGER, ...       the values before the last transaction that wrote the row
     _txid, _epoch, _attempt        the stamp
     _writer                        the task that wrote it
-    _deleted, _prev_exists         0 or 1: whether the row is a tombstone; whether it had a value
-                                   before
+    _deleted, _prev_exists         whether the row is a tombstone; whether it had a value before
+
+Beside a table ``words`` is a view ``words_live`` for other programs: the keys and the values of the
+rows that are not deleted.
 
 Identifiers are checked against an allowed pattern and quoted. Values are bound. A ``Dialect``
 describes what differs between databases.
@@ -41,9 +43,10 @@ class Dialect(ABC):
     """What differs between databases: type names, expressions, limits on names."""
 
     name = ""
-    #: The types of the integer columns and the text columns of a stamp.
+    #: The types of the columns of a stamp: integers, texts, and what is true or false.
     integer = ""
     text = ""
+    boolean = ""
     #: The placeholder of a bound value.
     mark = "?"
     #: The prefix of the name of a temporary table.
@@ -125,7 +128,7 @@ def header_of(row: tuple[Any, ...], location: str) -> Header:
     unknown format."""
     check_format(row[0], location)
     opened = OpenCommit(row[4], row[5], row[6]) if row[4] is not None else None
-    return Header(row[1], row[2], row[3], opened, row[7], row[0])
+    return Header(row[1], row[2], epoch=row[3], open=opened, done=row[7], format=row[0])
 
 
 def identifier(name: str, what: str) -> str:
@@ -189,8 +192,8 @@ class TableShape:
         keys = [(name, self._column_type(name, self.key)) for name in self.key]
         values = [(name, self._column_type(name, self.value)) for name in self.value]
         previous = [(_previous(name), kind) for name, kind in values]
-        integer, text = self.dialect.integer, self.dialect.text
-        stamps = zip(STAMP_COLUMNS, (integer, integer, integer, text, integer, integer), strict=True)
+        integer, text, boolean = self.dialect.integer, self.dialect.text, self.dialect.boolean
+        stamps = zip(STAMP_COLUMNS, (integer, integer, integer, text, boolean, boolean), strict=True)
         return [*keys, *values, *previous, *stamps]
 
     def _column_type(self, name: str, fields: Fields) -> str:
@@ -211,7 +214,11 @@ class TableShape:
         required = {*self.key, *STAMP_COLUMNS}
         addable = [(name, kind) for name, kind in wanted if name not in names]
         mend = f"use another table, or drop it and create it with: {self.ddl()}"
-        if not extra and addable and not required & {name for name, _ in addable}:
+        retyped = [(name, kind) for name, kind in wanted if name in names and (name, kind) not in found]
+        if retyped and not addable and all(kind == self.dialect.boolean for _, kind in retyped):
+            changes = ", ".join(f"ALTER {name} TYPE {kind} USING {name} <> 0" for name, kind in retyped)
+            mend = f'an earlier version created it; change it: ALTER TABLE "{self.table}" {changes};'
+        elif not extra and addable and not required & {name for name, _ in addable}:
             added = " ".join(f'ALTER TABLE "{self.table}" ADD COLUMN "{name}" {kind};' for name, kind in addable)
             mend = f"use another table, or add them: {added}"
         return (
@@ -225,6 +232,19 @@ class TableShape:
         lines = [f'"{name}" {kind}{" NOT NULL" if name in required else ""}' for name, kind in self.columns]
         key = ", ".join(f'"{name}"' for name in self.key)
         return f'CREATE TABLE "{self.table}" ({", ".join(lines)}, PRIMARY KEY ({key})){self.dialect.table_options}'
+
+    @property
+    def live_view(self) -> str | None:
+        """The name of the view of the rows that are not deleted. None: the database would cut it,
+        so there is no view."""
+        name = f"{self.table}_live"
+        most = self.dialect.name_bytes_max
+        return name if most is None or len(name) <= most else None
+
+    def live_view_ddl(self) -> str:
+        """The statement that creates the view."""
+        columns = ", ".join(map(_q, (*self.key, *self.value)))
+        return f'CREATE VIEW "{self.live_view}" AS SELECT {columns} FROM "{self.table}" WHERE NOT _deleted'
 
     @property
     def stage(self) -> str:
@@ -286,7 +306,7 @@ class TableShape:
                 merged[name] = f"CAST({total} AS {self._column_type(name, self.value)}) / NULLIF({count}, 0)"
         assignments = [f"{_q(name)} = {merged[name]}" for name in self.value]
         assignments += [f"{_q(_previous(name))} = {before[name]}" for name in self.value]
-        exists = f"1 - {t}._deleted"
+        exists = f"NOT {t}._deleted"
         if not skip_same_txid:
             exists = f"CASE WHEN {same} THEN {t}._prev_exists ELSE {exists} END"
         assignments.append(f"_prev_exists = {exists}")
@@ -301,10 +321,10 @@ class TableShape:
         columns = f"{keys}, {names}, _txid, _epoch, _attempt, _writer, _deleted, _prev_exists"
         if staged:
             marks = ", ".join([f"CAST({self.dialect.mark} AS {self.dialect.integer})"] * 3)
-            source = f"SELECT {keys}, {names}, {marks}, {self.dialect.mark}, 0, 0 FROM {self.stage} WHERE true"
+            source = f"SELECT {keys}, {names}, {marks}, {self.dialect.mark}, FALSE, FALSE FROM {self.stage} WHERE TRUE"
         else:
             marks = ", ".join([self.dialect.mark] * (len(self.key) + len(self.value) + 4))
-            source = f"VALUES ({marks}, 0, 0)"
+            source = f"VALUES ({marks}, FALSE, FALSE)"
         return (
             f"INSERT INTO {_q(self.table)} AS {t} ({columns}) {source} "
             f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(assignments)} WHERE {allowed}"
@@ -341,7 +361,7 @@ class TableShape:
 
     def purge(self) -> str:
         """Parameter: txid."""
-        return f'DELETE FROM "{self.table}" WHERE _deleted = 1 AND _txid < {self.dialect.mark}'
+        return f'DELETE FROM "{self.table}" WHERE _deleted AND _txid < {self.dialect.mark}'
 
     def sweep(self) -> str:
         """Parameters: epoch, attempt, txid, epoch, attempt."""
@@ -362,7 +382,7 @@ class TableShape:
         """Assignments that restore the previous value of a row. A row that had none becomes a
         tombstone."""
         values = ", ".join(f"{_q(name)} = {_q(_previous(name))}" for name in self.value)
-        return f"{values}, _deleted = 1 - _prev_exists, _writer = 'sweep'"
+        return f"{values}, _deleted = NOT _prev_exists, _writer = 'sweep'"
 
 
 def _previous(name: str) -> str:

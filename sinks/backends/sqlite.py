@@ -31,7 +31,7 @@ from framework.errors import (
 from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
 from sinks.backends.backend import Key
-from sinks.backends.sql import RollBack, SqlBackend
+from sinks.backends.sql import SqlBackend, SqlRollBack
 from sinks.backends.sql_schema import Dialect
 from sinks.places import check_can_be_made
 from sinks.plain_values import check_storable, is_plain, plain, restored
@@ -66,6 +66,7 @@ class SqliteDialect(Dialect):
     name = "SQLite"
     integer = "INTEGER"
     text = "TEXT"
+    boolean = "INTEGER"
     temporary = "temp."
     table_options = " STRICT, WITHOUT ROWID"
     least = "min"
@@ -186,9 +187,9 @@ class SqliteBackend(SqlBackend):
         path = Path(self._path)
         if path.exists():
             header = None
-            with self._looking() as connection, suppress(RollBack), self._sql_txn(connection):
+            with self._looking() as connection, suppress(SqlRollBack), self._sql_txn(connection):
                 header = self._prepare(connection, topology_id)
-                raise RollBack
+                raise SqlRollBack
             return header
         check_can_be_made(path, self._path)
         return None
@@ -263,6 +264,10 @@ class SqliteBackend(SqlBackend):
 
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         return restored(value, declared)
+
+    def _may_create_view(self, connection: sqlite3.Connection, name: str) -> bool:
+        query = "SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE"
+        return connection.execute(query, (name,)).fetchone() is None
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -27,7 +27,6 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from framework import TransactionAttempt
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -37,7 +36,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import CommitFence, Fields, Header, OpenCommit, Stamp, ValueType
+from framework.topology import CommitFence, Fields, Header, OpenCommit, Stamp, TransactionAttempt, ValueType
 from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.backends.backend import MapBackend, Row
 from sinks.contract.parts import (
@@ -625,7 +624,7 @@ class BackendContract:
         transact(state, 1, 1, {"dog": 1}, epoch=7)
         before = state.read_header()
         cleared = state.clear("topology")
-        assert cleared == state.read_header() == Header("topology", cleared.incarnation, 7)
+        assert cleared == state.read_header() == Header("topology", cleared.incarnation, epoch=7)
         assert cleared.incarnation != before.incarnation
         assert state.get("dog") is None
         with pytest.raises(StaleWriterError):

@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework import TransactionAttempt
 from framework.errors import CommitOutcomeUnknown, RetryableError
-from framework.topology import CommitFence, Fields, Header, OpenCommit, Reach
+from framework.topology import CommitFence, Fields, Header, OpenCommit, Reach, TransactionAttempt
 from sinks.aggregates import Aggregate, Count, Max, Min, Sum
 from sinks.backends.backend import Key, MapBackend, Row
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
@@ -75,7 +74,7 @@ def add(amount: int) -> Any:
 
 
 def transact(
-    state: MapState, txid: int, attempt: int, amounts: Mapping[Any, int], replay: bool = False, epoch: int = 1
+    state: MapState, txid: int, attempt: int, amounts: Mapping[Any, int], *, replay: bool = False, epoch: int = 1
 ) -> None:
     """A whole commit: add amounts to keys."""
     granted = open_attempt(state, txid, attempt, epoch)

@@ -49,7 +49,7 @@ _POLL_S = 0.05
 _ANEW = "restore the one that was lost, or start anew with `python -m framework.reset --everything`"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
     """Says that a kafka_txn held this task's part of this txid.
 
@@ -135,14 +135,14 @@ def marker_of(attempt: TransactionAttempt, context: TopologyContext) -> Marker:
     """The marker of this task's part of an attempt."""
     fence = attempt.fence
     return Marker(
-        context.topology_id,
-        writer_of(context),
-        fence.epoch if fence is not None else 0,
-        attempt.txid,
-        attempt.attempt_id,
-        fence.plan_digest if fence is not None else "",
-        context.task_count,
-        fence.incarnation if fence is not None else "",
+        topology_id=context.topology_id,
+        writer=writer_of(context),
+        epoch=fence.epoch if fence is not None else 0,
+        txid=attempt.txid,
+        attempt_id=attempt.attempt_id,
+        plan_digest=fence.plan_digest if fence is not None else "",
+        tasks=context.task_count,
+        incarnation=fence.incarnation if fence is not None else "",
     )
 
 
@@ -164,7 +164,7 @@ def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional
         **settings.producer(),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "error_cb": errors.heard,
+        "error_cb": errors.on_error,
     }
     producer = errors.made(lambda: Producer(made))
     producer.init_transactions(STEP_TIMEOUT_S)
@@ -219,7 +219,7 @@ def read_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[
 
 def _client(settings: KafkaSettings) -> tuple[ConnectionErrors, AdminClient]:
     errors = ConnectionErrors(settings.bootstrap_servers)
-    return errors, errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
+    return errors, errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
 
 
 def _last_of_each_key(

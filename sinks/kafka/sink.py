@@ -27,10 +27,10 @@ from sinks.kafka.markers import marker_of
 from sinks.kafka.writer import KafkaRecord, check_markers, probe, renew_markers, writers
 from sinks.plain_values import JsonColumns
 
-Row = Mapping[str, Any]
+RowDict = Mapping[str, Any]
 #: The source of a key or a value: one field as it is, several fields as a JSON object, or a
 #: function of the row.
-Content = Union[str, Sequence[str], Callable[[Row], "bytes | None"]]
+Content = Union[str, Sequence[str], Callable[[RowDict], "bytes | None"]]
 Maker = Callable[[pa.RecordBatch], Iterable["bytes | None"]]
 
 
@@ -194,7 +194,7 @@ class KafkaSink(ArrowBolt, Committer):
 
         return objects
 
-    def _json(self, document: Row) -> bytes:
+    def _json(self, document: RowDict) -> bytes:
         try:
             return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         except ValueError as error:
@@ -202,7 +202,7 @@ class KafkaSink(ArrowBolt, Committer):
                 f"topic {self._topic!r}: {dict(document)!r} cannot be written as JSON: {error}"
             ) from error
 
-    def _called(self, function: Callable[[Row], bytes | None], row: Row) -> bytes | None:
+    def _called(self, function: Callable[[RowDict], bytes | None], row: RowDict) -> bytes | None:
         made = function(row)
         if made is not None and not isinstance(made, bytes):
             raise BadRecordError(

@@ -82,7 +82,7 @@ def probe(settings: KafkaSettings, topic: str) -> None:
     topic does not exist or the brokers refuse the client, and ``RetryableError`` if they do not
     answer."""
     errors = ConnectionErrors(settings.bootstrap_servers)
-    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.heard}))
+    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
     try:
         known = admin.list_topics(timeout=PROBE_TIMEOUT_S).topics
     except KafkaException as error:
@@ -210,7 +210,7 @@ class MarkedWriter:
         return read_markers(self._settings, self._marker_topic, topology_id).get(self._writer)
 
     def _check_topics(self, topic: str) -> None:
-        settings = {**self._settings.admin(), "error_cb": self._errors.heard}
+        settings = {**self._settings.admin(), "error_cb": self._errors.on_error}
         admin = self._errors.made(lambda: AdminClient(settings))
         try:
             known = admin.list_topics(timeout=STEP_TIMEOUT_S)
@@ -286,7 +286,7 @@ class PlainWriter:
             if error is not None:
                 failed.append(error)
 
-        settings = {**self._settings.producer(), "enable.idempotence": True, "error_cb": self._errors.heard}
+        settings = {**self._settings.producer(), "enable.idempotence": True, "error_cb": self._errors.on_error}
         if self._producer is None:
             self._producer = self._errors.made(lambda: Producer(settings))
         producer = self._producer
@@ -373,7 +373,14 @@ def renew_markers(
     for task in sorted({*range(context.task_count), *before}):
         mine = replace(context, task_index=task)
         first = Marker(
-            context.topology_id, writer_of(mine), standing.epoch, 0, 0, "", context.task_count, standing.incarnation
+            topology_id=context.topology_id,
+            writer=writer_of(mine),
+            epoch=standing.epoch,
+            txid=0,
+            attempt_id=0,
+            plan_digest="",
+            tasks=context.task_count,
+            incarnation=standing.incarnation,
         )
         writers.marked(settings, mine, marker_topic).renew(first)
 

@@ -64,7 +64,7 @@ class ParquetTable(FileTable):
 
     def clear(self, topology_id: str) -> Header:
         before = self.prepare(topology_id)
-        header = Header(topology_id, uuid.uuid4().hex, before.epoch)
+        header = Header(topology_id, uuid.uuid4().hex, epoch=before.epoch)
         for each in self._manifests.iterdir():
             each.unlink()
         self.raise_header(before, header)

@@ -132,7 +132,7 @@ class GroupOffsets:
     def _send(self) -> None:
         try:
             if self._client is None:
-                heard = {"error_cb": self._errors.heard, "on_commit": self.answered}
+                heard = {"error_cb": self._errors.on_error, "on_commit": self.answered}
                 settings = {**self._settings.consumer(self._group), **heard}
                 self._client = self._errors.made(lambda: Consumer(settings))
             wanted = [_stored(each, position) for each, position in self._waiting.items()]

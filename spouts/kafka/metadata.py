@@ -191,7 +191,7 @@ class KafkaMetadata:
     def _admin(self) -> AdminClient:
         if self._client is None:
             self._client = self._errors.made(
-                lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.heard})
+                lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.on_error})
             )
         return self._client
 
@@ -314,7 +314,7 @@ def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Posit
     if not positions:
         return []
     errors = ConnectionErrors(settings.bootstrap_servers)
-    consumer = errors.made(lambda: Consumer({**settings.consumer(group), **_LITTLE, "error_cb": errors.heard}))
+    consumer = errors.made(lambda: Consumer({**settings.consumer(group), **_LITTLE, "error_cb": errors.on_error}))
     try:
         Assignment(consumer).begin(
             [placed(topic_and_number(each), at.offset, at.leader_epoch) for each, at in positions.items()]

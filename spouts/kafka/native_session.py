@@ -202,7 +202,7 @@ class NativeSession:
     def _open(self, queues: int) -> None:
         conf = self._settings.consumer(self._group, queues=queues)
         self._queues = queues
-        self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.heard))
+        self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error))
         self._assignment = Assignment(self._consumer)
 
     def _open_anew(self, queues: int) -> None:

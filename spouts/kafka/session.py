@@ -92,7 +92,7 @@ class KafkaSession:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         self._where = settings.bootstrap_servers
         self._errors = ConnectionErrors(self._where)
-        heard = {"error_cb": self._errors.heard}
+        heard = {"error_cb": self._errors.on_error}
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
         self._assignment = Assignment(self._consumer)
         self._assigned: dict[TopicPartition, _Assigned] = {}

@@ -76,7 +76,7 @@ class KafkaTail:
         self._errors = ConnectionErrors(self._where)
         self._metadata = KafkaMetadata(settings, topics, pattern)
         self._group = GroupOffsets(settings, group, self._errors)
-        heard = {"error_cb": self._errors.heard, "on_commit": self._group.answered}
+        heard = {"error_cb": self._errors.on_error, "on_commit": self._group.answered}
         self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
         self._group.use(self._consumer)
         self._assignment = Assignment(self._consumer)

@@ -74,7 +74,7 @@ def produce(
         if file is not None and (not file.exists() or file.is_dir()):  # a pipe is as good as a file
             raise ConfigError(f"{file}: {'is a folder' if file.is_dir() else 'the file does not exist'}")
         _partitions(AdminClient(settings.admin()), topic)
-        producer = Producer({**settings.producer(), "error_cb": errors.heard})
+        producer = Producer({**settings.producer(), "error_cb": errors.on_error})
         failed: list[str] = []
         written = 0
         with file.open("rb") if file is not None else sys.stdin.buffer as lines:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit.processes import ROOT
+from tests.kit.processes import ROOT, commands_below
 
 pytestmark = [pytest.mark.spark, pytest.mark.kills]
 
@@ -65,11 +65,11 @@ def interrupted(folder: Path, when: Callable[[psutil.Process, Path], bool], *opt
 
 
 def checks(process: psutil.Process, log: Path) -> bool:
-    return any("-version" in each.cmdline() for each in process.children())
+    return any("-version" in each for each in commands_below(process))
 
 
 def spark_starts(process: psutil.Process, log: Path) -> bool:
-    return any("SparkSubmit" in " ".join(each.cmdline()) for each in process.children(recursive=True))
+    return any("SparkSubmit" in each for each in commands_below(process))
 
 
 def batches_run(process: psutil.Process, log: Path) -> bool:

@@ -32,7 +32,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def server(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    secure = SecurePort(certificates.broker, certificates.authority, {USER: PASSWORD})
+    secure = SecurePort(certificate=certificates.broker, authority=certificates.authority, users={USER: PASSWORD})
     with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper"), secure=secure) as running:
         yield running
 
@@ -90,7 +90,7 @@ def test_a_certificate_alone_leaves_no_znode_open_to_others(
 
 
 def test_a_certificate_that_the_server_ignores_is_named(certificates: Certificates, tmp_path: Path) -> None:
-    secure = SecurePort(certificates.broker, certificates.authority, clients=False)
+    secure = SecurePort(certificate=certificates.broker, authority=certificates.authority, clients=False)
     alone = {"sasl_username": None, "sasl_password": None}
     with (
         ZooKeeperServer(tmp_path, secure=secure) as server,
@@ -137,10 +137,10 @@ def test_a_wrong_security_setting_is_named_without_showing_secrets(
 def test_a_server_with_an_untrusted_certificate_is_refused(
     certificates: Certificates, tmp_path: Path, which: str, message: str
 ) -> None:
-    secure = SecurePort(getattr(certificates, which), certificates.authority)
+    secure = SecurePort(certificate=getattr(certificates, which), authority=certificates.authority)
     with ZooKeeperServer(tmp_path, secure=secure) as server:
         security = ZooKeeperSecurity(
-            True, str(certificates.authority), str(certificates.broker), str(certificates.broker)
+            tls=True, ca=str(certificates.authority), certificate=str(certificates.broker), key=str(certificates.broker)
         )
         with pytest.raises(ConfigError, match=message):
             ZooKeeperStore(server.secure_address, "/x", security=security, connect_timeout_s=3)
@@ -149,7 +149,9 @@ def test_a_server_with_an_untrusted_certificate_is_refused(
 def test_tls_to_a_plain_port_and_plain_text_to_a_tls_port_are_refused(
     server: ZooKeeperServer, certificates: Certificates
 ) -> None:
-    security = ZooKeeperSecurity(True, str(certificates.authority), str(certificates.broker), str(certificates.broker))
+    security = ZooKeeperSecurity(
+        tls=True, ca=str(certificates.authority), certificate=str(certificates.broker), key=str(certificates.broker)
+    )
     with pytest.raises(ConfigError, match="TLS fails: .*this port is the one for TLS"):
         ZooKeeperStore(server.address, "/x", security=security, connect_timeout_s=3)
     with pytest.raises(RetryableError, match=r"whether it wants TLS \(transactional.zookeeper.tls"):

@@ -18,7 +18,7 @@ from framework import (
     submit,
 )
 from framework.core.acker_task import AckerTask
-from framework.core.outcome import TROUBLES_MAX
+from framework.core.outcome import ERRORS_MAX
 from framework.core.rounds import Round, RoundReport
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
@@ -386,12 +386,12 @@ def test_a_round_with_thousands_of_errors_reports_only_a_few(key: str) -> None:
 
     def spied(round_: Round) -> Any:
         records = run(round_)
-        told.extend(len(each.troubles) for each in records if isinstance(each, RoundReport))
+        told.extend(len(each.errors) for each in records if isinstance(each, RoundReport))
         return records
 
     stepped.rounds.run = spied  # type: ignore[method-assign]
     stepped.step(2)
-    assert told == [TROUBLES_MAX, 0]
+    assert told == [ERRORS_MAX, 0]
     assert len(seen(key).failed) == 2_000
 
 

@@ -24,7 +24,7 @@ from framework.core.home_client import Address, HomeClient, HomeLostError, HomeS
 from framework.core.home_process import ensure_home, start_home
 from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundReport
-from framework.core.run import _executor as executor_of
+from framework.core.run import _round_executor
 from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
 from tests.kit.homes import Overhearing
@@ -33,7 +33,7 @@ from tests.kit.journaled import alive, noted, word_count
 
 @pytest.fixture
 def settings(tmp_path: Path) -> HomeSettings:
-    plan = CorePlan(plan_execution(word_count(tmp_path, 10, spouts=1)), {}, 1, 100)
+    plan = CorePlan(plan_execution(word_count(tmp_path, 10, spouts=1)), {}, ackers=1, pending_max=100)
     return HomeSettings.of(plan, 60.0, None)
 
 
@@ -72,12 +72,21 @@ def test_a_round_goes_through_a_home_and_tasks_stay_there(
     assert gone(home.pid)
 
 
+def test_a_home_collects_garbage_rarely_and_not_among_what_it_has_imported(
+    settings: HomeSettings, home: Address, tmp_path: Path
+) -> None:
+    courier(settings, home).walk(Round(1), [1, 2, 3, 1])
+    threshold, frozen = map(int, noted(tmp_path, "collector")[0].split())
+    assert threshold >= 10_000
+    assert frozen > 10_000
+
+
 @pytest.mark.parametrize("from_outside", [True, False])
 def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
     settings: HomeSettings, tmp_path: Path, from_outside: bool
 ) -> None:
     """Two homes with a spout task each; one of the two spout tasks never has a tuple."""
-    plan = CorePlan(plan_execution(word_count(tmp_path, 1, spouts=2)), {}, 1, 100)
+    plan = CorePlan(plan_execution(word_count(tmp_path, 1, spouts=2)), {}, ackers=1, pending_max=100)
     settings = HomeSettings.of(plan, 60.0, None)
     homes_ = [start_home(settings, number) for number in (0, 1)]
     try:
@@ -173,8 +182,8 @@ def test_a_lost_home_is_named_and_replaced(settings: HomeSettings, home: Address
 def test_a_round_is_given_up_after_four_message_timeouts_and_a_minute_at_least(
     tmp_path: Path, timeout_s: float, given_up_s: float
 ) -> None:
-    plan = CorePlan(plan_execution(word_count(tmp_path, 1)), {}, 1, 100)
-    rounds = executor_of("spark", plan, Config.of({"topology.message.timeout.secs": timeout_s}))
+    plan = CorePlan(plan_execution(word_count(tmp_path, 1)), {}, ackers=1, pending_max=100)
+    rounds = _round_executor("spark", plan, Config.of({"topology.message.timeout.secs": timeout_s}))
     assert HomeSettings.of(plan, rounds._answer_s, None).answer_s == given_up_s
 
 

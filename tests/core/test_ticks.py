@@ -289,7 +289,7 @@ def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str,
     builder.set_spout("words", Log(key, [["a", "b", "a"]], per_call=3))
     builder.set_bolt("windows", Windows()).fields_grouping("words", Fields("word"))
     builder.set_bolt("notes", Notes(tmp_path)).shuffle_grouping("windows")
-    plan = CorePlan(plan_execution(builder.build()), {}, 1, 100, frozenset({"windows"}))
+    plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=100, stateful=frozenset({"windows"}))
     settings = HomeSettings.of(plan, 60.0, None)
     home = start_home(settings, 0)
     try:

@@ -14,7 +14,7 @@ from framework import Fields, TopologyBuilder
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord, walk
+from framework.core.rounds import Addressed, Round, RoundRecord, walk_round
 from framework.core.turns import OvertakenError, Turns
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution
@@ -76,7 +76,7 @@ class Jittery(LocalRounds):
             self.working += 1
             self.at_once = max(self.at_once, self.working)
         try:
-            return walk(round_, self._plan.widths, self.run_task)
+            return walk_round(round_, self._plan.widths, self.run_task)
         finally:
             with self.lock:
                 self.working -= 1
@@ -95,7 +95,7 @@ def run_to_the_end(key: str, count: int, lose: Sequence[int] = ()) -> Jittery:
     builder.set_spout("list", ListSpout(key, list(range(count))))
     builder.set_bolt("first", Rich(key + "first", forward, Fields(n=int)), 2).fields_grouping("list", Fields("n"))
     builder.set_bolt("last", Rich(key, ack)).global_grouping("first")
-    plan = CorePlan(plan_execution(builder.build()), {}, 1, 7)
+    plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=7)
     rounds = Jittery(plan, lose)
     rounds._home._overtake_s = 0.2
     driver = RoundDriver(plan, rounds, timeout_s=4, attempts_max=5)

@@ -66,7 +66,7 @@ def stalling(tmp_path: Path, how: Callable[[], None]) -> Any:
 
 def counted(path: Path) -> dict[str, int]:
     with sqlite3.connect(path) as connection:
-        return dict(connection.execute("SELECT word, n FROM words WHERE _deleted = 0"))
+        return dict(connection.execute("SELECT word, n FROM words_live"))
 
 
 def gone(pid: int, within_s: float = 30.0) -> bool:

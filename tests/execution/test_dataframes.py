@@ -69,7 +69,7 @@ def table(path: Path, name: str, key: str, value: str) -> dict[Any, Any]:
     import sqlite3
 
     with sqlite3.connect(path) as connection:
-        return dict(connection.execute(f"SELECT {key}, {value} FROM {name} WHERE _deleted = 0"))
+        return dict(connection.execute(f"SELECT {key}, {value} FROM {name}_live"))
 
 
 @pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)

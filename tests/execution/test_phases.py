@@ -302,9 +302,9 @@ def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_use
     """
     real, strayed = collapsed.run_level, []
 
-    def straying(topology: Any, phase: Any, level: int, *arguments: Any, **options: Any) -> Any:
-        for target, record in real(topology, phase, level, *arguments, **options):
-            if isinstance(record, Piece) and level == 0 and phase is Phase.PROCESSING and len(strayed) < 2:
+    def straying(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
+        for target, record in real(topology, phase, *arguments, **options):
+            if isinstance(record, Piece) and options["level"] == 0 and phase is Phase.PROCESSING and len(strayed) < 2:
                 strayed.append((target, record))
                 if wrong == "another task":
                     target = 1 - target if len(strayed) == 1 else target

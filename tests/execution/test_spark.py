@@ -19,7 +19,7 @@ from framework.execution.spark.batches import SparkExecutor, _CollapsedFunction,
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
-HEADER = AttemptHeader("t", 1, 1, 1, "digest")
+HEADER = AttemptHeader("t", txid=1, attempt_id=1, epoch=1, plan_digest="digest")
 RANGES = {str(each): {"first": 0, "next": 5, "rows": [[f"w{number}"] for number in range(5)]} for each in range(3)}
 
 
@@ -96,7 +96,7 @@ def test_released_and_cancelled_results_leave_no_block(executor: SparkExecutor) 
     context = executor._spark.context
     assert context is not None
     for attempt in range(1, 4):
-        header = AttemptHeader("t", 1, attempt, 1, "digest")
+        header = AttemptHeader("t", txid=1, attempt_id=attempt, epoch=1, plan_digest="digest")
         assert executor.process(ProcessingJob(header, RANGES, 15)).failure is None
         (executor.release if attempt % 2 else executor.cancel)(header)
     assert executor._results == {}
@@ -124,7 +124,9 @@ def test_a_task_that_spark_repeats_fails_itself(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(TaskContext, "get", staticmethod(Second))
     nothing: Any = None
     for task in (
-        lambda: _LevelFunction(nothing, nothing, 0, 1, nothing)(0, []),
+        lambda: _LevelFunction(payload=nothing, phase=nothing, level=0, width=1, reports=nothing, header=nothing)(
+            0, []
+        ),
         lambda: _CollapsedFunction(nothing)([]),
     ):
         with pytest.raises(InvariantViolation, match="repeated a task inside an attempt"):

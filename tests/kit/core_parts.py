@@ -169,7 +169,14 @@ class Stepped:
     ) -> None:
         self.clock = Clock()
         stateful = frozenset(stateful_components(topology))
-        self.plan = CorePlan(plan_execution(topology), conf or {}, ackers, pending, stateful, ticks_of(topology))
+        self.plan = CorePlan(
+            plan_execution(topology),
+            conf or {},
+            ackers=ackers,
+            pending_max=pending,
+            stateful=stateful,
+            ticks=ticks_of(topology),
+        )
         self.rounds = LocalRounds(self.plan, self.clock)
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
 

@@ -8,6 +8,7 @@ message that is done; each other file has one line per event that a component sa
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -59,6 +60,7 @@ class Queue(BaseRichSpout):
         self.waiting = [number for number in mine if number not in done][::-1]
         self.open_ids: set[int] = set()
         note(self.folder, "opened", f"{self.task} {os.getpid()} {id(self)}")
+        note(self.folder, "collector", f"{gc.get_threshold()[0]} {gc.get_freeze_count()}")
 
     def next_tuple(self) -> None:
         if self.waiting:

@@ -68,7 +68,7 @@ class KafkaRuns:
             time.sleep(0.02)
 
     def counts(self) -> dict[str, int]:
-        return dict(self.rows("SELECT value, n FROM counts WHERE _deleted = 0"))
+        return dict(self.rows("SELECT value, n FROM counts_live"))
 
     def rows(self, query: str) -> list[Any]:
         with sqlite3.connect(self.path) as connection:

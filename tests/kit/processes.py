@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 300.0
@@ -115,3 +118,12 @@ class RunProcess:
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+def commands_below(process: psutil.Process) -> list[str]:
+    """What the processes below this one were started with, a line each."""
+    found = []
+    for each in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found.append(" ".join(each.cmdline()))
+    return found

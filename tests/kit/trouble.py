@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from framework.acking.ledger import LedgerPart
 from framework.core.checkpoints import CheckpointAction
-from framework.core.rounds import Addressed, Round, RoundRecord, stepping
+from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.errors import RetryableError
+from framework.execution.levels import delivered
 from framework.execution.records import Piece
 from tests.kit.core_parts import Stepped
 
@@ -56,11 +57,22 @@ class Walk:
 
     def __init__(self, round_: Round, rounds: TroubledRounds) -> None:
         self.round = round_
-        self._steps = stepping(round_, rounds.widths, rounds.run_task)
+        self._steps = self._tasks(rounds)
         self.at: tuple[int, int] | None = next(self._steps)
         self.done: set[tuple[int, int]] = set()
         self._records: Sequence[RoundRecord] = ()
         self._error: RetryableError | None = None
+
+    def _tasks(self, rounds: TroubledRounds) -> Generator[tuple[int, int], None, list[RoundRecord]]:
+        """Yield level and partition before each task: ``walk_round`` with pauses."""
+        inboxes: dict[int, list[RoundRecord]] = {}
+        for level, width in enumerate(rounds.widths):
+            addressed: list[Addressed] = []
+            for partition in range(width):
+                yield level, partition
+                addressed += rounds.run_task(self.round, level, partition, inboxes.get(partition, []))
+            inboxes = delivered(addressed)
+        return [record for partition in sorted(inboxes) for record in inboxes[partition]]
 
     def go_on(self) -> None:
         """Run the next task."""

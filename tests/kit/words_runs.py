@@ -61,7 +61,7 @@ class Setup:
 
     def counts(self) -> dict[str, int]:
         with sqlite3.connect(self.path) as connection:
-            return dict(connection.execute("SELECT word, n FROM words WHERE _deleted = 0"))
+            return dict(connection.execute("SELECT word, n FROM words_live"))
 
     def put(self, path: str, value: Any) -> None:
         raw = value if isinstance(value, bytes) else json.dumps({"format": 1, "value": value}).encode()

@@ -134,7 +134,7 @@ def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(
     assert run.status().attempts_failed == failing
     letters = runs.rows(
         "SELECT partition, offset, topic, timestamp_ms, record_key, record_value, error, headers, topic_id, _txid "
-        "FROM letters WHERE _deleted = 0 ORDER BY offset"
+        "FROM letters WHERE NOT _deleted ORDER BY offset"
     )
     assert [row[:6] for row in letters] == [
         (0, 3, name, 1_700_000_000_000, b"k", b"bad"),
@@ -286,7 +286,7 @@ def written(topics: Topics, name: str) -> Callable[..., Any]:
 
 
 def marker(txid: int, attempt: int = 1, epoch: int = 1, digest: str = "d") -> Marker:
-    return Marker("t", "bolt/0", epoch, txid, attempt, digest)
+    return Marker(topology_id="t", writer="bolt/0", epoch=epoch, txid=txid, attempt_id=attempt, plan_digest=digest)
 
 
 def record(value: str) -> list[KafkaRecord]:

@@ -40,7 +40,7 @@ def changed(setup: Setup, spout_id: str = "spout") -> Topology:
 
 def more(setup: Setup) -> dict[str, int]:
     with sqlite3.connect(setup.path) as connection:
-        return dict(connection.execute("SELECT word, n FROM more WHERE _deleted = 0"))
+        return dict(connection.execute("SELECT word, n FROM more_live"))
 
 
 def test_a_changed_topology_goes_on_when_the_user_accepts_the_change(setup: Setup) -> None:

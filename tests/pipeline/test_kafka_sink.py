@@ -157,10 +157,14 @@ def test_a_sink_of_several_tasks_is_refused_where_a_replay_could_send_a_row_to_a
 @pytest.mark.rule("C11")
 def test_a_batch_half_written_by_three_tasks_is_not_finished_by_two(topics: Topics, name: str) -> None:
     """C11: the number of tasks is part of the marker."""
-    marker = Marker("t", "sink/0", 1, 5, 1, "digest", 3)
-    assert marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 3))
+    marker = Marker(topology_id="t", writer="sink/0", epoch=1, txid=5, attempt_id=1, plan_digest="digest", tasks=3)
+    assert marker.already_holds(
+        Marker(topology_id="t", writer="sink/0", epoch=1, txid=5, attempt_id=2, plan_digest="digest", tasks=3)
+    )
     with pytest.raises(InvariantViolation, match="one of 3 tasks, and there are 2 now"):
-        marker.already_holds(Marker("t", "sink/0", 1, 5, 2, "digest", 2))
+        marker.already_holds(
+            Marker(topology_id="t", writer="sink/0", epoch=1, txid=5, attempt_id=2, plan_digest="digest", tasks=2)
+        )
 
 
 def test_keys_and_values_of_every_type_are_written_as_documented(topics: Topics, name: str) -> None:
@@ -257,7 +261,9 @@ def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Produce
     dead.init_transactions(30)
     dead.begin_transaction()
     dead.produce(topic, b'{"word":"dead","n":0}')
-    marker = Marker(topology, writer, 1, 99, 1, "never committed", 3)
+    marker = Marker(
+        topology_id=topology, writer=writer, epoch=1, txid=99, attempt_id=1, plan_digest="never committed", tasks=3
+    )
     dead.produce(f"ratchet-markers-{topology}", marker.document, marker.key)
     dead.arrived()
     return dead

@@ -196,7 +196,7 @@ def executors(kind: str, topology: Topology) -> BatchExecutor:
 
 def table(path: Path, name: str, key: str) -> dict[str, int]:
     with sqlite3.connect(path) as connection:
-        return dict(connection.execute(f"SELECT {key}, n FROM {name} WHERE _deleted = 0"))
+        return dict(connection.execute(f"SELECT {key}, n FROM {name}_live"))
 
 
 @pytest.fixture(

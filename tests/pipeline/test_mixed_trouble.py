@@ -260,10 +260,8 @@ def test_mixed_trouble_ends_exact(
         assert not stable or oracle.ends == {partition: positions.get(partition, 0) for partition in oracle.ends}
         print(f"{dict(script.happened)}; {sum(oracle.records.values())} records, {len(oracle.letters)} bad")
         with sqlite3.connect(database) as connection:
-            found = connection.execute("SELECT key, records, total FROM sums WHERE _deleted = 0").fetchall()
-            letters = connection.execute(
-                "SELECT topic, partition, offset, record_value FROM letters WHERE _deleted = 0"
-            ).fetchall()
+            found = connection.execute("SELECT key, records, total FROM sums_live").fetchall()
+            letters = connection.execute("SELECT topic, partition, offset, record_value FROM letters_live").fetchall()
         assert {key: records for key, records, _ in found} == dict(oracle.records)
         assert {key: total for key, _, total in found} == dict(oracle.totals)
         assert set(letters) == oracle.letters

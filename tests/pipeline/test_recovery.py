@@ -226,6 +226,14 @@ def test_submit_takes_a_topology_and_known_executors_only(setup: Setup) -> None:
         submit(setup.topology(), executor="flink")
 
 
+def test_submit_refuses_more_transactions_at_once_than_can_be_meant(setup: Setup) -> None:
+    """The same key counts the tuples of a core topology."""
+    with pytest.raises(
+        ConfigError, match="is 1001: of a transactional topology it counts whole transactions, and 1000"
+    ):
+        submit(setup.topology(), {"topology.max.spout.pending": 1001}, executor="local")
+
+
 # --- leadership -----------------------------------------------------------------------------------
 
 

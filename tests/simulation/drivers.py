@@ -16,13 +16,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from framework import TransactionalTopologyBuilder
+from framework import Config, TransactionalTopologyBuilder
 from framework.coordination.steps import Step, Steps, Threads, perform
 from framework.coordination.store import Change, Leadership
 from framework.errors import (
@@ -39,7 +39,6 @@ from framework.execution.records import AttemptHeader
 from framework.topology import Topology, TopologyContext, TransactionAttempt
 from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase
-from framework.transactions.context import DriverSettings
 from framework.transactions.coordinator import (
     Command,
     Committed,
@@ -626,20 +625,27 @@ class SimClient(CoordinationStore):
         return leadership is not None
 
 
+@cache
+def config_with(pending: int) -> Config:
+    return Config.of(
+        {
+            "topology.max.spout.pending": pending,
+            "topology.message.timeout.secs": TIMEOUT_MS / 1000,
+            "topology.max.attempts": 1_000,
+            "topology.spout.idle.poll.max.ms": round(IDLE_POLL_MAX_S * 1000),
+        }
+    )
+
+
 class WatchedDriver(Driver):
     """The real driver, with checks of invariants on what only the driver itself can see."""
 
     def __init__(self, owner: SimDriver) -> None:
         shape = owner.world.shape
-        settings = DriverSettings(
-            max_pending=shape.pending,
-            message_timeout_ms=TIMEOUT_MS,
-            max_attempts=1_000,
-            idle_poll_max_s=IDLE_POLL_MAX_S,
-            purge_every=2,
-        )
         executor = SimExecutor(owner.world, owner.topology)
-        super().__init__(owner.topology, executor, SimClient(owner), settings, SimThreads(owner))
+        config = config_with(shape.pending)
+        threads = SimThreads(owner)
+        super().__init__(owner.topology, executor, SimClient(owner), config, purge_every=2, threads=threads)
         self._owner = owner
         emitted = self.journal.emitted
 
@@ -658,8 +664,7 @@ class WatchedDriver(Driver):
         super()._stand_by(error)
 
     def _lead(self, leadership: Leadership) -> Steps[bool]:
-        settings = replace(self._context.settings, accept_changed_topology=self._owner.accepts_change)
-        self._context = replace(self._context, settings=settings)
+        self._context = replace(self._context, accept_changed_topology=self._owner.accepts_change)
         return (yield from super()._lead(leadership))
 
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:

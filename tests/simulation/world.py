@@ -795,10 +795,13 @@ class Oracle:
             raise Violation(f"2: {SINKS[sink]} is done with what {after.open} is about to write")
         currtx = self.world.store.currtx()
         taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
+        # A leader that does not know yet that it was deposed still fences its own attempts, where a
+        # sink went back to its epoch. The next raise of the one that leads notices.
+        deposed = after.done == before.done and after.epoch < self.world.store.epoch
         if after.done > currtx and self.world.zookeeper_restored:
             self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
         elif after.done not in (currtx - 1, currtx) and not (
-            taken_over and (sink in self.world.restored or not self.takes_part(SINKS[sink]))
+            (taken_over or deposed) and (sink in self.world.restored or not self.takes_part(SINKS[sink]))
         ):
             raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:

@@ -157,6 +157,9 @@ def test_decode_good_gives_good_values_in_order_and_bad_ones_by_index(
     """Good values, bad ones and nulls, in any order, are decoded as if each were alone."""
     values = [{"g": good, "b": bad, "n": None}[each] for each in pattern]
     batch, found = codec.decode_good(values)
+    array = pa.array([b"before", *values], pa.binary()).slice(1)
+    of_array, found_in_array = codec.decode_good_array(array)
+    assert (of_array.to_pylist(), found_in_array) == (batch.to_pylist(), found)
     assert [each.index for each in found] == [index for index, each in enumerate(pattern) if each == "b"]
     alone = [codec.decode([value]).to_pylist()[0] for value, each in zip(values, pattern, strict=True) if each != "b"]
     assert batch.to_pylist() == alone
@@ -165,8 +168,12 @@ def test_decode_good_gives_good_values_in_order_and_bad_ones_by_index(
         with pytest.raises(UndecodableValueError) as error:
             codec.decode(values)
         assert error.value.index == found[0].index
+        with pytest.raises(UndecodableValueError) as error:
+            codec.decode_array(array)
+        assert error.value.index == found[0].index
     else:
         assert codec.decode(values).equals(batch)
+        assert codec.decode_array(array).equals(batch)
 
 
 @pytest.mark.rule("C29")

@@ -54,7 +54,7 @@ class Lives:
         builder.set_spout("spout", spout)
         builder.set_bolt("holding", Holding(folder)).global_grouping("spout")
         self._folder = folder
-        self._plan = CorePlan(plan_execution(builder.build()), {}, 1, 100)
+        self._plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=100)
         self._settings = HomeSettings.of(self._plan, 60.0, None)
         self._rounds = InAHome(self._plan, self._settings, start_home(self._settings, 0))
         self._driver = RoundDriver(self._plan, self._rounds, timeout_s=30, attempts_max=5)

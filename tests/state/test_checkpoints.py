@@ -361,7 +361,12 @@ def test_a_state_whose_input_is_grouped_differently_is_refused_unless_it_is_rest
     with TopologyState(grouped(WORDS, "word"), Config.of(conf), store) as state:
         entries = [("count", each) for each in state.entries("count")]
     restore_state(
-        grouped(more, "same", tasks), Config.of(conf), store, before.document(), lambda: iter(entries), "saved"
+        grouped(more, "same", tasks),
+        Config.of(conf),
+        store,
+        document=before.document(),
+        entries=lambda: iter(entries),
+        where="saved",
     )
     with submit(grouped(more, "same", tasks), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
@@ -616,7 +621,12 @@ def test_a_spout_without_a_position_in_the_restored_snapshot_begins_anew(key: st
     journal(key).steps.clear()
     entries = [("count", Entry(word, count, None, 0)) for word, count in counts.items()]
     restore_state(
-        topology("first", "second"), Config.of(conf), store, record.document(), lambda: iter(entries), "the snapshot"
+        topology("first", "second"),
+        Config.of(conf),
+        store,
+        document=record.document(),
+        entries=lambda: iter(entries),
+        where="the snapshot",
     )
     for _ in range(2):
         with submit(topology("first", "second"), conf, store=store, executor="local") as run:
@@ -642,7 +652,14 @@ def test_a_command_without_a_provider_does_not_change_the_state_of_another_provi
         if command == "forget":
             forget_state(topology, Config.of({}), store)
         else:
-            restore_state(topology, Config.of({}), store, record.document(), lambda: iter(()), "the snapshot")
+            restore_state(
+                topology,
+                Config.of({}),
+                store,
+                document=record.document(),
+                entries=lambda: iter(()),
+                where="the snapshot",
+            )
     assert read_record(store, key) == record
     assert checkpointed(conf, store, key) == Counter(WORDS)
 

@@ -570,7 +570,7 @@ def test_after_rescaling_every_task_has_the_latest_time_of_all_tasks(tmp_path: P
         state.commit(1)
         state.close()
     layouts = {"gather": Layout(0, 2)}
-    record = CheckpointRecord(1, {}, layouts=layouts, assigned=layouts, last=1)
+    record = CheckpointRecord(txid=1, positions={}, layouts=layouts, assigned=layouts, last=1)
     components = {"gather": next(each for each in world.topology(3).components if each.id == "gather")}
     moved = rescaled(Namespaces(world.key, provider, conf), components, record, lambda _: None)
     for task in range(3):

@@ -12,7 +12,7 @@ import pytest
 
 from framework import BaseBasicBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
 from framework.core import component_task as living
-from framework.core.outcome import TROUBLES_MAX
+from framework.core.outcome import ERRORS_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
 from framework.transactions import MemoryStore
@@ -245,7 +245,7 @@ class Noisy(Count):
 
     def execute(self, tup: Tuple) -> None:
         if tup["word"] == "poison":
-            for number in range(TROUBLES_MAX + 2):
+            for number in range(ERRORS_MAX + 2):
                 self.collector.report_error(ValueError(f"number {number}"))
         super().execute(tup)
 

@@ -562,7 +562,7 @@ def test_a_ttl_that_is_not_above_zero_is_refused(ttl_s: float) -> None:
 
 
 def test_a_record_of_an_earlier_release_fits_any_ttl(tmp_path: Path) -> None:
-    document = CheckpointRecord(3, layouts={"count": Layout(1, 2)}, assigned={"count": Layout(1, 2)}).document()
+    document = CheckpointRecord(txid=3, layouts={"count": Layout(1, 2)}, assigned={"count": Layout(1, 2)}).document()
     document["layouts"] = document["assigned"] = {"count": [1, 2]}
     found = CheckpointRecord.of(document, "here").layouts["count"]
     assert (found.ttl_of(Soon("x")), found.ttl_of(Lasting("x"))) == (3600.0, 0.0)

@@ -16,7 +16,7 @@ from framework.transactions.commit import CommitPhase
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 
-HEADER = Header("t", "x", 4, OpenCommit(7, 2, "digest"), 6)
+HEADER = Header("t", "x", epoch=4, open=OpenCommit(7, 2, "digest"), done=6)
 FENCE = CommitFence("t", 4, "digest")
 
 

@@ -37,6 +37,6 @@ def test_a_state_that_is_done_with_a_txid_it_was_not_opened_for_stops_the_start(
     """C2: ``done`` may be ``currtx`` only if ``open`` is, too."""
     made = state()
     header = made.prepare("topology")
-    made.raise_header(header, Header("topology", header.incarnation, 1, opened, 5))
+    made.raise_header(header, Header("topology", header.incarnation, epoch=1, open=opened, done=5))
     with pytest.raises(ConfigError, match="is done with transaction 5, for which it was never opened"):
         CommitPhase("topology", [made], NO_EXECUTOR, 2).open(5, {5: "digest"})

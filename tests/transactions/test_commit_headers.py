@@ -34,7 +34,7 @@ class OneTask:
 
 
 def attempt(txid: int, attempt_id: int, digest: str = "plan", epoch: int = 1) -> AttemptHeader:
-    return AttemptHeader("topology", txid, attempt_id, epoch, digest)
+    return AttemptHeader("topology", txid=txid, attempt_id=attempt_id, epoch=epoch, plan_digest=digest)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def phase(backend: MemoryBackend, epoch: int = 1, currtx: int = 1, **row: int) -
 def force(backend: MemoryBackend, *, done: int = 0, opened: OpenCommit | None = None, epoch: int = 1) -> None:
     """Write a header, as another driver might have left it."""
     found = backend.prepare("topology")
-    backend.raise_header(found, Header("topology", found.incarnation, epoch, opened, done))
+    backend.raise_header(found, Header("topology", found.incarnation, epoch=epoch, open=opened, done=done))
 
 
 @pytest.mark.rule("C28")
@@ -179,7 +179,7 @@ def test_a_raise_that_finds_a_header_of_another_incarnation_stops(backend: Memor
     executor: Any = OneTask(OpaqueMapState(backend), dog=1)
     committing = CommitPhase("topology", [executor.state], executor, 1, incarnation="first")
     committing.open(1, {})
-    backend.raise_header(backend.read_header(), Header("topology", "somebody's", 1))
+    backend.raise_header(backend.read_header(), Header("topology", "somebody's", epoch=1))
     failures = [committing.run(attempt(1, each), replay=False).failure for each in (1, 2)]
     assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
     assert "and the topology 'topology' is of first" in failures[-1].message

@@ -16,7 +16,6 @@ the JVM. No task is repeated inside an attempt: when Spark repeats one, the repe
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.garbage import collect_rarely
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
 from framework.execution.records import (
@@ -94,8 +94,8 @@ class _Payload:
             _topologies.clear()  # a worker serves one run at a time: the earlier plan is useless
             found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
             # PySpark runs a full garbage collection after every task. It takes 50 ms and more with
-            # everything that a worker has imported by now. The collector skips frozen objects.
-            gc.freeze()
+            # everything that a worker has imported by now. The collector skips what is loaded now.
+            collect_rarely()
         return found.for_batch(self.even)
 
 
@@ -105,24 +105,16 @@ def refuse_repetition() -> None:
         raise InvariantViolation("Spark repeated a task inside an attempt (C10); the attempt fails and is replayed")
 
 
+@dataclass(frozen=True, kw_only=True)
 class _LevelFunction:
     """One level over one partition of an RDD."""
 
-    def __init__(
-        self,
-        payload: _Payload,
-        phase: Phase,
-        level: int,
-        width: int,
-        reports: Accumulator[Reports],
-        header: AttemptHeader | None = None,
-    ) -> None:
-        self.payload = payload
-        self.phase = phase
-        self.level = level
-        self.width = width
-        self.reports = reports
-        self.header = header
+    payload: _Payload
+    phase: Phase
+    level: int
+    width: int
+    reports: Accumulator[Reports]
+    header: AttemptHeader
 
     def __call__(self, partition: int, records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
         refuse_repetition()
@@ -130,11 +122,11 @@ class _LevelFunction:
         yield from run_level(
             self.payload.topology(),
             self.phase,
-            self.level,
-            partition,
-            self.width,
             (record for _, record in records),
             mine.append,
+            level=self.level,
+            partition=partition,
+            width=self.width,
             encode=True,
             header=self.header,
         )
@@ -176,7 +168,7 @@ class _WarmUp:
                 with contextlib.suppress(RetryableError):  # the first batch will wait for the source, and report it
                     reader.warm_up()
                 reader.close()
-        gc.freeze()  # includes what the readers have imported
+        collect_rarely()  # includes what the readers have imported
         yield sum(1 for _ in items)
 
 
@@ -277,6 +269,7 @@ class SparkExecutor:
         self._frames: SqlFrames | None = None
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
+        self._working = threading.Event()  # a batch has come, or the run is over
 
     def start(self) -> None:
         context = self._spark.start()
@@ -284,8 +277,10 @@ class SparkExecutor:
         if self._plan.frame_outputs:
             self._frames = SqlFrames(self._spark, self._topology)
         self._warm_up()
+        threading.Thread(target=self._stay_warm, name="ratchet-warm-up", daemon=True).start()
 
     def process(self, job: ProcessingJob) -> PhaseResult:
+        self._working.set()
         small = job.record_count is not None and job.record_count <= self._collapse_records_max
         small = small and not self._plan.frame_outputs  # Spark SQL needs jobs of its own
         return self._guarded(job.header, Phase.PROCESSING, lambda: self._process(job, small))
@@ -308,6 +303,7 @@ class SparkExecutor:
             result.spread.unpersist(blocking=False)
 
     def close(self) -> None:
+        self._working.set()
         for header in list(self._results):
             self.release(header)
         self._spark.stop()
@@ -343,7 +339,14 @@ class SparkExecutor:
                     rdd = rdd.partitionBy(level.partitions, by_partition)
                     width = level.partitions
                 rdd = rdd.mapPartitionsWithIndex(
-                    _LevelFunction(payload, phase, number, width, self._accumulator(), header)
+                    _LevelFunction(
+                        payload=payload,
+                        phase=phase,
+                        level=number,
+                        width=width,
+                        reports=self._accumulator(),
+                        header=header,
+                    )
                 )
                 frames = plan.frames_gathered_at(phase, number)
                 if frames:
@@ -386,7 +389,7 @@ class SparkExecutor:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
         if result.spread is None and self._plan.commits_on_driver:
-            run_commit(self._topology, header, result.records, reports.append, lambda: header in self._dead)
+            run_commit(self._topology, header, result.records, reports.append, cancelled=lambda: header in self._dead)
         elif result.spread is None:
             function = _CollapsedFunction(self._payload)
             reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
@@ -451,17 +454,26 @@ class SparkExecutor:
             if isinstance(error, FrameFailed):
                 return PhaseResult(error.failure)
             lines = python_part(error) or [type(error).__name__]
-            return PhaseResult(TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], "\n".join(lines)))
+            return PhaseResult(
+                TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], trace="\n".join(lines))
+            )
         return result
 
     def _warm_up(self) -> None:
-        """Run small jobs of both shapes, so that the first batch finds compiled code and loaded
-        workers."""
+        """Start the workers, load into them what batches need, and connect their readers."""
         context = self._spark.context
         width = max(level.partitions for level in self._plan.processing)
         context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
-        for _ in range(WARM_UP_JOBS):
-            context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
+
+    def _stay_warm(self) -> None:
+        """Run small jobs with a shuffle until the first batch comes, so that it finds compiled
+        code. A batch does not wait for them: it is as good a job to warm up by."""
+        context = self._spark.active
+        with contextlib.suppress(Exception):  # the context may be stopped meanwhile
+            for _ in range(WARM_UP_JOBS):
+                if context is None or self._working.is_set():
+                    return
+                context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
 
 
 def _group(header: AttemptHeader, phase: Phase) -> str:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,24 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     active = SparkContext._active_spark_context
     if active is not None:
         return _with_code(_checked(active))
+    conf = _conf(app_name, settings)
+    try:
+        with _own_interrupts():
+            context = SparkContext(conf=conf, gateway=_gateway(settings, conf))
+        context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
+    except Exception as error:
+        said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
+        raise ConfigError(
+            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
+            f"that Java 17 or newer is on the PATH and that the master can be reached{said}"
+        ) from error
+    if _output is not None:
+        _output.show(True)
+    return _with_code(context)
+
+
+def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
+    """The settings of a context, and the environment that its processes inherit."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     chosen = {**_DEFAULTS, **settings}
@@ -127,32 +146,45 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     conf = SparkConf().setAppName(app_name)
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
-    try:
-        with _own_interrupts():
-            context = SparkContext(conf=conf, gateway=_gateway(conf))
-        context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
-    except Exception as error:
-        said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
-        raise ConfigError(
-            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
-            f"that Java 17 or newer is on the PATH and that the master can be reached{said}"
-        ) from error
-    if _output is not None:
-        _output.show(True)
-    return _with_code(context)
+    return conf
 
 
 #: Of the one JVM that this process has started for Spark, which outlives a context; None before.
 _output: SparkOutput | None = None
+#: The JVM that ``launch_ahead`` starts, and its settings; None where nobody asked for one.
+_ahead: tuple[dict[str, str], Future[Any]] | None = None
 
 
-def _gateway(conf: SparkConf) -> Any:
+def launch_ahead(settings: Mapping[str, str]) -> None:
+    """Begin to start the JVM in a thread, for the ``start_context`` that follows with the same
+    settings. It starts while the caller does other things. An error is raised there, not here."""
+    global _ahead
+    if SparkContext._gateway is None and _ahead is None:
+        launching: Future[Any] = Future()
+        _ahead = dict(settings), launching
+        threading.Thread(target=_launch, args=(launching, _conf("ratchet", settings)), daemon=True).start()
+
+
+def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
     """The JVM that Spark is to run in, with its output caught; None where there is one already."""
-    global _output
+    global _ahead
     if SparkContext._gateway is not None:
         return None
-    _output = SparkOutput()
-    return launch_gateway(conf, _output.popen_arguments())
+    ahead, _ahead = _ahead, None
+    if ahead is not None and ahead[0] == dict(settings):
+        return ahead[1].result()
+    launching: Future[Any] = Future()
+    _launch(launching, conf)
+    return launching.result()
+
+
+def _launch(launching: Future[Any], conf: SparkConf) -> None:
+    global _output
+    try:
+        _output = SparkOutput()
+        launching.set_result(launch_gateway(conf, _output.popen_arguments()))
+    except BaseException as error:  # noqa: BLE001 - raised again where the JVM is wanted
+        launching.set_exception(error)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 //! It is optional. Where it was not built, the Python code beside it does the same, slower.
 
 mod columns;
+mod json;
 mod librdkafka;
 mod reader;
 
@@ -11,5 +12,6 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    json::register(module)?;
     reader::register(module)
 }

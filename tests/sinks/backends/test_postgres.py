@@ -74,7 +74,40 @@ def test_rows_are_real_columns_that_any_client_reads(postgres: PostgresServer, a
     put(state, 1, dog=2)
     put(state, 2, dog=5)
     row = admin.execute(f"SELECT word, n, _prev_n, _txid, _deleted FROM {table}").fetchone()
-    assert row == ("dog", 5, 2, 2, 0)
+    assert row == ("dog", 5, 2, 2, False)
+
+
+def test_other_programs_read_the_live_rows_from_a_view(postgres: PostgresServer, admin: Any, table: str) -> None:
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
+    put(state, 1, dog=2, cat=3)
+    state.begin_commit(TransactionAttempt(2, 1))
+    state.delete(["cat"])
+    state.commit(TransactionAttempt(2, 1))
+    cursor = admin.execute(f"SELECT * FROM {table}_live")
+    assert [each.name for each in cursor.description] == ["word", "n"]
+    assert cursor.fetchall() == [("dog", 2)]
+    admin.execute(f"DROP VIEW {table}_live")
+    state.prepare("standalone")  # the next start creates it again
+    assert admin.execute(f"SELECT word FROM {table}_live").fetchall() == [("dog",)]
+
+
+def test_a_table_whose_name_leaves_no_room_for_the_view_has_none(postgres: PostgresServer, admin: Any) -> None:
+    name = f"t_{uuid.uuid4().hex}".ljust(59, "x")
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, name, KEY, VALUE))
+    put(state, 1, dog=2)
+    assert state.get("dog") == 2
+    admin.execute(f"DROP TABLE {name}")  # no view depends on it
+
+
+def test_a_table_with_flags_of_an_earlier_version_is_changed_by_the_statement_of_the_message(
+    postgres: PostgresServer, admin: Any, table: str
+) -> None:
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    admin.execute(backend.shape.ddl().replace("boolean", "bigint"))
+    with pytest.raises(ConfigError, match="an earlier version created it; change it: ALTER TABLE") as refused:
+        backend.prepare("topology")
+    admin.execute(str(refused.value).partition("change it: ")[2])
+    backend.prepare("topology")
 
 
 def test_another_table_of_that_name_is_refused_with_the_statements_that_mend_it(
@@ -364,7 +397,7 @@ def test_a_table_or_a_header_that_vanished_is_not_started_afresh(
         state.read_header()
     other = OpaqueMapState(PostgresBackend(postgres.dsn, f"{table}_b", KEY, VALUE))
     put(other, 1, dog=2)
-    admin.execute(f"DROP TABLE {table}_b")
+    admin.execute(f"DROP TABLE {table}_b CASCADE")  # and its view
     with pytest.raises(CorruptStateError, match="is gone, but its header says that it holds transactions up to 1"):
         other.prepare("standalone")
 

@@ -51,6 +51,29 @@ def test_rows_are_real_columns_with_stamp_and_previous_value(path: Path) -> None
     }
 
 
+def test_other_programs_read_the_live_rows_from_a_view(path: Path) -> None:
+    state = OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE))
+    put(state, 1, dog=2, cat=3)
+    state.begin_commit(TransactionAttempt(2, 1))
+    state.delete(["cat"])
+    state.commit(TransactionAttempt(2, 1))
+    with sqlite3.connect(path) as connection:
+        connection.row_factory = sqlite3.Row
+        assert [dict(row) for row in connection.execute("SELECT * FROM rows_live")] == [{"word": "dog", "n": 2}]
+        connection.execute("DROP VIEW rows_live")
+    state.prepare("standalone")  # the next start creates it again
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT word FROM rows_live").fetchall() == [("dog",)]
+
+
+def test_a_state_may_have_the_name_of_another_ones_view(path: Path) -> None:
+    other = OpaqueMapState(SqliteBackend(path, "rows_live", KEY, VALUE))
+    state = OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE))
+    put(other, 1, dog=1)
+    put(state, 1, dog=2)
+    assert (other.get("dog"), state.get("dog")) == (1, 2)
+
+
 def test_every_supported_type_comes_back_as_it_went_in(path: Path) -> None:
     key = Fields(text=str, number=int)
     value = Fields(i=int, f=float, s=str, y=bytes, b=bool)
