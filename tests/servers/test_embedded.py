@@ -51,7 +51,7 @@ def test_a_missing_java_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch,
     ("answer", "message"),
     [
         ("echo 'openjdk version \"11.0.2\" 2019' >&2", "is Java 11, and Java 17 or newer is needed"),
-        ("echo 'java version \"1.8.0_292\"' >&2", "is Java 1, and Java 17"),
+        ("echo 'java version \"1.8.0_292\"' >&2", "is Java 8, and Java 17"),
         ("echo nothing", "says nothing about its version"),
     ],
 )
