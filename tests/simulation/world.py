@@ -593,7 +593,10 @@ class SimStore(CoordinationStore):
         for spout in reversed(SPOUTS):
             raw = self.written.get(f"{TOPOLOGY}/user/{spout}/{txid}")
             if raw is not None:
-                return decode_document(raw, "plan")["plan"]
+                document = decode_document(raw, "plan")
+                if not isinstance(document, dict):
+                    raise Violation(f"7: {document!r} is stored as the plan of {txid}")
+                return document["plan"]
         return None
 
 
