@@ -185,7 +185,10 @@ def test_a_java_that_spark_cannot_use_is_told_before_spark_starts(user: User, ve
 
 @pytest.mark.integration
 @pytest.mark.parametrize("mistake", WHILE_IT_RUNS)
-def test_what_goes_wrong_while_it_runs_is_told_at_the_end(user: User, topics: Topics, name: str, mistake: str) -> None:
+def test_what_goes_wrong_while_it_runs_is_told_at_the_end(
+    user: User, topics: Topics, name: str, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.commands.run.FIRST_ANSWER_S", 1.0)  # in this process
     text, message = WHILE_IT_RUNS[mistake]
     user.writes(text)
     topics.create(name, 1)

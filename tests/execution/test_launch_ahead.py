@@ -30,7 +30,7 @@ context.stop()
     [
         ("{}", "1 600m test"),
         # The memory of a JVM is settled when it starts: one with other settings does not serve.
-        ("{'spark.driver.memory': '700m'}", "2 700m test"),
+        pytest.param("{'spark.driver.memory': '700m'}", "2 700m test", marks=pytest.mark.slow),
     ],
 )
 def test_a_jvm_that_was_started_ahead_is_the_one_that_is_used(others: str, said: str) -> None:
