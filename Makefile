@@ -42,8 +42,8 @@ IN_CONTAINERS := tests/servers \
 	tests/sinks/backends/test_backends.py::TestPostgresBackend::test_replay_of_another_batch_of_an_opaque_spout \
 	tests/sinks/backends/test_backends.py::TestRedisBackend::test_replay_of_another_batch_of_an_opaque_spout \
 	tests/state/test_providers.py::TestRedis::test_what_was_put_is_got_and_what_was_deleted_is_not \
-	tests/spouts/test_kafka.py::TestReading::test_a_range_is_read_in_order_and_a_replay_reads_the_same \
-	tests/spouts/test_avro.py::TestRegistry::test_writers_of_several_schemas_are_resolved_to_the_latest
+	tests/spouts/kafka/test_reading.py::TestReading::test_a_range_is_read_in_order_and_a_replay_reads_the_same \
+	tests/spouts/codecs/test_avro.py::TestRegistry::test_writers_of_several_schemas_are_resolved_to_the_latest
 
 # The integration tests, their servers in containers; without those that are about Spark, or kill processes for minutes.
 test-containers: $(STAMP)

@@ -1,5 +1,5 @@
-"""``python -m benchmarks``: measures W1, W2, the spout's reading alone and the states' writing
-alone, and prints JSON lines."""
+"""``python -m benchmarks``: measures W1, W2, the spout's reading alone, topics of many partitions
+and the states' writing alone, and prints JSON lines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import ranges, reading, states, workload
+from benchmarks import ranges, reading, states, wide, workload
+from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "reading", "ranges", "states"]
+WORKLOADS = ["w1", "w2", "reading", "ranges", "wide", "states"]
+#: W2 shows the latency of all messages, and of those that were sent so long after the first one.
+WARM_AFTER_MS = 2_000
 
 
 def main() -> int:
@@ -33,27 +36,31 @@ def main() -> int:
         EmbeddedServers(Path(made) / "servers") as servers,
     ):
         folder = Path(made)
+        limit = Limit(folder)
         if "w1" in arguments.workloads:
-            _print(_throughput(servers, folder, arguments))
+            _print(_throughput(servers, folder, limit, arguments))
         if "w2" in arguments.workloads:
             _print(_latency(servers, folder, arguments))
         if "reading" in arguments.workloads:
-            _print(reading.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
+            _print(reading.measure(servers.bootstrap_servers, limit, arguments.messages, arguments.repeat))
         if "ranges" in arguments.workloads:
             _print(ranges.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
+        if "wide" in arguments.workloads:
+            for partitions in arguments.partitions:
+                _print(wide.measure(servers.bootstrap_servers, servers.zookeeper, partitions))
         if "states" in arguments.workloads:
             for each in states.measure(folder, arguments.repeat, tuple(arguments.keys)):
                 _print(each)
     return 0
 
 
-def _throughput(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def _throughput(servers: EmbeddedServers, folder: Path, limit: Limit, arguments: argparse.Namespace) -> dict[str, Any]:
     """W1: a backlog, as fast as possible. Measures in one run: exactly-once, at-least-once (for the
-    price of exactly-once), and only consuming (the limit)."""
+    price of exactly-once), and only reading (the limit)."""
     topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
     workload.create_topic(servers.bootstrap_servers, topic)
     workload.produce(servers.bootstrap_servers, topic, workload.messages(count))
-    limits = [workload.consume_only(servers.bootstrap_servers, topic, count)]
+    limits = [limit.measure(servers.bootstrap_servers, topic, count)]
     rates: dict[bool, list[float]] = {True: [], False: []}
     wanted = workload.expected(count)
     for repetition in range(arguments.repeat):
@@ -62,16 +69,17 @@ def _throughput(servers: EmbeddedServers, folder: Path, arguments: argparse.Name
             rates[exactly_once].append(_one_throughput(servers, topic, count, database, exactly_once, arguments))
             if workload.read_back(database) != wanted:
                 raise RuntimeError("W1's result is not the expected one")
-        limits.append(workload.consume_only(servers.bootstrap_servers, topic, count))
-    limit, rate = max(limits), max(rates[True])
+        limits.append(limit.measure(servers.bootstrap_servers, topic, count))
+    rate = max(rates[True])
     return {
         "workload": "W1",
         "messages": count,
         "records_per_s": round(rate),
         "runs": [round(each) for each in rates[True]],
-        "limit_records_per_s": round(limit),
+        "limit": limit.by,
+        "limit_records_per_s": round(max(limits)),
         "limit_runs": [round(each) for each in limits],
-        "ratio_to_limit": round(rate / limit, 3),
+        "ratio_to_limit": round(rate / max(limits), 3),
         "price_of_exactly_once": round(rate / max(rates[False]), 3),
         "exact": True,
     }
@@ -104,7 +112,8 @@ def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
     topology, spout = workload.word_count(
         f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=True
     )
-    run = submit(topology, _config(servers, arguments.pending or 1))
+    config = {**_config(servers, arguments.pending or 1), "topology.collapse.resident": not arguments.jobs}
+    run = submit(topology, config)
     try:
         _wait_for_table(database)
         visible, done = _watch(database)
@@ -120,14 +129,21 @@ def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
     finally:
         run.stop()
     done.set()
-    latencies = sorted(_latencies_ms(servers.bootstrap_servers, topic, plans, visible, total))
+    latencies = _latencies_ms(servers.bootstrap_servers, topic, plans, visible, total)
+    warm_from_ms = min(latencies)[0] + WARM_AFTER_MS
     return {
         "workload": "W2",
         "messages": total,
         "transactions": len(plans),
-        **{f"p{percent}_ms": round(latencies[int(len(latencies) * percent / 100)], 1) for percent in (50, 95, 99)},
-        "max_ms": round(latencies[-1], 1),
+        **_summary([latency for _, latency in latencies]),
+        "after_2s": _summary([latency for sent_ms, latency in latencies if sent_ms >= warm_from_ms]),
     }
+
+
+def _summary(latencies_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(latencies_ms)
+    found = {f"p{percent}_ms": round(ordered[int(len(ordered) * percent / 100)], 1) for percent in (50, 95, 99)}
+    return {**found, "max_ms": round(ordered[-1], 1)}
 
 
 def _watch(database: Path) -> tuple[dict[int, float], threading.Event]:
@@ -151,10 +167,11 @@ def _watch(database: Path) -> tuple[dict[int, float], threading.Event]:
 
 def _latencies_ms(
     bootstrap_servers: str, topic: str, plans: list[Any], visible: dict[int, float], total: int
-) -> list[float]:
+) -> list[tuple[float, float]]:
+    """When each message was sent, and its latency, in milliseconds."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "w2", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(workload.PARTITIONS)])
-    latencies: list[float] = []
+    latencies: list[tuple[float, float]] = []
     while len(latencies) < total:
         for message in consumer.consume(10_000, 1.0):
             partition, offset = f"{topic}/{message.partition()}", message.offset()
@@ -163,7 +180,8 @@ def _latencies_ms(
                 for number, plan in enumerate(plans, 1)
                 if plan[partition]["first_offset"] <= offset < plan[partition]["next_offset"]
             )
-            latencies.append(visible[txid] * 1000 - json.loads(message.value())["ts"] / 1000)
+            sent_ms = json.loads(message.value())["ts"] / 1000
+            latencies.append((sent_ms, visible[txid] * 1000 - sent_ms))
     consumer.close()
     return latencies
 
@@ -203,9 +221,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading, ranges: messages in the topic")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
+    parser.add_argument("--partitions", type=int, nargs="+", default=[1_000], help="wide: partitions of both topics")
     parser.add_argument("--keys", type=int, nargs="+", default=states.SIZES, help="states: keys per transaction")
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
+    parser.add_argument("--jobs", action="store_true", help="W2: a Spark job for each batch, no task that stays")
     parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 2 for W1, 1 for W2")
     return parser.parse_args()
 

@@ -13,6 +13,7 @@ import fastavro
 import pyarrow as pa
 
 from benchmarks import workload
+from benchmarks.limit import Limit
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.topology import OnStream
 from spouts import AvroCodec, BadRecord, BytesCodec, Codec, JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
@@ -86,8 +87,8 @@ def avro_messages(count: int) -> Iterator[tuple[bytes, bytes]]:
         yield name.encode(), stream.getvalue()
 
 
-def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
-    """Records per second by codec, and their ratio to only consuming the same topic in the same
+def measure(bootstrap_servers: str, limit: Limit, count: int, repeat: int) -> dict[str, Any]:
+    """Records per second by codec, and their ratio to only reading the same topic in the same
     run; the best of ``repeat`` runs. ``decode_share``: the share of a reading process's time that
     the codec takes; the rest goes to librdkafka and its messages."""
     suffix = uuid.uuid4().hex[:6]
@@ -100,21 +101,21 @@ def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in CODECS}
     for _ in range(repeat):
         for kind, topic in sources.items():
-            limits[kind].append(workload.consume_only(bootstrap_servers, topic, count))
+            limits[kind].append(limit.measure(bootstrap_servers, topic, count))
         for name in CODECS:
             topic = sources["avro" if name.startswith("avro") else "json"]
             runs[name].append(_one_run(bootstrap_servers, topic, name, count))
     results = {}
     for name, measured in runs.items():
         rate, decode_share = max(measured)
-        limit = max(limits["avro" if name.startswith("avro") else "json"])
+        most = max(limits["avro" if name.startswith("avro") else "json"])
         results[name] = {
             "records_per_s": round(rate),
-            "ratio_to_limit": round(rate / limit, 3),
+            "ratio_to_limit": round(rate / most, 3),
             "decode_share": round(decode_share, 2),
         }
     rounded = {kind: [round(each) for each in measured] for kind, measured in limits.items()}
-    return {"workload": "reading", "messages": count, "limit_runs": rounded, "codecs": results}
+    return {"workload": "reading", "messages": count, "limit": limit.by, "limit_runs": rounded, "codecs": results}
 
 
 def _one_run(bootstrap_servers: str, topic: str, codec: str, count: int) -> tuple[float, float]:

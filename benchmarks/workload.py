@@ -128,14 +128,6 @@ def ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
     return found
 
 
-def consume_only(bootstrap_servers: str, topic: str, count: int) -> float:
-    """The limit: records per second of two processes that only read the topic and count."""
-    answers, elapsed_s = in_two_processes(_count, bootstrap_servers, topic)
-    if sum(answers) != count:
-        raise RuntimeError(f"the limit run read {sum(answers)} of {count} records")
-    return count / elapsed_s
-
-
 def in_two_processes(target: Callable[..., None], *arguments: Any) -> tuple[list[Any], float]:
     """Run ``target(*arguments, partitions, ready, go, answers)`` in two processes, each with half
     of the partitions. ``target`` must wait at both barriers, and then put one answer. Returns the
@@ -155,34 +147,6 @@ def in_two_processes(target: Callable[..., None], *arguments: Any) -> tuple[list
     for worker in workers:
         worker.join()
     return answers, elapsed_s
-
-
-def _count(bootstrap_servers: str, topic: str, partitions: list[int], ready: Any, go: Any, totals: Any) -> None:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "limit",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "queued.min.messages": 200_000,
-            "fetch.queue.backoff.ms": 5,
-            "max.partition.fetch.bytes": 8 << 20,
-        }
-    )
-    consumer.list_topics(topic)
-    ready.wait()
-    go.wait()
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    total, open_partitions = 0, set(partitions)
-    while open_partitions:
-        for message in consumer.consume(50_000, 0.1):
-            if message.error() is None:
-                total += 1
-            else:
-                open_partitions.discard(message.partition())
-    totals.put(total)
-    consumer.close()
 
 
 def produce_steadily(bootstrap_servers: str, topic: str, per_second: int, seconds: int) -> None:

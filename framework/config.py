@@ -14,6 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +96,8 @@ class Config(BaseModel):
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
         100,
         alias="topology.spout.idle.poll.max.ms",
-        description="Longest pause between two looks at a source that has nothing, in milliseconds.",
+        description="Longest pause between two looks at a source that has nothing, in milliseconds. A wide source "
+        "is asked less often, by what asking costs: up to every 2 seconds.",
     )
     emit_empty_batches: bool = Field(
         False,
@@ -111,6 +113,11 @@ class Config(BaseModel):
         20_000,
         alias="topology.collapse.records.max",
         description="Batches, or rounds, of up to so many records run as one Spark task; 0 spreads all of them.",
+    )
+    collapse_resident: bool = Field(
+        True,
+        alias="topology.collapse.resident",
+        description="Whether a Spark task stays for such batches and keeps its slot meanwhile; false: each is a job of its own.",
     )
     state_provider: str = Field(
         "framework.state.InMemoryKeyValueStateProvider",
@@ -318,12 +325,15 @@ class Config(BaseModel):
     def for_components(self) -> dict[str, Any]:
         """The configuration that components get as ``conf``. Secrets of ``kafka.*`` are wrapped, so
         that they do not print. Secrets of ZooKeeper are left out."""
-        visible = {
-            field.alias: getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            if field.alias and not _hides(field.alias)
-        }
+        visible = {alias: getattr(self, name) for name, alias in _visible_fields(type(self))}
         return {**visible, **self.kafka, **self.app}
+
+
+@cache
+def _visible_fields(config: type[Config]) -> list[tuple[str, str]]:
+    """The fields that components get, each with its key."""
+    fields = config.model_fields.items()
+    return [(name, each.alias) for name, each in fields if each.alias and not _hides(each.alias)]
 
 
 def _gathered(values: Mapping[str, Any]) -> dict[str, Any]:

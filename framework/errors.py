@@ -80,6 +80,13 @@ class DataLossError(RatchetError):
     """The source no longer holds offsets that a plan needs, or is no longer the same source."""
 
 
+#: What to do about it, for a transactional topology.
+READ_ANEW = (
+    "to read it anew, run `ratchet reset MODULE:TOPOLOGY --positions --yes` (the sinks keep what they hold), or with "
+    "--everything (they are emptied)"
+)
+
+
 class BadRecordError(RatchetError):
     """A record of the source cannot be decoded, or a state or sink cannot store a value.
 

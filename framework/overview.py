@@ -10,6 +10,7 @@ from framework.coordination import CoordinationStore
 from framework.coordination.presence import LiveDriver, read_drivers
 from framework.core.checkpoints import CheckpointRecord
 from framework.core.stateful_run import read_record
+from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction
 
@@ -18,10 +19,11 @@ from framework.transactions.documents import committed_txid, is_transactional, r
 class TopologyOverview:
     """One topology.
 
-    ``kind``: transactional or core. ``drivers``: those that live, the leader first. ``led``:
-    whether somebody holds the leadership, a driver or a command. ``txid``: the last committed
-    transaction, of a core topology the last checkpoint; None when there is none. ``last``: the
-    record of that transaction, while it is kept.
+    ``kind``: transactional, core, or unknown: of a topology that has stopped and left nothing but
+    the number of its leaders. ``drivers``: those that live, the leader first. ``led``: whether
+    somebody holds the leadership, a driver or a command. ``txid``: the last committed transaction,
+    of a core topology the last checkpoint; None when there is none. ``last``: the record of that
+    transaction, while it is kept. ``unreadable``: why its documents cannot be read, else None.
     """
 
     id: str
@@ -31,6 +33,7 @@ class TopologyOverview:
     led: bool
     txid: int | None
     last: TransactionRecord | None
+    unreadable: str | None = None
 
     @property
     def leader(self) -> LiveDriver | None:
@@ -43,7 +46,9 @@ class TopologyOverview:
     @property
     def state(self) -> str:
         """One word: running, waiting (what it does fails and is tried again), starting, standby,
-        led, or stopped."""
+        led, stopped, or unreadable."""
+        if self.unreadable is not None:
+            return "unreadable"
         if any(each.status.get("waiting_for") or each.status.get("repeating") for each in self.drivers):
             return "waiting"
         if self.leader is not None:
@@ -52,7 +57,9 @@ class TopologyOverview:
 
     @property
     def trouble(self) -> str | None:
-        """What it waits for, or what failed last."""
+        """Why it cannot be read, what it waits for, or what failed last."""
+        if self.unreadable is not None:
+            return self.unreadable
         for name in ("repeating", "waiting_for", "last_error"):
             found = [str(each.status[name]) for each in self.drivers if each.status.get(name)]
             if found:
@@ -78,9 +85,19 @@ class TopologyOverview:
 
 
 def read_topologies(store: CoordinationStore) -> list[TopologyOverview]:
-    """All topologies that the store knows, by name. Raises ``CorruptStateError``."""
-    found = (read_topology(store, name) for name in store.children(""))
+    """All topologies that the store knows, by name; those that cannot be read among them, with the
+    reason."""
+    found = (_read_surely(store, name) for name in store.children(""))
     return [each for each in found if each is not None]
+
+
+def _read_surely(store: CoordinationStore, topology_id: str) -> TopologyOverview | None:
+    try:
+        return read_topology(store, topology_id)
+    except CorruptStateError as error:
+        return TopologyOverview(
+            topology_id, kind="unknown", drivers=[], led=False, txid=None, last=None, unreadable=str(error)
+        )
 
 
 def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOverview | None:
@@ -97,4 +114,5 @@ def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOvervie
     if record is None and not drivers and store.get(f"{topology_id}/epoch") is None:
         return None
     txid = record.txid if record is not None else 0
-    return TopologyOverview(topology_id, kind="core", drivers=drivers, led=led, txid=txid or None, last=None)
+    kind = "core" if drivers or record is not None else "unknown"
+    return TopologyOverview(topology_id, kind=kind, drivers=drivers, led=led, txid=txid or None, last=None)

@@ -125,7 +125,13 @@ def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], con
         return LocalExecutor(plan, conf)
     from framework.execution.spark.batches import SparkExecutor  # only runs that use Spark load it
 
-    return SparkExecutor(plan, conf, config.spark, collapse_records_max=config.collapse_records_max)
+    return SparkExecutor(
+        plan,
+        conf,
+        config.spark,
+        collapse_records_max=config.collapse_records_max,
+        resident=config.collapse_resident,
+    )
 
 
 def check_reach(topology: Topology, master: str) -> None:

@@ -65,7 +65,7 @@ def status_command(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> 
     except ServerError as error:
         _fail(error)
     if state is None:
-        typer.echo("{}" if as_json else f"nothing runs in {folder}")
+        typer.echo(json.dumps({"type": "servers", "running": False}) if as_json else f"nothing runs in {folder}")
         raise typer.Exit(1)
     _show(state, as_json)
 
@@ -88,7 +88,7 @@ def _progress(line: str) -> None:
 
 def _show(state: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(state))
+        typer.echo(json.dumps({"type": "servers", "running": True, **state}))
         return
     for kind in ("kafka", "zookeeper", "spark"):
         if state[kind]:

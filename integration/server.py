@@ -109,6 +109,7 @@ class Server(ABC):
         self._wanted_port = port
         self._guarded = guarded
         self._running: Running | None = None
+        self._log_from = 0  # where the lines of the last start begin
         self.port = port or 0
         #: Open files that the guardian holds while it lives, such as the lock of the work folder.
         self.held_files: tuple[int, ...] = ()
@@ -140,6 +141,7 @@ class Server(ABC):
         for attempt in range(1, _START_TRIES + 1):
             if self._wanted_port is None and (self.port == 0 or port_taken(self.port)) and not self._await_own_port():
                 self.port = free_port()
+            self._log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
             try:
                 self._running = self.host.launch(
                     Launch(
@@ -237,8 +239,11 @@ class Server(ABC):
         raise ServerError(f"{self.name} did not answer within {START_TIMEOUT_S:g} s; its log is {self.log_file}")
 
     def _tail(self) -> list[str]:
+        """The last lines that the server has logged since its last start."""
         try:
-            return self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-60:]
+            with open(self.log_file, "rb") as log:
+                log.seek(self._log_from)
+                return log.read().decode(errors="replace").splitlines()[-60:]
         except OSError:
             return []
 

@@ -17,9 +17,6 @@ EXCEPTIONS = {
     "create": "a command; typer passes its options by name",
     "produce": "a command; typer passes its options by name",
     "peek": "a command; typer passes its options by name",
-    "_last": "spouts.kafka.topic: still to be changed",
-    "Position": "spouts.kafka.partitions: still to be changed",
-    "_Seen": "spouts.kafka.planner: still to be changed",
 }
 
 

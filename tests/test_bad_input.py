@@ -16,13 +16,13 @@ from tests.kit.topics import Topics
 HERE = Path(__file__).parent
 LIST: dict[str, dict[str, list[str]]] = {
     "configuration": {
-        "missing servers": ["spouts/test_security.py::test_a_missing_variable_and_missing_brokers_are_named"],
+        "missing servers": ["spouts/kafka/test_security.py::test_a_missing_variable_and_missing_brokers_are_named"],
         "unknown key": ["test_config.py::test_bad_values_are_refused_by_key"],
         "wrong type, zero, negative, huge": [
             "test_bad_input.py::test_a_setting_with_an_impossible_number_is_refused_by_its_key"
         ],
         "auto-commit, auto.offset.reset, read_uncommitted": [
-            "spouts/test_security.py::test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts"
+            "spouts/kafka/test_security.py::test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts"
         ],
         "timeouts beyond the server's limits": [
             "coordination/test_security.py::test_a_session_timeout_beyond_the_servers_limits_is_logged"
@@ -38,16 +38,20 @@ LIST: dict[str, dict[str, list[str]]] = {
         "ids with /, .., NUL, empty, over-long": ["topology/test_builder.py::test_build_unsafe_ids_are_refused"],
     },
     "messages": {
-        "invalid UTF-8": ["spouts/test_codecs.py::test_text_invalid_utf8_is_named_by_its_index"],
+        "invalid UTF-8": ["spouts/codecs/test_codecs.py::test_text_invalid_utf8_is_named_by_its_index"],
         "invalid JSON, NaN, 1e400, an integer over 64 bits": [
-            "spouts/test_codecs.py::test_json_bad_value_is_named_by_its_index"
+            "spouts/codecs/test_codecs.py::test_json_bad_value_is_named_by_its_index"
         ],
-        "invalid Avro": ["spouts/test_avro.py::test_damaged_values_are_found_and_take_nothing_from_their_neighbours"],
-        "unknown schema id": ["spouts/test_avro.py::test_an_unknown_schema_is_asked_for_once_per_chunk"],
-        "null key, null value, empty bytes": ["spouts/test_codecs.py::test_bytes_and_text_keep_null_and_empty_apart"],
+        "invalid Avro": [
+            "spouts/codecs/test_avro.py::test_damaged_values_are_found_and_take_nothing_from_their_neighbours"
+        ],
+        "unknown schema id": ["spouts/codecs/test_avro.py::test_an_unknown_schema_is_asked_for_once_per_chunk"],
+        "null key, null value, empty bytes": [
+            "spouts/codecs/test_codecs.py::test_bytes_and_text_keep_null_and_empty_apart"
+        ],
         "a null key of a state": ["sinks/test_committer.py::test_null_key_is_an_error_that_names_the_field"],
-        "10 MB record": ["spouts/test_kafka.py::test_a_record_of_10_mb_is_read"],
-        "deep nesting": ["spouts/test_codecs.py::test_json_unusual_but_right_values_decode"],
+        "10 MB record": ["spouts/kafka/test_reading.py::test_a_record_of_10_mb_is_read"],
+        "deep nesting": ["spouts/codecs/test_codecs.py::test_json_unusual_but_right_values_decode"],
         "timestamp -1": ["test_bad_input.py::test_a_record_without_a_timestamp_is_read"],
         "NUL in text for PostgreSQL": ["sinks/backends/test_postgres.py::test_text_with_nul_is_a_bad_record"],
         "every record bad": ["test_bad_input.py::test_when_every_record_is_bad_the_first_is_named"],

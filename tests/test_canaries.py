@@ -17,8 +17,8 @@ from integration.server import free_port
 from integration.spark import descendants
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.processes import RunProcess
-from tests.kit.stores import wait_for
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

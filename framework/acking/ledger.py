@@ -59,9 +59,10 @@ class Roots:
         >>> Roots.of([7, 3, 4, 5, 4])
         Roots(first=(3, 7), last=(5, 7))
         """
-        ordered = np.unique(np.fromiter(roots, np.uint64))
-        if not len(ordered):
+        found = np.fromiter(roots, np.uint64)
+        if not len(found):
             return cls()
+        ordered = np.unique(found)
         breaks = np.flatnonzero(np.diff(ordered) != 1)
         first = ordered[np.concatenate(([0], breaks + 1))]
         last = ordered[np.concatenate((breaks, [len(ordered) - 1]))]

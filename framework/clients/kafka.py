@@ -64,7 +64,9 @@ _CONSUMER_DEFAULTS = {
     "fetch.error.backoff.ms": 100,
 }
 #: What a consumer fetches ahead in all, if each of its partitions has a queue of its own.
-#: librdkafka applies its bounds to each queue.
+#: librdkafka applies its bounds to each queue. With ``QUEUES_MAX`` queues a share is 195 records,
+#: 128 kB and fetches of 16 kB, which still saves requests.
+QUEUES_MAX = 1_024
 _AHEAD_RECORDS = 200_000
 _AHEAD_KBYTES = 131_072
 _AHEAD_FETCH_BYTES = 16 << 20
@@ -173,11 +175,11 @@ class KafkaSettings:
 
 
 def _share_of(queues: int) -> dict[str, int]:
-    """The bounds of one of so many queues. The least share is small, but still saves requests."""
+    """The bounds of one of so many queues."""
     return {
-        "queued.min.messages": max(min(50_000, _AHEAD_RECORDS // queues), 500),
-        "queued.max.messages.kbytes": max(_AHEAD_KBYTES // queues, 256),
-        "max.partition.fetch.bytes": max(min(2 << 20, _AHEAD_FETCH_BYTES // queues), 65_536),
+        "queued.min.messages": min(50_000, _AHEAD_RECORDS // queues),
+        "queued.max.messages.kbytes": _AHEAD_KBYTES // queues,
+        "max.partition.fetch.bytes": min(2 << 20, _AHEAD_FETCH_BYTES // queues),
     }
 
 
@@ -221,14 +223,14 @@ class ConnectionErrors:
         reasons = [each for each in self._errors if each.name() in _DISTRUSTED]
         found = [each for each in (*self._errors, _inner(error)) if each is not None and each.name() in _UNREACHABLE]
         self._errors.clear()
+        what = f"Kafka at {self._where}"
         if found and not reasons and not self.connected:
             why = _text(max(found, key=lambda each: _UNREACHABLE.index(each.name())))
             if "Connect to" in why or "resolve" in why:
                 return RetryableError(
                     f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
                 )
-            return RetryableError(f"Kafka at {self._where}: {why}; check the address and the security settings")
-        what = f"Kafka at {self._where}"
+            return RetryableError(f"{what}: {why}; check the address and the security settings")
         return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
 
 

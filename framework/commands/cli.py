@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from framework.commands.exits import exit_codes
+
 #: Command -> where it is, and what it does in a line.
 COMMANDS = {
     "run": ("framework.commands.run:app", "Run a topology."),
@@ -43,7 +45,8 @@ class _Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = typer.main.get_command(getattr(import_module(module), attribute))
+        with exit_codes():  # of Ctrl-C, while it is imported
+            command = typer.main.get_command(getattr(import_module(module), attribute))
         command.name = cmd_name
         return command
 

@@ -24,6 +24,7 @@ from framework.config import Config
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
 from framework.execution.choice import SPARK
+from framework.execution.garbage import collect_rarely
 from framework.observe import configure_logging
 from framework.observe.logs import get_logger
 from framework.preflight import has_run, preflight
@@ -136,6 +137,7 @@ def main(
                         fresh=fresh,
                         standby=standby,
                     )
+                collect_rarely()  # a search through all that was imported would delay a batch by tens of milliseconds
                 json_stream = out if as_json else None
                 left_s = None if deadline is None else max(round(deadline - time.monotonic(), 1), 0.1)
                 done = supervise(

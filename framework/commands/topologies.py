@@ -33,19 +33,20 @@ history_app = typer.Typer(pretty_exceptions_enable=False)
 @list_app.command("list")
 def list_topologies(config: ConfigFile = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show every topology under transactional.zookeeper.root: running or not, transactional or
-    core."""
+    core. Exit status: 1 when one of them cannot be read."""
     with _opened(config, overrides) as store:
         found = read_topologies(store)
         if as_json:
             for each in found:
                 _print_json("topology", each.document())
-            return
-        if not found:
+        elif found:
+            heading = ("topology", "kind", "state", "leader", "txid", "lag", "rows/s", "committed", "trouble")
+            for line in in_columns([heading, *(_row(each) for each in found)], right=(4, 5, 6)):
+                typer.echo(line)
+        else:
             typer.echo("no topology has run under this root")
-            return
-        heading = ("topology", "kind", "state", "leader", "txid", "lag", "rows/s", "committed", "trouble")
-        for line in in_columns([heading, *(_row(each) for each in found)], right=(4, 5, 6)):
-            typer.echo(line)
+        if any(each.unreadable is not None for each in found):
+            raise typer.Exit(EXIT_FAILED)
 
 
 @status_app.command("status")

@@ -46,6 +46,10 @@ class Threads:
         """Milliseconds of a monotonic clock. Only differences are meaningful."""
         return time.monotonic_ns() // 1_000_000
 
+    def used_s(self) -> float:
+        """Seconds of processor time that the calling thread has used so far."""
+        return time.thread_time()
+
     def queue(self) -> queue.Queue[Any]:
         return queue.Queue()
 

@@ -15,7 +15,10 @@ from typing import Any, Protocol
 from framework.coordination.store import Change, Delete, Put
 from framework.errors import CorruptStateError, InvariantViolation
 
-FORMAT = 1
+#: The versions of a document's format. The second has plans in packed form (ADR 44). A document
+#: without one is still written in the first, which earlier releases read too.
+PLAIN, PACKED = 1, 2
+FORMAT = PACKED  # the newest
 #: ZooKeeper refuses requests above 1 MiB by default. A document must leave room for others in the
 #: same multi.
 DOCUMENT_BYTES_MAX = 900_000
@@ -58,8 +61,8 @@ class TransactionalState:
         raw = self.get(path)
         return None if raw is None else decode_document(raw, self._full(path))
 
-    def set_data(self, path: str, value: Any) -> None:
-        self.apply([Put(path, encode_document(value, self._full(path)))])
+    def set_data(self, path: str, value: Any, form: int = PLAIN) -> None:
+        self.apply([Put(path, encode_document(value, self._full(path), form))])
 
     def delete(self, path: str) -> None:
         self.apply([Delete(path)])
@@ -157,10 +160,10 @@ class RotatingTransactionalState:
     def has_cache(self, txid: int) -> bool:
         return txid in self._values
 
-    def override_state(self, txid: int, value: Any) -> None:
+    def override_state(self, txid: int, value: Any, form: int = PLAIN) -> None:
         """Store a value, replacing any that exists."""
         node = f"{self._path}/{txid}"
-        self._store.apply([Put(node, encode_document(value, node))])
+        self._store.apply([Put(node, encode_document(value, node, form))])
         self._values[txid] = value
 
     def remove_state(self, txid: int) -> None:
@@ -193,10 +196,10 @@ class RotatingTransactionalState:
         return initializer(txid, self.get_previous_state(txid))
 
 
-def encode_document(value: Any, path: str) -> bytes:
-    """Encode a value as a versioned JSON document. Raises ``InvariantViolation`` when it does not
-    fit into a znode."""
-    encoded = json.dumps({"format": FORMAT, "value": value}, separators=(",", ":"), allow_nan=False).encode()
+def encode_document(value: Any, path: str, form: int = PLAIN) -> bytes:
+    """Encode a value as a JSON document of this version of the format. Raises
+    ``InvariantViolation`` when it does not fit into a znode."""
+    encoded = json.dumps({"format": form, "value": value}, separators=(",", ":"), allow_nan=False).encode()
     if len(encoded) > DOCUMENT_BYTES_MAX:
         raise InvariantViolation(
             f"{path}: the document has {len(encoded)} bytes, more than the {DOCUMENT_BYTES_MAX} that fit into a znode; "

@@ -26,7 +26,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -180,7 +180,7 @@ class CheckpointRecord:
             txid=self.pending,
             positions=positions,
             layouts=self.pending_layouts,
-            forgotten=[each for each in self.forgotten if each not in positions] if positions is not None else [],
+            forgotten=[each for each in self.forgotten if each not in (positions or ())],
             **_NOTHING_PENDING,
         )
 
@@ -235,7 +235,8 @@ class Checkpoints:
         layouts: Mapping[str, Layout] = MappingProxyType({}),
     ) -> None:
         self._stateful = stateful
-        self._spouts = spouts if exact else {}
+        self._all_spouts = spouts
+        self._spouts = spouts if exact else {}  # those that a checkpoint waits for
         self._exact = exact
         self._durable = durable
         self._interval_s = interval_s
@@ -354,7 +355,8 @@ class Checkpoints:
             # A spout that the topology no longer has keeps its position: the states hold what it
             # gave.
             positions = {**(self.record.positions or {}), **told} if self._exact else None
-            self._put(replace(self.record, prepared=True, pending_positions=positions))
+            forgotten = self.record.forgotten if self._exact else self._still_to_begin(found)
+            self._put(replace(self.record, prepared=True, pending_positions=positions, forgotten=forgotten))
             self._dirty = False
         else:
             self._failures = 0
@@ -377,6 +379,16 @@ class Checkpoints:
         the input of every spout begins."""
         known = self.record.positions or {}
         return self._exact and self.record.pending is None and any(each not in known for each in self._spouts)
+
+    def _still_to_begin(self, found: Collection[tuple[str, int]]) -> list[str]:
+        """The forgotten spouts that have not begun anew in every task. Where no checkpoint holds
+        positions, such a spout still has old ones elsewhere: each new instance must be told.
+        ``found``: the tasks that have reported."""
+        return [
+            each
+            for each in self.record.forgotten
+            if each not in self._all_spouts or any((each, n) not in found for n in range(self._all_spouts[each]))
+        ]
 
     def _recover(self, why: str) -> None:
         self._last_failure = why

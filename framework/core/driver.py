@@ -418,9 +418,8 @@ class RoundDriver:
         if marker is not None and prepares and self._waiting():
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
         elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
-            checkpoints.end_round(
-                marker, found.checkpoint_reports
-            )  # while something fails, nothing is prepared or recovered
+            # While something fails, nothing is prepared or recovered.
+            checkpoints.end_round(marker, found.checkpoint_reports)
         if why is not None:
             checkpoints.failed(why, recovers=recovers)
             self._stopping.wait(_pause_s(checkpoints.failures))

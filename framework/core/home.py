@@ -105,7 +105,9 @@ class Home:
 
     def _await_turn(self, turns: ExitStack, round_: Round, level: int, partition: int) -> None:
         with self._lock:
-            its = self._turns.setdefault((level, partition), Turns(self._overtake_s))
+            its = self._turns.get((level, partition))
+            if its is None:
+                its = self._turns[(level, partition)] = Turns(self._overtake_s)
         turns.enter_context(its.of(round_.number, round_.follows))
 
     def _task(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:

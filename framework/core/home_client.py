@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
 
-from framework.core.channels import Channel, Credentials, Place, connect
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.errors import InvariantViolation, RetryableError
+from framework.execution.channels import Channel, Credentials, Place, connect
 from framework.execution.levels import delivered, walk
 
 #: How long a home may take for its part of a round, at least.

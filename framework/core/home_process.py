@@ -25,10 +25,10 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, cast
 
-from framework.core.channels import Channel, ChannelServer, Place
 from framework.core.home import Home
 from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
 from framework.errors import RetryableError
+from framework.execution.channels import Channel, ChannelServer, Place
 from framework.execution.garbage import collect_rarely
 
 _WATCH_S = 1.0

@@ -99,9 +99,11 @@ class Counts:
     waiting: int = 0
 
     def add(self, other: Counts) -> None:
-        """Add every count."""
+        """Add every count. Most are 0 in most rounds."""
         for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            more = getattr(other, name)
+            if more:
+                setattr(self, name, getattr(self, name) + more)
 
 
 class ErrorKind(Enum):

@@ -49,6 +49,8 @@ class SegmentTask:
         self._level = level
         self._partition = partition
         self._encode = encode
+        is_last = level + 1 == len(plan.plan.processing)
+        self._onward = None if is_last else plan.plan.onward(Phase.PROCESSING, level, partition)
         self._task = task
         self._sequence = 0
         self._unrecovered = bool(plan.stateful)
@@ -225,8 +227,8 @@ class SegmentTask:
             partition, _ = plan.next_partition(
                 Phase.PROCESSING, self._level, self._partition, record.edge, record.target_task
             )
-        elif self._level + 1 < len(plan.processing):
-            partition = plan.onward(Phase.PROCESSING, self._level, self._partition)
+        elif self._onward is not None:
+            partition = self._onward
         else:
             partition = record.acker if isinstance(record, LedgerPart) else 0
         self.outcome.exits.append((partition, record))

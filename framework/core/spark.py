@@ -12,12 +12,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from framework.core.channels import Credentials
 from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
 from framework.core.home_process import ensure_home
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport
 from framework.errors import InvariantViolation, RetryableError
+from framework.execution.channels import Credentials
 from framework.execution.spark.rounds import SparkJobs
 from framework.observe.logs import get_logger
 

@@ -95,7 +95,7 @@ class SpoutTask(ComponentTask):
         self._emitted = 0
         self._exact = False
         self._said: Any = None  # its position in the checkpoint that is prepared
-        self._begins: CheckpointMarker | None = None  # the checkpoint to begin as of, until it has begun
+        self._begins: CheckpointMarker | None = None  # the checkpoint to begin as of, until it has begun for good
 
     def begin(self, made: BaseRichSpout) -> None:
         """Open the spout, and send it to where it begins. If it cannot be sent there, it gives
@@ -112,7 +112,8 @@ class SpoutTask(ComponentTask):
                 with contextlib.suppress(*USER_ERRORS):
                     made.close()
                 raise
-        self._begins = None
+        if not (self._begins_anew and isinstance(made, ReplayableSpout)):
+            self._begins = None
 
     def end(self, made: BaseRichSpout) -> None:
         made.close()
@@ -222,15 +223,26 @@ class SpoutTask(ComponentTask):
             except USER_ERRORS as error:
                 self.died(error)
 
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether the spout was told to begin anew, and may still keep positions from before
+        elsewhere. Where state is exactly-once, the first checkpoint replaces those."""
+        return self._begins is not None and not self._begins.exact and self.component.id in self._begins.forgotten
+
     def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
-        if not marker.exact or self._instance is None:
+        if self._instance is None:
             return None
         position = None
         try:
             if marker.action is CheckpointAction.PREPARE:
-                position = self._said = self._instance.position()
-        except RetryableError as error:  # its source does not answer: this checkpoint is given up
-            self.report(error)
+                if marker.exact:
+                    position = self._said = self._instance.position()
+                elif self._begins_anew:
+                    self._instance.position()
+                    self._begins = None
+        except RetryableError as error:
+            if marker.exact:  # its source does not answer: this checkpoint is given up
+                self.report(error)
             return None
         except USER_ERRORS as error:
             self.died(error)
@@ -254,6 +266,7 @@ class SpoutTask(ComponentTask):
             if emitted is not None:
                 self._pending.put(root, emitted)
         self._again = before._again
+        self._begins = before._begins
         self._stayed = True
 
     def _emit_again(self) -> None:

@@ -75,7 +75,8 @@ class StatefulBoltTask(BoltTask):
             raise InvariantViolation(f"{self.component.id} begins before it was told as of which checkpoint")
         layout = marker.layouts[self.component.id]
         namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
-        state = state_of(self._provider, namespace, made.state_ttl_s, self.topology.conf, self.context)
+        conf, ttl_s = self.topology.conf, made.state_ttl_s
+        state = state_of(self._provider, namespace, ttl_s, conf, self.context, expires=made.expires)
         try:
             self._place(state, marker)
             made.init_state(state)

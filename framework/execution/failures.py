@@ -4,6 +4,7 @@ topology."""
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from dataclasses import KW_ONLY, dataclass
@@ -105,20 +106,25 @@ def users_line(error: BaseException) -> str:
     """The last line of the user's own code that an error passed, as ``file:line: code``; empty when
     there is none."""
     own = [each for each in traceback.extract_tb(error.__traceback__) if is_users_file(each.filename)]
-    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+    return f"{_ARCHIVE.sub('', own[-1].filename)}:{own[-1].lineno}: {own[-1].line}" if own else ""
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a file is neither Python's own, nor of an installed package, nor of Ratchet."""
+    """Whether a file is neither Python's own, nor of an installed package, nor of Ratchet. On an
+    executor of a cluster it may be in the archive of code that the driver sent."""
+    if _ARCHIVE.match(file):
+        return _ARCHIVE.sub("", file).split("/")[0] not in _OURS
     return not file.startswith(_NOT_USERS) and "site-packages" not in file and "dist-packages" not in file
 
 
+_OURS = ("framework", "spouts", "sinks", "integration")
+_ARCHIVE = re.compile(r".*/ratchet-code-[0-9a-f]{16}\.zip/")
 #: Where our packages are: beside each other.
 _ROOT = Path(__file__).resolve().parents[2]
 _NOT_USERS = (
     "<",
     *(sysconfig.get_paths()[each] for each in ("stdlib", "platstdlib")),
-    *(f"{_ROOT / each}{os.sep}" for each in ("framework", "spouts", "sinks", "integration")),
+    *(f"{_ROOT / each}{os.sep}" for each in _OURS),
 )
 
 _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], FailureKind], ...] = (

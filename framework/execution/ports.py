@@ -60,7 +60,7 @@ class DeadAttempts:
             if len(self._dead) > self.KEPT_MAX:
                 del self._dead[next(iter(self._dead))]
 
-    def __contains__(self, header: AttemptHeader) -> bool:
+    def __contains__(self, header: object) -> bool:
         with self._lock:
             return header in self._dead
 
@@ -98,13 +98,17 @@ class BatchExecutor(Protocol):
 
 def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
     """One seed per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod
-    parallelism``. The metadata of a general spout goes to every task (Storm's all grouping of its
-    batch stream)."""
+    parallelism``. A partition that is known to contribute nothing is left out. The metadata of a
+    general spout goes to every task (Storm's all grouping of its batch stream)."""
     spout = plan.components[plan.spout_id]
     if isinstance(spout.template, TransactionalSpout):
         return [Seed(job.header, job.ranges, job.committed_txid)] * spout.parallelism
     return [
-        Seed(job.header, {partition: job.ranges[partition] for partition in its}, job.committed_txid)
+        Seed(
+            job.header,
+            {partition: job.ranges[partition] for partition in its if job.partition_records.get(partition) != 0},
+            job.committed_txid,
+        )
         for its in _dealt(job.ranges, spout.parallelism)
     ]
 

@@ -117,9 +117,8 @@ class Journal:
         with self._lock:
             self._note("emitted", txid, attempt_id)
             known = self._open.get(txid) or TransactionRecord(txid, plan, digest)
-            attempts = (*known.attempts, AttemptRecord(attempt_id=attempt_id, epoch=epoch, started_at=time.time()))[
-                -ATTEMPTS_KEPT:
-            ]
+            attempt = AttemptRecord(attempt_id=attempt_id, epoch=epoch, started_at=time.time())
+            attempts = (*known.attempts, attempt)[-ATTEMPTS_KEPT:]
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
             self._phase_since_s[(txid, attempt_id)] = time.monotonic()
 

@@ -178,6 +178,14 @@ class StateProviderContract:
         assert (again.txid, dict(again.items())) == (1, {"a": 1, "b": 1})
         assert self.made.exists(self.namespace, self.conf())
 
+    def test_a_namespace_in_which_nothing_is_committed_does_not_exist(self) -> None:
+        state = self.state()
+        state.put("a", 1)
+        state.prepare_commit(1)
+        assert not self.made.exists(self.namespace, self.conf())
+        state.commit(1)
+        assert self.made.exists(self.namespace, self.conf())
+
     def test_what_is_prepared_is_not_committed(self) -> None:
         state = self.state()
         self.checkpoint(state, 1, {"a": 1})

@@ -8,6 +8,8 @@ from typing import Any
 
 from framework.topology.stateful import KeyValueState
 
+#: As when a value that never expires is stored: in seconds since 1970, later than any clock says.
+FOR_EVER = 1e15
 #: How many entries are looked at for each checkpoint. The next checkpoint goes on after them.
 SWEEP_MAX = 20_000
 
@@ -34,12 +36,20 @@ def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> 
 class ExpiringState(KeyValueState[Any, Any]):
     """Wraps another state, and stores each value with the time that it was put. A value that is
     older than ``ttl_s`` is not seen. It is deleted when a checkpoint is prepared; each checkpoint
-    looks at a part of the state. ``clock``: seconds since 1970."""
+    looks at a part of the state. ``clock``: seconds since 1970. ``expires``: whether the value of a
+    key does."""
 
-    def __init__(self, state: KeyValueState[Any, Any], ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        state: KeyValueState[Any, Any],
+        ttl_s: float,
+        clock: Callable[[], float] = time.time,
+        expires: Callable[[Any], bool] = lambda key: True,
+    ) -> None:
         self._state = state
         self._ttl_s = ttl_s
         self._clock = clock
+        self._expires = expires
 
     @property
     def txid(self) -> int | None:
@@ -56,7 +66,7 @@ class ExpiringState(KeyValueState[Any, Any]):
         return [self._fresh(each, None) for each in self._state.multi_get(keys)]
 
     def put(self, key: Any, value: Any) -> None:
-        self._state.put(key, (self._clock(), value))
+        self._state.put(key, (self._clock() if self._expires(key) else FOR_EVER, value))
 
     def delete(self, key: Any) -> None:
         self._state.delete(key)

@@ -60,15 +60,7 @@ class LmdbKeyValueStateProvider(StateProvider):
         self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None
     ) -> KeyValueState[Any, Any]:
         settings = settings_of(conf, LmdbSettings)
-        folder = _folder(settings, namespace)
-        with _lock:
-            if folder not in _open:
-                _open[folder] = LmdbStore(folder, sync=settings.sync), 0
-            if folder not in self._held:
-                self._held.add(folder)
-                _open[folder] = _open[folder][0], _open[folder][1] + 1
-            store = _open[folder][0]
-        return LayeredState(store, settings.keys(), settings.values())
+        return LayeredState(self._store(settings, namespace), settings.keys(), settings.values())
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         settings = settings_of(conf, LmdbSettings)
@@ -83,7 +75,9 @@ class LmdbKeyValueStateProvider(StateProvider):
         return settings.keys(), settings.values()
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
-        return (_folder(settings_of(conf, LmdbSettings), namespace) / "data.mdb").exists()
+        settings = settings_of(conf, LmdbSettings)
+        there = (_folder(settings, namespace) / "data.mdb").exists()  # also when nothing was ever committed
+        return there and self._store(settings, namespace).txid() > 0
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
         folder = _folder(settings_of(conf, LmdbSettings), namespace)
@@ -94,6 +88,16 @@ class LmdbKeyValueStateProvider(StateProvider):
 
     def close(self) -> None:
         self._let_go(list(self._held))
+
+    def _store(self, settings: LmdbSettings, namespace: str) -> LmdbStore:
+        folder = _folder(settings, namespace)
+        with _lock:
+            if folder not in _open:
+                _open[folder] = LmdbStore(folder, sync=settings.sync), 0
+            if folder not in self._held:
+                self._held.add(folder)
+                _open[folder] = _open[folder][0], _open[folder][1] + 1
+            return _open[folder][0]
 
     def _let_go(self, folders: Sequence[Path]) -> None:
         with _lock:

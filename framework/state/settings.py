@@ -4,7 +4,7 @@ starts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -91,15 +91,17 @@ def state_of(
     ttl_s: float | None,
     conf: Mapping[str, Any],
     context: TopologyContext | None,
+    *,
+    expires: Callable[[Any], bool] = lambda key: True,
 ) -> State:
     """The state of a namespace, as a bolt sees it. ``ttl_s``: how long its values live; None or 0
-    for ever. Raises ``ConfigError``."""
+    for ever. ``expires``: of which keys. Raises ``ConfigError``."""
     state = kept_state_of(provider, namespace, bool(ttl_s), conf, context)
     if not ttl_s:
         return state
     if not isinstance(state, KeyValueState):
         raise ConfigError(f"state_ttl_s is for a KeyValueState, and {type(state).__name__} is none")
-    return ExpiringState(state, ttl_s)
+    return ExpiringState(state, ttl_s, expires=expires)
 
 
 def kept_state_of(

@@ -71,7 +71,7 @@ class TimeWindow:
     since 1970. ``lag_s``: how much out of order tuples may come; the *watermark* is that far behind
     the latest one. A window fires when the watermark reaches its end. ``lateness_s``: how long the
     window is kept after that; it fires again with each tuple that comes for it. A tuple that comes
-    still later is *late*.
+    still later is *late*. When ``lateness_s`` is raised, windows that are over stay so.
 
     Without a ``timestamp``, windows go by *processing time*: a tuple's time is when the bolt
     executes it, and a window fires when its end has passed, even if nothing comes.

@@ -9,10 +9,13 @@ entries; their keys begin with the window key, or with ``()``::
     (key, "p", pane)      time windows: how many tuples a pane has
     (key, "f", start)     time windows with lateness: how often a window has fired
     (key, "w")            time windows: the watermark when windows or panes of the key were last due
+    (key, "o")            time windows: those that end up to here are over, as for ((), "o")
     ((), "m", source)     the latest time that was seen of each input of this task
     ((), "r")             the watermark that this task has reached: what was due then has fired
     ((), "c")             by processing time: when windows of this task last fired
     ((), "d")             the kind of these windows, as far as it matters for what is kept
+    ((), "l")             the lateness that these windows have
+    ((), "o")             windows that end up to here were over before the lateness was raised
 
 When the number of tasks changes, all entries that begin with a window key move with it. The latest
 time of an input belongs to its task, and moves nowhere; a key is never behind the watermark that it
@@ -22,6 +25,11 @@ keeps the kind of its windows.
 Invariant of processing time: a tuple's time is not before the windows that have fired, nor before
 any tuple that is still kept. That holds whatever the host's clock does, over restarts and in other
 tasks. So no window fires twice.
+
+Invariant of lateness: a window that is over stays over, also when the lateness is raised. Its
+tuples are gone, so it could only fire anew with those that come late.
+
+What belongs to the task never expires, whatever ``state_ttl_s`` says.
 """
 
 from __future__ import annotations
@@ -48,6 +56,9 @@ LATE_STREAM = "late"
 _CLOCK = ((), "c")
 _REACHED = ((), "r")
 _KIND = ((), "d")
+_LATENESS = ((), "l")
+#: What is kept for a task, under the key ``()``.
+_OF_THE_TASK = frozenset("mrcdlo")
 _NEVER = -(1 << 62)
 
 
@@ -193,11 +204,14 @@ class BaseWindowedBolt(BaseStatefulBolt):
             self.execute_window(window, collector)
         self._collector.ack(tup)
 
+    def expires(self, key: Any) -> bool:
+        return not (isinstance(key, tuple) and key[:1] == ((),) and key[1] in _OF_THE_TASK)
+
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
         values = key[0] if isinstance(key, tuple) and key else None
         if not isinstance(values, tuple):
             return None  # not a window key
-        if key in (_CLOCK, _KIND) and self.key_fields:
+        if key in (_CLOCK, _KIND, _LATENESS) and self.key_fields:
             return EVERY_TASK
         if values == ():
             return None if self.key_fields else ()  # belongs to the task as a whole
@@ -265,6 +279,7 @@ class _ByTime:
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
         self._brought: dict[tuple[Any, ...], int] = {}  # the watermark of each key that has panes
+        self._over: dict[tuple[Any, ...], int] = {}  # which of their windows are over
         self._panes: Counter[tuple[Any, ...]] = Counter()
         self._arrivals = 0
         self._newest = _NEVER  # the latest pane
@@ -274,6 +289,8 @@ class _ByTime:
                 self._latest[key[2]] = value
             elif key[1] == "w":
                 self._brought[key[0]] = value
+            elif key[1] == "o":
+                self._over[key[0]] = value
             elif key[1] == "p":
                 panes.append((key[0], key[2]))
             elif key[1] == "t":
@@ -285,9 +302,22 @@ class _ByTime:
         reached: int | None = state.get(_REACHED)
         self._watermark = _NEVER if not inputs else self._reached() if reached is None else reached
         self._latest = {each: self._latest[each] for each in inputs}  # an input that is gone would be behind for ever
+        if self._field:
+            self._raise_lateness()
         for key, pane in panes:
             self._panes[key] += 1
             self._schedule(key, pane)
+
+    def _raise_lateness(self) -> None:
+        """Note which windows are over before they may be late for longer."""
+        lateness = self._windows.lateness
+        before = self._state.get(_LATENESS)
+        if before is not None and before < lateness:
+            for key, watermark in [((), self._watermark), *self._brought.items()]:
+                if watermark > _NEVER:
+                    self._over[key] = max(watermark - before, self._over.get(key, _NEVER))
+                    self._state.put((key, "o"), self._over[key])
+        self._state.put(_LATENESS, lateness)
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
@@ -306,7 +336,8 @@ class _ByTime:
         again because of it."""
         pane = self._windows.pane_of(at)
         watermark = self._watermark_of(key)
-        late = self._windows.expires(pane) <= watermark
+        over = max(watermark - self._windows.lateness, self._over_of(key))
+        late = self._windows.expires(pane) - self._windows.lateness <= over
         again: list[Window] = []
         if not late:
             number = self._state.get((key, "p", pane)) or 0
@@ -318,7 +349,7 @@ class _ByTime:
             again = [
                 self._window(key, start)
                 for start in self._windows.windows_of(pane)
-                if start + self._windows.length <= watermark < start + self._windows.length + self._windows.lateness
+                if over < start + self._windows.length <= watermark
             ]
         return late, again
 
@@ -331,6 +362,10 @@ class _ByTime:
         """The watermark of a key: what this task has reached, or, if that is later, what the key
         brought along from another task."""
         return max(self._watermark, self._brought.get(key, _NEVER))
+
+    def _over_of(self, key: tuple[Any, ...]) -> int:
+        """Windows of a key that end up to here were over when the lateness was raised."""
+        return max(self._over.get((), _NEVER), self._over.get(key, _NEVER))
 
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
         self._newest = max(self._newest, pane)
@@ -379,6 +414,8 @@ class _ByTime:
             del self._panes[key]
             if self._brought.pop(key, None) is not None:
                 self._state.delete((key, "w"))
+            if key and self._over.pop(key, None) is not None:
+                self._state.delete((key, "o"))
 
     def _window(self, key: tuple[Any, ...], start: int) -> Window:
         panes = list(self._windows.panes_of(start))

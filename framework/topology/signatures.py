@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -11,6 +12,9 @@ from framework.errors import TopologyError
 
 #: Where the methods that a user overrides are defined.
 _OURS = ("framework.", "sinks.", "spouts.")
+#: Of how many classes it is kept what is wrong with their methods: it costs about a millisecond to
+#: find out, and topologies are built again and again from the same classes.
+_CLASSES_MAX = 256
 
 
 def check_factory(kind: str, component_id: str, factory: Callable[[], object]) -> None:
@@ -27,20 +31,29 @@ def check_factory(kind: str, component_id: str, factory: Callable[[], object]) -
 
 def check_signatures(kind: str, component_id: str, instance: object) -> None:
     """Raise ``TopologyError`` for a method that takes other arguments than the one it overrides."""
+    wrong = _wrong_method(type(instance))  # type: ignore[arg-type] # a class can be hashed
+    if wrong is not None:
+        raise TopologyError(f"{kind} {component_id!r}: {wrong}")
+
+
+@lru_cache(_CLASSES_MAX)
+def _wrong_method(component: type) -> str | None:
+    """What to say of the first method that cannot be called; None when all can."""
     seen: set[str] = set()
-    for cls in type(instance).__mro__:
+    for cls in component.__mro__:
         for name, own in vars(cls).items():
             if name in seen:
                 continue  # hidden by a class before this one
             seen.add(name)
             if not isinstance(own, FunctionType) or name.startswith("_") or cls.__module__.startswith(_OURS):
                 continue
-            overridden = _overridden(type(instance), name)
+            overridden = _overridden(component, name)
             if overridden is not None and not _takes(own, _positional(overridden)):
-                raise TopologyError(
-                    f"{kind} {component_id!r}: {cls.__name__}.{name}{inspect.signature(own)} cannot be called as it is: "
+                return (
+                    f"{cls.__name__}.{name}{inspect.signature(own)} cannot be called as it is: "
                     f"write {name}({', '.join(_positional(overridden))})"
                 )
+    return None
 
 
 def _overridden(cls: type, name: str) -> Any:

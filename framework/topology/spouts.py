@@ -281,6 +281,10 @@ class PartitionPlanner(ABC):
         task."""
         return None
 
+    def record_counts(self, plan: Mapping[str, Meta]) -> Mapping[str, int | None]:
+        """``record_count`` of each partition's part. A part of 0 records is not read."""
+        return {partition: self.record_count({partition: meta}) for partition, meta in plan.items()}
+
     def progress(
         self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
     ) -> Mapping[str, PartitionProgress]:

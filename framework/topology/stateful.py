@@ -243,6 +243,10 @@ class BaseStatefulBolt(BaseRichBolt):
         """
         return key if isinstance(key, tuple) else (key,)
 
+    def expires(self, key: Any) -> bool:
+        """Whether the value of a key expires after ``state_ttl_s``."""
+        return True
+
 
 class ReplayableSpout(BaseRichSpout):
     """A spout that can go back to a position. State is exactly-once only when all spouts are of
@@ -267,7 +271,9 @@ class ReplayableSpout(BaseRichSpout):
 
     def begin_anew(self) -> None:
         """Called when the user has had the positions of this topology forgotten. Begin where an
-        unknown spout would begin, whatever is stored elsewhere."""
+        unknown spout would begin, whatever is stored elsewhere. Where the state is at-least-once,
+        new instances are called so until ``position`` has returned in every task: it must raise
+        ``RetryableError`` as long as positions from before are stored anywhere."""
 
     def committed(self, position: Any) -> None:
         """A checkpoint with this task's ``position`` is committed, and will survive this

@@ -31,8 +31,8 @@ from framework.topology import Bolt, Component, Difference, FencedState, Topolog
 from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Plan, plan_digest
 from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
+from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.sources import planner_of
 
 #: Records of a batch, where the recorded batches are no longer kept.

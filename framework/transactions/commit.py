@@ -32,7 +32,7 @@ from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader
 from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
-from framework.transactions.coordinator import plan_digest
+from framework.transactions.plans import plan_digest
 
 #: Tombstones are removed once in this many transactions, because the removal may cost a scan.
 PURGE_EVERY = 1_000

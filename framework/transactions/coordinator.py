@@ -41,18 +41,15 @@ emitting are one step.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from typing import Any, Union
+from typing import Union
 
 from framework.errors import InvariantViolation
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
-
-Plan = Mapping[str, Mapping[str, Any]]
+from framework.transactions.plans import Plan, plan_digest
 
 #: After timeouts, a batch is planned at most this many times smaller than usual (C18).
 DIVISOR_MAX = 1_024
@@ -579,8 +576,3 @@ class Coordinator:
             raise InvariantViolation(f"invariant 1: txid {transaction.txid} may not commit, {self.currtx} is due")
         transaction.phase = phase
         transaction.since_ms = now_ms
-
-
-def plan_digest(plan: Plan) -> str:
-    """Hash a plan. The same ranges give the same hash, whatever their order."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

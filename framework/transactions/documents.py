@@ -13,7 +13,8 @@
     <topology id>/coordinator/attempts    txid -> last attempt id used, from the last closed txid on
     <topology id>/coordinator/open        the commit that was opened last: in place of a header, for
                                           committers that have none
-    <topology id>/user/<spout>/<txid>     the plan of that batch: every partition's metadata
+    <topology id>/user/<spout>/<txid>     the plan of that batch: every partition's metadata, packed
+                                          when it is long
     <topology id>/history/<slot>          the record of a closed transaction; the slot is txid mod
     1000,
                                           so the last thousand are kept
@@ -33,13 +34,19 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from framework.coordination.store import CoordinationStore, Leadership
-from framework.coordination.transactional_state import RotatingTransactionalState, TransactionalState
-from framework.errors import ConfigError, CorruptStateError, DataLossError, InvariantViolation
+from framework.coordination.transactional_state import (
+    PACKED,
+    PLAIN,
+    RotatingTransactionalState,
+    TransactionalState,
+)
+from framework.errors import READ_ANEW, ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
-from framework.transactions.coordinator import Persist, Plan, Recovered, plan_digest
+from framework.transactions.coordinator import Persist, Recovered
+from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of, stored_plan
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
@@ -52,8 +59,8 @@ ORIGIN = "origin"
 #: States that were added when the topology had committed something: location -> their first txid.
 JOINED = "joined"
 HISTORY = "history"
-#: The record of a transaction whose JSON is longer than this is kept without its plan, and with its
-#: last attempt only: a thousand records must not burden ZooKeeper's memory.
+#: The record of a transaction that is stored in more bytes than this is kept without its plan, and
+#: with its last attempt only: a thousand records must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
 
 _log = get_logger()
@@ -136,7 +143,8 @@ class TopologyDocuments:
             plans = RotatingTransactionalState(self._state, f"user/{former}")
             for txid in plans.txids():  # one by one: a few large plans can exceed the size of a step
                 with self._state.atomically():
-                    self._plans.override_state(txid, plans.get_state(txid, _never))
+                    document = plans.get_state(txid, _never)
+                    self._plans.override_state(txid, document, _form(document.get("plan")))
                     plans.remove_state(txid)
 
     def incarnation(self) -> str:
@@ -226,7 +234,8 @@ class TopologyDocuments:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)
             if record is not None:
-                self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", _bounded(record))
+                document = _bounded(record)
+                self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
                 self._note_origin(record)
 
     def _save_plan(self, txid: int, plan: Plan) -> None:
@@ -235,7 +244,8 @@ class TopologyDocuments:
         digest = plan_digest(plan)
         held = self._plans.get_state(txid, _never) if self._plans.has_cache(txid) else None
         if held is None or held.get("digest") != digest:
-            self._plans.override_state(txid, {"digest": digest, "plan": plan})
+            stored = stored_plan(plan)
+            self._plans.override_state(txid, {"digest": digest, "plan": stored}, _form(stored))
 
     def _note_origin(self, record: TransactionRecord) -> None:
         """Record where a partition was first read, in the step that closes the first transaction
@@ -243,10 +253,11 @@ class TopologyDocuments:
         if self._origin is None:
             self._origin = _origin_in(self._state, self._topology.id)
         known = self._origin if self._origin.txid else Origin(record.txid, {})
-        fresh = {each: meta for each, meta in record.plan.items() if each not in known.positions}
-        if fresh or known is not self._origin:
+        if known is not self._origin or not record.plan.keys() <= known.positions.keys():
+            fresh = {each: meta for each, meta in record.plan.items() if each not in known.positions}
             self._origin = Origin(known.txid, {**known.positions, **fresh})
-            self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": dict(self._origin.positions)})
+            stored = stored_plan(self._origin.positions)
+            self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": stored}, _form(stored))
 
     def note_joined(self, location: str, txid: int) -> None:
         """Record that a state holds nothing from before ``txid``. Call it before the state
@@ -337,9 +348,10 @@ def _origin_in(state: TransactionalState, topology_id: str) -> Origin:
     document = state.get_data(ORIGIN)
     if document is None:
         return Origin(0, {})
-    if not isinstance(document, dict) or not isinstance(document.get("positions"), dict):
-        raise CorruptStateError(f"{topology_id}/{ORIGIN}: not an origin document; restore it from a backup")
-    return Origin(int(document["txid"]), document["positions"])
+    try:
+        return Origin(int(document["txid"]), plan_of(document["positions"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(f"{topology_id}/{ORIGIN}: not an origin document; restore it from a backup") from error
 
 
 def _checked_currtx(topology_id: str, currtx: Any) -> int:
@@ -353,9 +365,10 @@ def _checked_currtx(topology_id: str, currtx: Any) -> int:
 def _plan_in(document: Any, node: str) -> Plan:
     """The plan of a document. Raises ``CorruptStateError`` naming the node when it is not a plan,
     or does not match its digest."""
-    if not isinstance(document, dict) or not isinstance(document.get("plan"), dict):
-        raise CorruptStateError(f"{node}: not a plan document; restore it from a backup")
-    plan: Plan = document["plan"]
+    try:
+        plan = plan_of(document["plan"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(f"{node}: not a plan document; restore it from a backup") from error
     if document.get("digest") != plan_digest(plan):
         raise CorruptStateError(f"{node}: the plan does not match its digest; restore it from a backup")
     return plan
@@ -395,8 +408,8 @@ def _record_in(state: TransactionalState, topology_id: str, name: str) -> Transa
     if document is None:
         return None
     try:
-        return TransactionRecord.from_document(document)
-    except (KeyError, TypeError) as error:
+        return TransactionRecord.from_document({**document, "plan": plan_of(document["plan"])})
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(f"{topology_id}/{HISTORY}/{name}: not a record ({error}); delete the node") from error
 
 
@@ -405,11 +418,16 @@ def _slot(txid: int) -> str:
 
 
 def _bounded(record: TransactionRecord) -> dict[str, Any]:
-    document = record.document()
+    document = {**record.document(), "plan": stored_plan(record.plan)}
     if len(json.dumps(document)) > HISTORY_BYTES_MAX:
         document["plan"] = {}
         document["attempts"] = document["attempts"][-1:]
     return document
+
+
+def _form(stored: StoredPlan | None) -> int:
+    """The version of the format of a document with this plan."""
+    return PACKED if isinstance(stored, str) else PLAIN
 
 
 def _never(txid: int, previous: Any) -> Any:
@@ -432,8 +450,7 @@ def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[st
         if topic in topics and topics[topic] != topic_id:
             return (
                 f"topic {topic!r} is not the one that topology {topology_id!r} was reading: its id was {topic_id} and is "
-                f"{topics[topic]}, so it was deleted and created again; to read the new one, run `ratchet reset MODULE:TOPOLOGY "
-                "--positions --yes` (the sinks keep what they hold), or with --everything (they are emptied)"
+                f"{topics[topic]}, so it was deleted and created again; {READ_ANEW}"
             )
     return ""
 

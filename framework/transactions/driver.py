@@ -22,7 +22,7 @@ from framework.topology.builder import Topology
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit import PURGE_EVERY
 from framework.transactions.context import DriverContext, DriverStatus
-from framework.transactions.coordinator import Plan
+from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term
 

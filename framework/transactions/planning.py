@@ -15,7 +15,8 @@ from framework.errors import DataLossError, RatchetError, RetryableError
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionPlanner
-from framework.transactions.coordinator import AskPlan, Plan
+from framework.transactions.coordinator import AskPlan
+from framework.transactions.plans import Plan
 from framework.transactions.sources import CoordinatorPlanner
 
 _log = get_logger()
@@ -23,6 +24,16 @@ _log = get_logger()
 #: The first pause before an idle source is asked again. It doubles each time, up to
 #: ``idle_poll_max_s``.
 IDLE_POLL_S = 0.004
+#: A batch that would hold only what has come since the last one was planned waits for that one to
+#: close, but not longer than this. Planned at once, the source would be cut into tiny batches, each
+#: of which costs as much as a larger one: every record would wait longer for its turn. Batches that
+#: take longer than this do run side by side.
+BESIDE_S = 0.05
+#: A source that has nothing is asked so seldom that the planner's thread uses no more than this
+#: share of a core, ...
+IDLE_SHARE = 0.005
+#: ... but not more seldom than this, however wide it is.
+IDLE_POLL_COSTLY_MAX_S = 2.0
 RETRY_S = 0.2
 
 
@@ -49,6 +60,7 @@ class PlanningThread:
         self._empty_batch_every_s = empty_batch_every_s
         self._threads = threads
         self._last_plan_at_ms = threads.now_ms()
+        self._last_plan: Plan | None = None  # until it is closed
         self._lock = threading.Lock()  # guards the four below, which other threads set
         self._asked: AskPlan | None = None
         self._committed: Plan | None = None
@@ -56,6 +68,7 @@ class PlanningThread:
         self._closed = False
         self._wake = threads.event()
         self._thread: threading.Thread | None = None
+        self._cost_s = 0.0  # processor time of the last look at the source
         self.waiting_for: str | None = None
 
     def start(self) -> None:
@@ -96,20 +109,23 @@ class PlanningThread:
         pause_s = 0.0
         try:
             while True:
-                yield partial(self._wake.wait, None if self._asked is None else pause_s)
+                asked = self._asked
+                yield partial(self._wake.wait, None if asked is None else max(pause_s, self._held_s(asked)))
                 self._wake.clear()
                 with self._lock:
                     calls, self._calls = self._calls, []
                     committed, self._committed = self._committed, None
                     request, closed = self._asked, self._closed
                 if committed is not None:
+                    if committed is self._last_plan:
+                        self._last_plan = None
                     yield from self._telling(committed)
                 if closed:
                     self._calls = [*calls, *self._calls]
                     return
                 for function, future in calls:
                     yield partial(self._answer, function, future)
-                if request is not None:
+                if request is not None and not self._held_s(request):
                     pause_s = yield from self._planning(request, pause_s)
         finally:
             with self._lock:
@@ -117,6 +133,13 @@ class PlanningThread:
             for _, future in self._calls:
                 future.cancel()
             self._planner.close()
+
+    def _held_s(self, request: AskPlan) -> float:
+        """How long the batch is to wait yet for the one before it. 0 when that one is closed, or
+        left records behind."""
+        if request.previous is not self._last_plan or not request.previous or self._planner.lag(request.previous) != 0:
+            return 0.0
+        return max(BESIDE_S - (self._threads.now_ms() - self._last_plan_at_ms) / 1000, 0.0)
 
     def _planning(self, request: AskPlan, pause_s: float) -> Steps[float]:
         """Plan once; returns how long to wait before asking again."""
@@ -140,12 +163,13 @@ class PlanningThread:
             _log.info("source.back")
             self.waiting_for = None
         if plan is None:
-            return min(max(pause_s * 2, IDLE_POLL_S), self._idle_poll_max_s)
+            costly_s = min(self._cost_s / IDLE_SHARE, IDLE_POLL_COSTLY_MAX_S)
+            return min(max(pause_s * 2, IDLE_POLL_S), max(self._idle_poll_max_s, costly_s))
         with self._lock:
             if self._asked is not request:
                 return 0.0  # another batch was asked for meanwhile
             self._asked = None
-        self._last_plan_at_ms = self._threads.now_ms()
+        self._last_plan_at_ms, self._last_plan = self._threads.now_ms(), plan
         self._on_plan(request, plan)
         return 0.0
 
@@ -157,7 +181,9 @@ class PlanningThread:
             planner.next_txid = request.txid
         if not planner.is_ready():
             return None
+        began_s = self._threads.used_s()
         plan = planner.plan(previous) if request.divisor == 1 else planner.plan_smaller(previous, request.divisor)
+        self._cost_s = self._threads.used_s() - began_s
         idle_ms = self._threads.now_ms() - self._last_plan_at_ms
         if plan is None and every_s is not None and idle_ms >= every_s * 1000:
             plan = planner.empty_plan(previous)

@@ -17,8 +17,8 @@ from framework.execution import AttemptHeader, FailureKind, LocalExecutor, Proce
 from framework.topology import PartitionedSpout, Topology, TopologyContext, TransactionAttempt
 from framework.topology.spouts import Meta, OnStream, PartitionPlanner
 from framework.transactions import CoordinationStore
-from framework.transactions.coordinator import plan_digest
 from framework.transactions.documents import read_plan
+from framework.transactions.plans import plan_digest
 
 #: How many rows of the smallest part are shown.
 ROWS_SHOWN = 5

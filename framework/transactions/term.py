@@ -35,7 +35,6 @@ from framework.transactions.coordinator import (
     Coordinator,
     Event,
     Persist,
-    Plan,
     Planned,
     Process,
     Processed,
@@ -46,9 +45,9 @@ from framework.transactions.coordinator import (
     Stop,
     StopRequested,
     Tick,
-    plan_digest,
 )
 from framework.transactions.planning import PlanningThread
+from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
 from framework.transactions.reporting import TermReport
 from framework.transactions.sources import spout_kind_of
@@ -101,6 +100,7 @@ class Term:
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._phases: list[threading.Thread] = []
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
+        self._counted: list[tuple[Plan, int | None]] = []  # the plans in flight, and their records
         self._report = TermReport(context)
         self._coordinator = Coordinator(
             spout_kind_of(topology.spout.instance),
@@ -276,7 +276,7 @@ class Term:
     def _job(self, header: AttemptHeader, plan: Plan, committed_txid: int) -> ProcessingJob:
         planner = self._planner
         ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
-        records = {partition: planner.record_count({partition: meta}) for partition, meta in plan.items()}
+        records = planner.record_counts(plan)
         return ProcessingJob(header, ranges, planner.record_count(plan), committed_txid, records)
 
     def _on_states(
@@ -347,7 +347,12 @@ class Term:
     def _publish(self) -> None:
         planner, coordinator = self._planner, self._coordinator
         committed, in_flight = self._plans = (coordinator.committed_plan or {}, coordinator.plans_in_flight())
-        counts = [planner.record_count(plan) for plan in in_flight]
+        known = self._counted
+        self._counted = [
+            next((each for each in known if each[0] is plan), None) or (plan, planner.record_count(plan))
+            for plan in in_flight
+        ]
+        counts = [count for _, count in self._counted]
         self._report.update(
             in_flight={txid: f"{attempt} {phase.value}" for txid, (attempt, phase) in coordinator.in_flight().items()},
             in_flight_rows=sum(count or 0 for count in counts) if None not in counts else None,

@@ -357,11 +357,14 @@ class PostgresBackend(SqlBackend):
             super()._create_table(connection)
 
     def _may_create_view(self, connection: Any, name: str) -> bool:
-        query = "SELECT to_regclass(%s) IS NULL AND has_schema_privilege(current_schema(), 'CREATE')"
-        if connection.execute(query, (f'"{name}"',)).fetchone() != (True,):
+        def may() -> bool:
+            query = "SELECT to_regclass(%s) IS NULL AND has_schema_privilege(current_schema(), 'CREATE')"
+            return bool(connection.execute(query, (f'"{name}"',)).fetchone()[0])
+
+        if not may():
             return False
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
-        return bool(connection.execute(query, (f'"{name}"',)).fetchone() == (True,))
+        with self._creating(connection):
+            return may()
 
     @contextmanager
     def _creating(self, connection: Any) -> Iterator[None]:

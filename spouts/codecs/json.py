@@ -14,7 +14,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, UndecodableValueError, Values, joined
-from spouts.codecs.json_arrow import ArrowJsonCodec
+from spouts.codecs.json_arrow import ArrowJsonCodec, nullable
 from spouts.codecs.json_native import native_json
 from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 
@@ -23,9 +23,10 @@ class JsonCodec(BulkCodec):
     """JSON objects with a declared schema: each value is one object, each field a column.
 
     ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored. A
-    missing field is null. Errors: null in a field that the Arrow schema declares as not nullable, a
-    value of another type, an integer beyond 64 bits, NaN, a number beyond a double, invalid UTF-8,
-    and a value that is not exactly one object.
+    missing field is null. Errors: null, or nothing, in a field that the Arrow schema declares as not
+    nullable (in one of a nested object only where that object is there), a value of another type,
+    an integer beyond 64 bits, NaN, a number beyond a double, invalid UTF-8, and a value that is not
+    exactly one object.
 
     Arrow's JSON reader says what a value means. Where the compiled part is installed
     (``spouts._native``), and every field is an integer, a float, a bool, a string, or a struct or
@@ -51,11 +52,11 @@ class JsonCodec(BulkCodec):
         schema = self.fields.schema()
         if schema is None or not len(schema):
             raise TopologyError("JsonCodec needs a type for every field, as in JsonCodec(Fields(word=str, amount=int))")
-        self._schema = schema
-        required = () if isinstance(fields, Fields) else tuple(each.name for each in fields if not each.nullable)
-        self._required = required
+        #: As declared: it says where null is an error. The rows have ``nullable`` of it.
+        self._schema = pa.schema(fields) if isinstance(fields, pa.Schema) else schema
+        self.fields = Fields.of_schema(nullable(schema))
         try:
-            self._arrow = ArrowJsonCodec(schema, required)
+            self._arrow = ArrowJsonCodec(self._schema)
         except pa.ArrowException as error:
             raise TopologyError(f"JsonCodec cannot decode into {schema.to_string()}: {error}") from error
 
@@ -63,9 +64,9 @@ class JsonCodec(BulkCodec):
     def from_json_schema(cls, schema: Mapping[str, Any] | str | Path) -> JsonCodec:
         """From a JSON Schema: a mapping, its text, or the path of a file.
 
-        Enforces types, nested objects, arrays, and ``required`` of the root. Ignores other
-        restrictions, such as ``minimum`` or ``pattern``. Raises ``TopologyError`` for what has no
-        Arrow type (``oneOf``, ``$ref`` to another document).
+        Enforces types, nested objects, arrays, and ``required``: of a nested object, where that
+        object is there. Ignores other restrictions, such as ``minimum`` or ``pattern``. Raises
+        ``TopologyError`` for what has no Arrow type (``oneOf``, ``$ref`` to another document).
 
         >>> JsonCodec.from_json_schema({"type": "object", "properties": {"n": {"type": "integer"}}}).fields
         Fields(n: int64)
@@ -116,7 +117,7 @@ class JsonCodec(BulkCodec):
     def _array(self, values: Values) -> pa.BinaryArray | None:
         """The values for the compiled reader; None if there is none for this schema, or if they are
         too long together for one array."""
-        if native_json(self._schema, self._required) is None:
+        if native_json(self._schema) is None:
             return None
         array = pa.array(values, pa.binary())
         return array if isinstance(array, pa.BinaryArray) else None
@@ -126,7 +127,7 @@ class JsonCodec(BulkCodec):
     ) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """One row per value that can be decoded, in order, and the bad values. ``by_arrow`` decodes
         the values that are not left to the compiled reader; it may raise for a bad one."""
-        native = native_json(self._schema, self._required) if isinstance(values, pa.BinaryArray) else None
+        native = native_json(self._schema) if isinstance(values, pa.BinaryArray) else None
         if native is None:
             return by_arrow(values.to_pylist())
         batch, unusual = native.read(values)

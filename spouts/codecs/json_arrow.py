@@ -18,14 +18,17 @@ _BLOCK_BYTES = 1 << 20
 class ArrowJsonCodec(BulkCodec):
     """What a JSON value means, and whether it is one: ``JsonCodec`` gives the same results.
 
-    ``schema``: the columns. ``required``: those in which null, or nothing, is an error. Raises an
-    Arrow error for a schema that Arrow's reader cannot decode into.
+    ``declared``: the columns. In a field that is not nullable, null, or nothing, is an error; in
+    one of a nested object, only where that object is there. The rows have the schema
+    ``nullable(declared)``. Raises an Arrow error for a schema that Arrow's reader cannot decode
+    into.
     """
 
-    def __init__(self, schema: pa.Schema, required: Sequence[str]) -> None:
+    def __init__(self, declared: pa.Schema) -> None:
+        schema = nullable(declared)
         self.fields = Fields.of_schema(schema)
         self._schema = schema
-        self._required = required
+        self._required = [each for each in declared if _demands(each)]
         self._floats = [field.name for field in schema if _holds_floats(field.type)]
         self._checked = [field.name for field in schema if not _is_plain(field.type)]
         self._parse([b"{}"])
@@ -41,9 +44,10 @@ class ArrowJsonCodec(BulkCodec):
             if stripped == list(present):
                 raise
             batch = self._parse(stripped)
-        for name in self._required:
-            if batch.column(name).null_count != nulls:
-                raise ValueError(f"{name} is required, and is missing or null")
+        for field in self._required:
+            missing = _missing(batch.column(field.name), field, nulls, field.name)
+            if missing is not None:
+                raise ValueError(f"{missing} is required, and is missing or null")
         return batch
 
     def reason(self, error: Exception) -> str:
@@ -80,6 +84,46 @@ class ArrowJsonCodec(BulkCodec):
             if not all(map(_is_finite, table.column(name).chunks)):
                 raise ValueError(f"{name} is not a finite number")
         return table.to_batches()[0]
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema with every field nullable, nested ones too: Arrow's reader refuses a nested field
+    that is not, even where the object around it is null."""
+    return pa.schema([pa.field(each.name, _nullable(each.type)) for each in schema])
+
+
+def _nullable(declared: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(declared):
+        return pa.struct([pa.field(each.name, _nullable(each.type)) for each in declared])
+    if pa.types.is_list(declared):
+        return pa.list_(pa.field(declared.value_field.name, _nullable(declared.value_type)))
+    return declared
+
+
+def _demands(field: pa.Field) -> bool:
+    """Whether null is an error in a field, or inside it."""
+    return not field.nullable or any(map(_demands, _children(field.type)))
+
+
+def _children(declared: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(declared):
+        return list(declared)
+    return [declared.value_field] if pa.types.is_list(declared) else []
+
+
+def _missing(column: pa.Array, field: pa.Field, nulls: int, where: str) -> str | None:
+    """The first place at which null is an error, and is. ``nulls``: so many of the column are null
+    because what is around them is."""
+    if not field.nullable and column.null_count != nulls:
+        return where
+    children = [each for each in _children(field.type) if _demands(each)]
+    if not children:
+        return None
+    if pa.types.is_list(field.type):
+        return _missing(column.flatten(), children[0], 0, f"{where}[]")
+    parts = dict(zip((each.name for each in field.type), column.flatten(), strict=True))
+    found = (_missing(parts[each.name], each, column.null_count, f"{where}.{each.name}") for each in children)
+    return next((each for each in found if each is not None), None)
 
 
 def _holds_floats(declared: pa.DataType) -> bool:

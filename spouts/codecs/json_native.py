@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spouts.codecs.json_arrow import nullable
 from spouts.compiled import NotCompiledError, native
 
 #: A field's name, its type, whether it may be null, and its child fields in the same form.
@@ -43,15 +44,15 @@ class NativeJson:
 
 
 @functools.lru_cache(maxsize=64)
-def native_json(schema: pa.Schema, required: tuple[str, ...]) -> NativeJson | None:
-    """The reader for a schema and the fields in which null is unusual; None if there is none. A
-    process keeps it, so codecs travel without it."""
+def native_json(declared: pa.Schema) -> NativeJson | None:
+    """The reader for a schema, where null is unusual in a field that is not nullable; None if there
+    is none. A process keeps it, so codecs travel without it."""
     try:
         reader = native().JsonReader
     except NotCompiledError:
         return None
-    fields = _all_described([field.with_nullable(field.name not in required) for field in schema])
-    return None if fields is None else NativeJson(reader(fields), schema)
+    fields = _all_described(list(declared))
+    return None if fields is None else NativeJson(reader(fields), nullable(declared))
 
 
 def _all_described(fields: Sequence[pa.Field]) -> list[_Described] | None:

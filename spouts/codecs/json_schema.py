@@ -18,7 +18,8 @@ _REFUSED = ("oneOf", "anyOf", "allOf", "not", "if", "patternProperties", "prefix
 
 def schema_of_json_schema(schema: Mapping[str, Any] | str | Path) -> pa.Schema:
     """The Arrow schema of the objects that a JSON Schema describes. A required field is not
-    nullable. Raises ``TopologyError``, which names the place, for what has no Arrow type.
+    nullable, in nested objects too. Raises ``TopologyError``, which names the place, for what has
+    no Arrow type.
 
     Source: JSON Schema, draft 2020-12.
     """

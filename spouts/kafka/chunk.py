@@ -44,11 +44,6 @@ class RecordChunk(ABC):
     def take(self, rows: Sequence[int]) -> Self:
         """These rows."""
 
-    def without(self, rows: Sequence[int]) -> Self:
-        """All rows but these."""
-        gone = set(rows)
-        return self.take([row for row in range(len(self)) if row not in gone])
-
 
 class MessageChunk(RecordChunk):
     """The messages of confluent-kafka."""

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -26,7 +27,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import ConfigError, DataLossError, RetryableError
@@ -43,6 +44,14 @@ REQUEST_TIMEOUT_S = 5.0
 LATE_AFTER_S = 0.5
 #: How often topics and leaders are looked up again. New topics and partitions are found this late.
 METADATA_AGE_MAX_S = 5.0
+#: Looking up so many partitions is cheap. Those of a wider source are looked up less often, in
+#: proportion, so that this costs the same share of a core.
+NARROW_PARTITIONS = 2_000
+#: Offsets are asked for in requests of this many partitions. librdkafka looks for each answer in
+#: the whole request, so one large request costs more than several small ones.
+ASKED_TOGETHER = 200
+#: What Kafka's protocol calls the times of the end and of the beginning of a log.
+_LATEST, _EARLIEST = -1, -2
 
 #: How long all brokers together may take to answer whether logs were truncated.
 ANSWER_S = 10.0
@@ -53,7 +62,7 @@ _OTHERS_SHOWN = 20
 _LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KafkaTopics:
     """Topics as last looked up. ``leaders``: partition -> broker id, or None without a leader.
     ``missing``: topics given by name that do not exist. ``others``: the existing topics, if
@@ -65,22 +74,38 @@ class KafkaTopics:
     missing: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def leaderless(self) -> list[str]:
         return sorted(each for each, leader in self.leaders.items() if leader is None)
 
-    @property
+    @cached_property
     def led(self) -> list[str]:
         return sorted(each for each, leader in self.leaders.items() if leader is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(NamedTuple):
     """An offset, and the leader epoch in which the broker knew it (None: the broker did not
     say)."""
 
     offset: int
     leader_epoch: int | None = None
+
+
+class _OffsetsClient(AdminClient):  # type: ignore[misc]
+    """An admin client that gives the answers of a request together. confluent-kafka's own method
+    makes a future for each partition, and that was most of what a plan cost."""
+
+    def offsets_at(self, wanted: list[TopicPartition]) -> Future[Mapping[TopicPartition, Any]]:
+        """``wanted``: partitions with a time as their offset. The answer has a
+        ``ListOffsetsResultInfo`` or a ``KafkaError`` for each. Raises ``KafkaException``."""
+        answers: Future[Mapping[TopicPartition, Any]] = Future()
+        super(AdminClient, self).list_offsets(  # its own base: what is below the futures
+            wanted,
+            answers,
+            isolation_level_value=IsolationLevel.READ_COMMITTED.value,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        return answers
 
 
 class KafkaMetadata:
@@ -92,11 +117,12 @@ class KafkaMetadata:
         self._settings = settings
         self._topics = topics
         self._pattern = re.compile(pattern) if pattern is not None else None
-        self._client: AdminClient | None = None
+        self._client: _OffsetsClient | None = None
         self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._known: KafkaTopics | None = None
         self._looked_up = -math.inf
         self._late: dict[int, list[Future[Any]]] = {}
+        self._ends: tuple[KafkaTopics, dict[int, list[list[TopicPartition]]]] | None = None
 
     def close(self) -> None:
         self._client = None
@@ -106,9 +132,10 @@ class KafkaMetadata:
         self._looked_up = -math.inf
 
     def topics(self) -> KafkaTopics:
-        """Topics and leaders, at most ``METADATA_AGE_MAX_S`` old. Raises ``RetryableError`` if no
-        broker answers, and ``ConfigError`` if security settings or permissions are wrong."""
-        if self._known is None or time.monotonic() - self._looked_up > METADATA_AGE_MAX_S:
+        """Topics and leaders, at most ``METADATA_AGE_MAX_S`` old, or older in proportion above
+        ``NARROW_PARTITIONS``. Raises ``RetryableError`` if no broker answers, and ``ConfigError``
+        if security settings or permissions are wrong."""
+        if self._known is None or time.monotonic() - self._looked_up > age_max_s(len(self._known.leaders)):
             self._known = self._asked(self._look_up)
             self._looked_up = time.monotonic()
         return self._known
@@ -167,16 +194,20 @@ class KafkaMetadata:
         """The last stable offset of these partitions, by default of every partition with a leader.
         A plan that ends there contains no open kafka_txn. ``patient``: wait for every leader;
         otherwise late leaders are left out."""
-        wanted = self.topics().led if partitions is None else partitions
-        return self._offsets(wanted, OffsetSpec.latest(), patient=patient)
+        topics = self.topics()
+        if partitions is not None:
+            return self._offsets(self._by_leader(partitions, _LATEST), patient=patient)
+        if self._ends is None or self._ends[0] is not topics:
+            self._ends = topics, self._by_leader(topics.led, _LATEST)
+        return self._offsets(self._ends[1], patient=patient)
 
     def beginnings(self, partitions: Iterable[str], *, patient: bool) -> dict[str, Offset]:
         """The first offset that each partition still holds."""
-        return self._offsets(partitions, OffsetSpec.earliest(), patient=patient)
+        return self._offsets(self._by_leader(partitions, _EARLIEST), patient=patient)
 
     def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True) -> dict[str, Offset]:
         """The offset of the first record at or after a time; -1 if there is none."""
-        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), patient=patient)
+        return self._offsets(self._by_leader(partitions, timestamp_ms), patient=patient)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -188,10 +219,10 @@ class KafkaMetadata:
         self._errors.connected = True
         return answer
 
-    def _admin(self) -> AdminClient:
+    def _admin(self) -> _OffsetsClient:
         if self._client is None:
             self._client = self._errors.made(
-                lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.on_error})
+                lambda: _OffsetsClient({**self._settings.admin(), "error_cb": self._errors.on_error})
             )
         return self._client
 
@@ -231,32 +262,40 @@ class KafkaMetadata:
             _release_leaked_reference(topic)
         return found
 
-    def _offsets(self, partitions: Iterable[str], spec: OffsetSpec, *, patient: bool) -> dict[str, Offset]:
-        by_leader: dict[int, list[str]] = {}
+    def _by_leader(self, partitions: Iterable[str], at: int) -> dict[int, list[list[TopicPartition]]]:
+        """The requests to each leader. ``at``: a time in ms since 1970, ``_LATEST`` or
+        ``_EARLIEST``."""
+        its: dict[int, list[TopicPartition]] = {}
         leaders = self.topics().leaders
         for partition in partitions:
             leader = leaders.get(partition)
             if leader is not None:
-                by_leader.setdefault(leader, []).append(partition)
+                its.setdefault(leader, []).append(TopicPartition(*topic_and_number(partition), at))
+        return {
+            leader: [wanted[first : first + ASKED_TOGETHER] for first in range(0, len(wanted), ASKED_TOGETHER)]
+            for leader, wanted in its.items()
+        }
+
+    def _offsets(self, by_leader: Mapping[int, list[list[TopicPartition]]], *, patient: bool) -> dict[str, Offset]:
         if not by_leader:
             return {}
-        asked: dict[int, dict[TopicPartition, Future[Any]]] = {}
-        for leader, its in by_leader.items():
+        asked: dict[int, list[Future[Any]]] = {}
+        for leader, requests in by_leader.items():
             if not patient and any(not future.done() for future in self._late.get(leader, ())):
                 continue  # it has not answered an earlier request yet
-            asked[leader] = self._ask(its, spec)
+            asked[leader] = [self._ask(wanted) for wanted in requests]
         self._wait(asked, patient=patient)
         offsets: dict[str, Offset] = {}
         problem: KafkaException | None = None
         for leader, answers in asked.items():
-            if any(not future.done() for future in answers.values()):
+            if any(not future.done() for future in answers):
                 if not self._late.get(leader):
-                    _log.warning("source.leader_late", broker=leader, partitions=len(answers))
-                self._late[leader] = list(answers.values())
+                    _log.warning("source.leader_late", broker=leader, partitions=sum(map(len, by_leader[leader])))
+                self._late[leader] = answers
                 continue
             failed = self._take(answers, offsets)
             problem = failed or problem
-            self._late[leader] = [] if failed is None else list(answers.values())
+            self._late[leader] = [] if failed is None else answers
         if problem is not None:
             self.refresh()
             if patient or not offsets:
@@ -265,22 +304,18 @@ class KafkaMetadata:
             raise RetryableError(f"Kafka at {self._settings.bootstrap_servers}: no leader of any partition answers")
         return offsets
 
-    def _ask(self, partitions: list[str], spec: OffsetSpec) -> dict[TopicPartition, Future[Any]]:
-        wanted = {TopicPartition(*topic_and_number(each)): spec for each in partitions}
+    def _ask(self, wanted: list[TopicPartition]) -> Future[Any]:
         try:
-            answers: dict[TopicPartition, Future[Any]] = self._admin().list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
-            )
+            return self._admin().offsets_at(wanted)
         except KafkaException as error:
             raise self._errors.explain(error, self._client) from error
-        return answers
 
-    def _wait(self, asked: Mapping[int, Mapping[TopicPartition, Future[Any]]], *, patient: bool) -> None:
+    def _wait(self, asked: Mapping[int, Sequence[Future[Any]]], *, patient: bool) -> None:
         """Wait for the answers. Wait for all of them if patient, if only one leader was asked, or
         if all leaders were late before. Otherwise wait ``LATE_AFTER_S`` for the leaders that were
         not late; if nobody has answered then, wait for the first answer."""
-        every = [future for answers in asked.values() for future in answers.values()]
-        prompt = [f for leader, answers in asked.items() if not self._late.get(leader) for f in answers.values()]
+        every = [future for answers in asked.values() for future in answers]
+        prompt = [future for leader, answers in asked.items() if not self._late.get(leader) for future in answers]
         if patient or not prompt or len(asked) == 1:
             wait(every, REQUEST_TIMEOUT_S + 1)
             return
@@ -288,21 +323,32 @@ class KafkaMetadata:
         if not any(future.done() for future in every):
             wait(every, REQUEST_TIMEOUT_S, return_when="FIRST_COMPLETED")
 
-    def _take(self, answers: Mapping[TopicPartition, Future[Any]], offsets: dict[str, Offset]) -> KafkaException | None:
+    def _take(self, answers: Sequence[Future[Any]], offsets: dict[str, Offset]) -> KafkaException | None:
         """Put the answers into ``offsets``. Returns the error of one that failed, or None."""
         problem: KafkaException | None = None
-        for where, future in answers.items():
+        for future in answers:
             try:
-                answer = future.result()
-                if answer.offset == OFFSET_INVALID:
-                    # librdkafka returns this if a connection breaks at the wrong moment.
-                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
-                epoch = getattr(answer, "leader_epoch", None)
-                known = epoch if epoch is not None and epoch >= 0 else None
-                offsets[partition_id(where.topic, where.partition)] = Offset(answer.offset, known)
+                answered = future.result()
             except KafkaException as error:
                 problem = error
+                continue
+            for where, answer in answered.items():
+                if isinstance(answer, KafkaError):
+                    problem = KafkaException(answer)
+                    continue
+                offset, epoch = answer.offset, answer.leader_epoch
+                if offset == OFFSET_INVALID:
+                    # librdkafka returns this if a connection breaks at the wrong moment.
+                    problem = KafkaException(KafkaError(KafkaError._TRANSPORT, "the offset request was cut off"))
+                    continue
+                known = epoch if epoch is not None and epoch >= 0 else None
+                offsets[f"{where.topic}/{where.partition}"] = Offset(offset, known)
         return problem
+
+
+def age_max_s(partitions: int) -> float:
+    """How old what is known of so many partitions may be, in seconds."""
+    return METADATA_AGE_MAX_S * max(1.0, partitions / NARROW_PARTITIONS)
 
 
 def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Position]) -> list[str]:

@@ -6,7 +6,8 @@ in its queue for the next range (invariant 3), and partitions that are read one 
 all fetched meanwhile.
 
 Memory: what is fetched ahead has a bound for each queue, which is smaller the more queues there
-are (``KafkaSettings.consumer``). So the whole does not grow with the number of partitions. A chunk
+are (``KafkaSettings.consumer``), and there are at most ``QUEUES_MAX`` of them: more partitions are
+read group by group. So the whole does not grow with the number of partitions. A chunk
 has up to ``CHUNK_RECORDS`` records and ``CHUNK_BYTES`` bytes; one larger record is a chunk of its
 own.
 """
@@ -26,7 +27,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.clients.kafka import QUEUES_MAX, ConnectionErrors, KafkaSettings, kafka_error
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka import session as limits
@@ -34,7 +35,7 @@ from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import ColumnChunk, Run
 from spouts.kafka.format import METADATA_TYPES, Parts
 from spouts.kafka.partitions import TopicPartition, partition_id
-from spouts.kafka.session import NOT_IN_LOG, Range, not_in_log, replaced, silent
+from spouts.kafka.session import NOT_IN_LOG, Range, elsewhere, not_in_log, replaced, silent
 
 #: Bytes of values, keys and headers in one chunk.
 CHUNK_BYTES = 32 << 20
@@ -60,7 +61,7 @@ def why_not_native() -> str | None:
         return str(error)
     if not hasattr(compiled, "Consumer"):
         return "the compiled part of the spouts is of another version"
-    path = _librdkafka()
+    path = librdkafka()
     if path is None:
         return "the librdkafka of confluent-kafka was not found"
     try:
@@ -79,7 +80,7 @@ def not_carried(settings: KafkaSettings) -> str | None:
     return None
 
 
-def _librdkafka() -> str | None:
+def librdkafka() -> str | None:
     """The file of the librdkafka that confluent-kafka has loaded."""
     package = Path(confluent_kafka.__file__).parent
     maps = Path("/proc/self/maps")
@@ -149,11 +150,13 @@ class NativeConsumer:
 @dataclass(slots=True)
 class _Assigned:
     """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
-    from this offset on is still to come. ``is_fresh``: it was assigned in this read."""
+    from this offset on is still to come. ``is_fresh``: it was assigned in this read.
+    ``placed_again``: how often this read has placed the consumer anew."""
 
     resume: int
     wanted: Range
     is_fresh: bool = True
+    placed_again: int = 0
     end_seen: int = -1
 
 
@@ -175,16 +178,11 @@ class NativeSession:
         """The records of all ranges, in chunks. A chunk may contain several partitions."""
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
-            yield from self._read({tp: wanted[tp] for tp in sorted(wanted)}, parts)
+            yield from self._read_groups(wanted, sorted(wanted), QUEUES_MAX, parts)
             return
-        order = list(wanted)
-        if len(order) > FETCHED_TOGETHER_MAX and self._queues > QUEUES_MIN:
+        if len(wanted) > FETCHED_TOGETHER_MAX and self._queues > QUEUES_MIN:
             self._open_anew(QUEUES_MIN)
-        for first in range(0, len(order), FETCHED_TOGETHER_MAX):
-            group = order[first : first + FETCHED_TOGETHER_MAX]
-            if len(order) > FETCHED_TOGETHER_MAX:
-                self._unassign([other for other in self._assigned if other not in group])
-            yield from self._read({tp: wanted[tp] for tp in group}, parts)
+        yield from self._read_groups(wanted, list(wanted), FETCHED_TOGETHER_MAX, parts)
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
@@ -223,6 +221,15 @@ class NativeSession:
                 raise kafka_error(error, f"Kafka at {self._where}") from error
             raise
 
+    def _read_groups(
+        self, wanted: Mapping[TopicPartition, Range], order: list[TopicPartition], together: int, parts: Parts
+    ) -> Iterator[ColumnChunk]:
+        for first in range(0, len(order), together):
+            group = order[first : first + together]
+            if len(order) > together:
+                self._unassign(list(self._assigned.keys() - set(group)))
+            yield from self._read({tp: wanted[tp] for tp in group}, parts)
+
     def _make_room(self, ranges: Mapping[TopicPartition, Range]) -> None:
         """Have queues for all ranges. Forgets other partitions when they take too much room, and
         makes the consumer anew when the ranges are too many."""
@@ -230,7 +237,7 @@ class NativeSession:
         if len(ranges) + len(others) > self._queues:
             self._unassign(others)
         if len(ranges) > self._queues:
-            self._open_anew(1 << (len(ranges) - 1).bit_length())
+            self._open_anew(1 << (len(ranges) - 1).bit_length())  # QUEUES_MAX is a power of two, too
 
     def _until_complete(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         left = sum(each.end - each.first for each in ranges.values())
@@ -279,7 +286,10 @@ class NativeSession:
         is_elsewhere = error.code() in NOT_IN_LOG and 0 <= offset != position
         if is_elsewhere or not assigned.is_fresh:
             # The consumer was elsewhere, or the event has waited since an earlier read: ask again.
+            if assigned.placed_again == limits.PLACED_AGAIN_MAX:
+                raise elsewhere(tp, position, offset)
             self._assign({tp: assigned.wanted.rest(position)})
+            self._assigned[tp].placed_again = assigned.placed_again + 1
         elif error.code() in NOT_IN_LOG:
             raise not_in_log(tp, position, error)
         else:
@@ -287,19 +297,16 @@ class NativeSession:
 
     def _position(self, ranges: Mapping[TopicPartition, Range]) -> None:
         """Ensure that every record from the ranges' first offsets on is still to come."""
-        elsewhere = {}
+        unplaced = {}
         for tp, wanted in ranges.items():
             assigned = self._assigned.get(tp)
-            if (
-                assigned is not None
-                and assigned.resume <= wanted.first <= assigned.resume + limits.SKIP_RECORDS_MAX
-                and wanted.of_same_log(assigned.wanted)
-            ):
+            if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
                 assigned.wanted, assigned.resume, assigned.is_fresh = wanted, wanted.first, False
+                assigned.placed_again = 0
             else:
-                elsewhere[tp] = wanted
-        if elsewhere:
-            self._assign(elsewhere)
+                unplaced[tp] = wanted
+        if unplaced:
+            self._assign(unplaced)
 
     def _assign(self, ranges: Mapping[TopicPartition, Range]) -> None:
         """Start at the ranges' first offsets. Drops everything that was fetched before."""

@@ -10,7 +10,7 @@ lost_records, gaps          totals of such skips, carried from plan to plan (abs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from framework.topology.spouts import Meta
@@ -45,6 +45,7 @@ class Position:
     offset: int
     topic_id: str | None
     leader_epoch: int | None = None
+    _: KW_ONLY
     gap: dict[str, Any] | None = None
     lost_records: int = 0
     gaps: int = 0

@@ -12,18 +12,22 @@ Invariants:
 4. Shares are fair: a partition with few records gives all it has, the others share the rest evenly.
 5. If a range does not begin at the end of the previous one, there is a ``gap``, and the user has
    chosen ``on_data_loss="skip"``.
+6. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
+   one. So the cost of a plan is in the partitions that move; of the others, only the end of the log
+   is looked at.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import DataLossError, RetryableError
+from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts
 from framework.topology.spouts import Meta
@@ -38,7 +42,7 @@ _log = get_logger()
 #: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
 #: persists for this long is believed.
 BELIEVED_AFTER_S = 10.0
-_ANEW = "give the topology another id to read it anew, or the spout on_data_loss='skip' to go on after the gap"
+_DECIDE = f"{READ_ANEW}; to go on after the gap, give the spout on_data_loss='skip'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,12 @@ class KafkaSource:
 @dataclass(slots=True)
 class _Seen:
     """What the planner knows of the logs, for ``lag`` and ``progress``, and remembers between
-    plans."""
+    plans. ``ends`` is replaced, never changed: other threads read it."""
 
-    ends: dict[str, int] = field(default_factory=dict)
+    ends: Mapping[str, Offset] = field(default_factory=dict)
     beginnings: dict[str, int] = field(default_factory=dict)
     beginnings_at: float = -math.inf
+    _: KW_ONLY
     amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that are too short, or gone
     reader_lost: bool = False  # whether the reader has found a loss since the last plan
     found_nothing: bool = False
@@ -92,6 +97,8 @@ class KafkaPlanner(PartitionPlanner):
         self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
         self._group = group
         self._seen = _Seen()
+        self._lag: tuple[object, object, int] | None = None
+        self._progress: tuple[tuple[object, ...], Mapping[str, PartitionProgress]] | None = None
         self._gaps_told: dict[str, int] = {}
 
     # --- PartitionPlanner -------------------------------------------------------------------------
@@ -151,32 +158,45 @@ class KafkaPlanner(PartitionPlanner):
             self._group.publish({each: int(meta["next_offset"]) for each, meta in plan.items()})
 
     def record_count(self, plan: Mapping[str, Meta]) -> int:
-        return sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in plan.values())
+        return sum(self.record_counts(plan).values())
+
+    def record_counts(self, plan: Mapping[str, Meta]) -> Mapping[str, int]:
+        return {each: int(meta["next_offset"]) - int(meta["first_offset"]) for each, meta in plan.items()}
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
-        ends = dict(self._seen.ends)
+        ends, known = self._seen.ends, self._lag
         if not ends:
             return None
-        return sum(
-            max(end - int(meta["next_offset"]), 0) if (meta := previous.get(partition)) is not None else end
+        if known is not None and known[0] is ends and known[1] is previous:
+            return known[2]
+        lag = sum(
+            max(end.offset - int(meta["next_offset"]), 0)
+            if (meta := previous.get(partition)) is not None
+            else end.offset
             for partition, end in ends.items()
         )
+        self._lag = ends, previous, lag
+        return lag
 
     def progress(
         self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
     ) -> Mapping[str, PartitionProgress]:
-        ends = dict(self._seen.ends)
+        ends, known = self._seen.ends, self._progress
+        of = (ends, self._seen.beginnings, committed, *in_flight)
+        if known is not None and len(known[0]) == len(of) and all(map(operator.is_, known[0], of)):
+            return known[1]
         found: dict[str, PartitionProgress] = {}
         for partition in sorted({*ends, *committed, *(each for plan in in_flight for each in plan)}):
-            done = committed.get(partition)
+            done, end = committed.get(partition), ends.get(partition)
             ranges = [plan[partition] for plan in in_flight if partition in plan]
             first = ranges[0]["first_offset"] if ranges else self._seen.beginnings.get(partition, 0)
             found[partition] = PartitionProgress(
-                ends.get(partition),
+                end.offset if end is not None else None,
                 int(done["next_offset"] if done is not None else first),
                 sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in ranges),
                 int(done.get("lost_records", 0)) if done is not None else 0,
             )
+        self._progress = of, found
         return found
 
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
@@ -206,10 +226,10 @@ class KafkaPlanner(PartitionPlanner):
         self._metadata.check_topics()
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
         begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
-        self._seen.ends.update({each: end.offset for each, end in ends.items()})
+        self._see(ends)
         topic_ids = self._metadata.topics().topic_ids
         goal = {}
-        for each, end in self._seen.ends.items():
+        for each, (end, _) in self._seen.ends.items():
             first = min(begins[each].offset, end) if each in begins else 0
             goal[each] = Position(first, topic_ids.get(topic_and_number(each)[0])).meta(end - first, None)
         return goal
@@ -238,23 +258,62 @@ class KafkaPlanner(PartitionPlanner):
         patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
-        self._seen.ends.update({each: end.offset for each, end in ends.items()})
-        positions = self._positions(previous, topics, ends)
+        self._see(ends)
+        if self._seen.reader_lost:
+            self._metadata.refresh()
+            topics, moving = self._metadata.topics(), previous
+        else:
+            moving = self._moving(previous, topics, ends)
+        new = [each for each in ends if previous.get(each) is None]
+        positions = self._positions(moving, new, topics, ends, first=not previous)
         available = {}
-        for partition, end in ends.items():
-            position = positions.get(partition)
-            if position is not None and not self._is_short(partition, position, end):
+        for partition, position in positions.items():
+            end = ends.get(partition)
+            if end is not None and not self._is_short(partition, position, end):
                 available[partition] = end.offset - position.offset
-        shares = fair_shares(available, limits, turn=sum(position.offset for position in positions.values()))
-        epochs = {each: end.leader_epoch for each, end in ends.items()}
-        plan = {
-            each: position.meta(shares.get(each, 0), epochs.get(each)) for each, position in sorted(positions.items())
-        }
+        turn = 0
+        if len(available) > limits.batch_records_max:  # it says who comes first
+            turn = sum(int(meta["next_offset"]) for meta in previous.values() if meta is not None)
+        shares = fair_shares(available, limits, turn=turn)
         skipped = any(position.gap is not None for position in positions.values())
-        begins = not previous and plan and self._source.start != "earliest"  # record the start itself
+        begins = not previous and positions and self._source.start != "earliest"  # record the start itself
         if not (any(shares.values()) or skipped or begins):
             return None
-        return plan
+        plan = {each: meta for each, meta in previous.items() if meta is not None}
+        for each, position in positions.items():
+            end = ends.get(each)
+            plan[each] = position.meta(shares.get(each, 0), end.leader_epoch if end is not None else None)
+        return plan if len(plan) == len(previous) else dict(sorted(plan.items()))
+
+    def _see(self, ends: Mapping[str, Offset]) -> None:
+        known = self._seen.ends
+        if ends.items() <= known.items():
+            return
+        self._seen.ends = {**known, **ends}
+
+    def _moving(
+        self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
+    ) -> Mapping[str, Meta | None]:
+        """The partitions of ``previous`` that are not at rest. One at rest has read its log to the
+        end, contributed nothing last time, has no gap to forget, and its leader epochs and topic
+        are still those of its entry."""
+        current, amiss = set(topics.topic_ids.values()), self._seen.amiss_since
+        moving = {}
+        for partition, meta in previous.items():
+            end = ends.get(partition)
+            if (
+                end is not None
+                and meta is not None
+                and end.offset == meta["next_offset"] == meta["first_offset"]
+                and meta.get("topic_id") in current
+                and (epoch := meta.get("next_leader_epoch")) == meta.get("first_leader_epoch")
+                and (epoch is not None or end.leader_epoch is None)
+                and "gap" not in meta
+                and partition not in amiss
+            ):
+                continue
+            moving[partition] = meta
+        return moving
 
     def _available_topics(self, previous: Mapping[str, Meta | None], *, patient: bool) -> KafkaTopics:
         """The topics, if this batch can be planned with them. Raises ``RetryableError`` to wait."""
@@ -277,23 +336,30 @@ class KafkaPlanner(PartitionPlanner):
         return topics
 
     def _positions(
-        self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
+        self,
+        moving: Mapping[str, Meta | None],
+        new: Sequence[str],
+        topics: KafkaTopics,
+        ends: Mapping[str, Offset],
+        *,
+        first: bool,
     ) -> dict[str, Position]:
-        """The position at which each partition continues or begins."""
-        positions = {each: position_after(meta) for each, meta in previous.items() if meta is not None}
+        """The position at which each partition continues that is ``moving``, and each ``new`` one
+        begins. ``first``: nothing was ever planned."""
+        positions = {each: position_after(meta) for each, meta in moving.items() if meta is not None}
         after_loss = self._seen.reader_lost
-        if after_loss:
-            self._metadata.refresh()
-            topics = self._metadata.topics()
-        self._look_for_beginnings(topics, now=after_loss)
+        # Of a log that was read to its end, retention can take nothing.
+        behind = [
+            each for each, at in positions.items() if (end := ends.get(each)) is not None and end.offset > at.offset
+        ]
+        self._look_for_beginnings(topics.led if after_loss else [*behind, *new], now=after_loss)
         for partition, position in positions.items():
             self._check(partition, position, topics)
         if after_loss:
             self._check_epochs(positions, topics, ends)
             self._seen.reader_lost = False  # only now: if a step before fails, all are repeated
-        new = [partition for partition in ends if partition not in positions]
         if new:
-            positions.update(self._begin(new, previous, topics, ends))
+            positions.update(self._begin(new, topics, ends, first=first))
         return positions
 
     def _check(self, partition: str, position: Position, topics: KafkaTopics) -> None:
@@ -341,7 +407,8 @@ class KafkaPlanner(PartitionPlanner):
     def _check_gone(self, partition: str, position: Position) -> None:
         """The topic is gone or not visible. When this has lasted long enough to be believed, the
         unread records are lost."""
-        end = self._seen.ends.get(partition, 0)
+        known = self._seen.ends.get(partition)
+        end = known.offset if known is not None else 0
         if end <= position.offset or not self._believed(partition):
             return
         self._lost(f"partition {partition} was deleted, and offsets {position.offset} to {end} were not read yet")
@@ -370,26 +437,27 @@ class KafkaPlanner(PartitionPlanner):
 
     def _lost(self, what: str) -> None:
         if not self._source.skips_lost_data:
-            raise DataLossError(f"{what}; {_ANEW}")
+            raise DataLossError(f"{what}; {_DECIDE}")
 
-    def _look_for_beginnings(self, topics: KafkaTopics, *, now: bool) -> None:
-        """Look up where the logs begin. Retention moves this forward, so an older answer is a lower
-        bound."""
+    def _look_for_beginnings(self, partitions: Sequence[str], *, now: bool) -> None:
+        """Look up where these logs begin. Retention moves this forward, so an older answer is a
+        lower bound."""
         seen = self._seen
-        if now or time.monotonic() - seen.beginnings_at > METADATA_AGE_MAX_S:
-            found = self._metadata.beginnings(topics.led, patient=False)
-            seen.beginnings.update({each: beginning.offset for each, beginning in found.items()})
+        if partitions and (now or time.monotonic() - seen.beginnings_at > METADATA_AGE_MAX_S):
+            found = self._metadata.beginnings(partitions, patient=False)
+            seen.beginnings = {**seen.beginnings, **{each: at.offset for each, at in found.items()}}
             seen.beginnings_at = time.monotonic()
 
     def _begin(
         self,
         new: Sequence[str],
-        previous: Mapping[str, Meta | None],
         topics: KafkaTopics,
         ends: Mapping[str, Offset],
+        *,
+        first: bool,
     ) -> dict[str, Position]:
         """Where the partitions begin that were never planned before."""
-        start = self._source.start if not previous and not self._seen.found_nothing else "earliest"
+        start = self._source.start if first and not self._seen.found_nothing else "earliest"
         if start == "latest":
             found = dict(ends)
         elif start == "earliest":
@@ -403,7 +471,7 @@ class KafkaPlanner(PartitionPlanner):
                 # No record at or after the timestamp: start at the end.
                 begin = offset if offset >= 0 else ends[partition].offset
                 positions[partition] = Position(begin, topics.topic_ids.get(topic_and_number(partition)[0]))
-        if len(positions) < len(new) and (self._source.waits_for_leaders or not previous):
+        if len(positions) < len(new) and (self._source.waits_for_leaders or first):
             self._metadata.refresh()
             raise RetryableError("a partition's leader has moved; looking it up again")
         return positions

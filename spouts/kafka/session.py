@@ -45,6 +45,8 @@ SIDE_BY_SIDE_RECORDS_MAX = 20_000
 SKIP_RECORDS_MAX = 5_000
 #: A partition that delivers nothing for this long fails the attempt. The replay waits again.
 SILENCE_MAX_S = 10.0
+#: In one read, a partition whose consumer turns out to be elsewhere is placed anew so many times.
+PLACED_AGAIN_MAX = 5
 _POLL_S = 0.05
 #: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
@@ -69,6 +71,11 @@ class Range(NamedTuple):
         epoch is trusted."""
         return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
 
+    def follows(self, former: Range, resume: int) -> bool:
+        """Whether a consumer that has read ``former``, and from which every record from ``resume``
+        on is still to be had, can go on to this range. Otherwise a seek is needed, or cheaper."""
+        return resume <= self.first <= resume + SKIP_RECORDS_MAX and self.of_same_log(former)
+
     def rest(self, position: int) -> Range:
         """The rest of the range from ``position`` on. The epoch of the end is valid for every
         offset in between."""
@@ -78,11 +85,13 @@ class Range(NamedTuple):
 @dataclass(slots=True)
 class _Assigned:
     """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
-    from this offset on is in ``ahead`` or still to come."""
+    from this offset on is in ``ahead`` or still to come. ``placed_again``: how often this read has
+    placed the consumer anew."""
 
     resume: int
     wanted: Range
     ahead: list[Message] = field(default_factory=list)
+    placed_again: int = 0
     end_seen: int = -1
 
 
@@ -232,7 +241,10 @@ class KafkaSession:
         if tp not in position or assigned is None:
             self._unassign([tp])
         elif offset is not None and offset >= 0 and offset != position[tp]:
+            if assigned.placed_again == PLACED_AGAIN_MAX:
+                raise elsewhere(tp, position[tp], offset)
             self._assign(tp, assigned.wanted.rest(position[tp]))
+            self._assigned[tp].placed_again = assigned.placed_again + 1
         else:
             raise not_in_log(tp, position[tp], message.error())
 
@@ -240,12 +252,8 @@ class KafkaSession:
         """Ensure that every record from the range's first offset on is in ``ahead`` or still to
         come."""
         assigned = self._assigned.get(tp)
-        if (
-            assigned is not None
-            and assigned.resume <= wanted.first <= assigned.resume + SKIP_RECORDS_MAX
-            and wanted.of_same_log(assigned.wanted)
-        ):
-            assigned.wanted = wanted
+        if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
+            assigned.wanted, assigned.placed_again = wanted, 0
         else:
             self._assign(tp, wanted)
 
@@ -291,6 +299,14 @@ def silent(tp: TopicPartition, position: int, wanted: Range, reason: str) -> Ret
     return RetryableError(
         f"partition {partition_id(*tp)} delivered nothing for {SILENCE_MAX_S:g} s, at offset {position} of a range to "
         f"{wanted.end}{reason}"
+    )
+
+
+def elsewhere(tp: TopicPartition, position: int, offset: int) -> RetryableError:
+    """A consumer was placed anew again and again, and is not where it was placed."""
+    return RetryableError(
+        f"partition {partition_id(*tp)}: the consumer was placed at offset {position} {PLACED_AGAIN_MAX} times, and says of "
+        f"offset {offset} that it is not in the log; the next attempt begins with another position"
     )
 
 

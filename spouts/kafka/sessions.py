@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -73,6 +74,16 @@ def say_reader(settings: KafkaSettings) -> None:
         _log.info("source.reader", reader=name)
     else:
         _log.info("source.reader", reader=name, reason=reason, cost=_COST)
+
+
+def say_fallback(settings: KafkaSettings) -> None:
+    """Log one warning per process if it reads in Python what the driver would read natively. The
+    driver cannot know: its own line names the native reader."""
+    reason = why_not_native()
+    if reason is None or reason in _said or settings.reader != "auto" or not_carried(settings) is not None:
+        return
+    _said.add(reason)
+    _log.warning("source.reader_falls_back", host=socket.gethostname(), reason=reason, cost=_COST)
 
 
 def _made(settings: KafkaSettings, group: str) -> Session:

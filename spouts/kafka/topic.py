@@ -107,7 +107,9 @@ def peek(
         consumer = Consumer(settings.consumer("ratchet-peek"))
         try:
             found = (
-                each for number in ends for each in _last(consumer, topic, number, begins[number], ends[number], share)
+                each
+                for number, end in ends.items()
+                for each in _last(consumer, topic, number, offsets=(begins[number], end), wanted=share)
             )
             for message in itertools.islice(found, limit):
                 typer.echo(json.dumps(_document(message)) if as_json else _line(message))
@@ -176,9 +178,11 @@ def _bounds(admin: AdminClient, topic: str) -> tuple[dict[int, int], dict[int, i
     return offsets(OffsetSpec.earliest()), offsets(OffsetSpec.latest())
 
 
-def _last(consumer: Consumer, topic: str, partition: int, begin: int, end: int, wanted: int) -> Iterator[Any]:
-    """The last records of a partition. Not every offset holds one: where a topic is written in
-    transactions, or compacted, it looks further back until there are enough."""
+def _last(consumer: Consumer, topic: str, partition: int, *, offsets: tuple[int, int], wanted: int) -> Iterator[Any]:
+    """The last records of a partition whose log has ``offsets``: the first, and the end. Not every
+    offset holds a record: where a topic is written in transactions, or compacted, it looks further
+    back until there are enough."""
+    begin, end = offsets
     back = wanted
     while begin < end:
         first = max(begin, end - back)

@@ -34,9 +34,10 @@ from spouts.kafka.arguments import (
 )
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import KafkaLimits
+from spouts.kafka.native_session import why_not_native
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.sessions import reader_of, say_reader, sessions
+from spouts.kafka.sessions import reader_of, say_fallback, say_reader, sessions
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.
@@ -128,6 +129,10 @@ class _KafkaSpout:
         BadRecordShare(bad_record_share_max)  # checks the value; each leader creates its own
         self._bad_record_share_max = bad_record_share_max
         self._consumer_group = checked_group("consumer_group", consumer_group) if consumer_group is not None else None
+        self._native_on_driver = False  # known to the copies that are sent to tasks
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_native_on_driver": self._native_on_driver or why_not_native() is None}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(self._fields)
@@ -158,6 +163,8 @@ class _KafkaSpout:
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
         settings = self._settings.with_conf(conf)
+        if self._native_on_driver:
+            say_fallback(settings)
         return KafkaReader(settings, _reader_group(context), self._format, self._on_bad_record, context.task_index)
 
     def release(self) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from integration import EmbeddedServers
 from tests.kit.command import Answer, call
 from tests.kit.processes import ROOT
 from tests.kit.topics import Topics
@@ -95,6 +98,10 @@ WHILE_IT_RUNS = {
         "error: component 'lines', task 0: topic '{topic}', partition 0, offset 0: not written with this schema: the value ends "
         "early, after 10 bytes\n  with value b'plain text'\n"
         "  next: mend the record's source, or give the spout on_bad_record='dead_letter' or 'skip'\n",
+    ),
+    "a topic that is missing": (
+        "def topology(app):\n    return build(Split(), kafka({**app, 'app.topic': 'nosuch'}))\n",
+        "error: topic 'nosuch' does not exist at {kafka}; there are: {topic}\n",
     ),
     "a broker that does not answer": (
         "def topology(app):\n    return build(Split(), kafka({**app, 'app.kafka': '127.0.0.1:1'}))\n",
@@ -195,9 +202,71 @@ def test_what_goes_wrong_while_it_runs_is_told_at_the_end(
     topics.send(name, [b"plain text"])
     options = ("--set", f"app.topic={name}", "--set", f"app.kafka={topics.bootstrap_servers}", "--executor", "local")
     answer = user.runs("mine:topology", *options)
-    places = {"{folder}": str(user.folder), "{topic}": name, "{options}": " ".join(options[:4])}
+    places = {
+        "{folder}": str(user.folder),
+        "{topic}": name,
+        "{kafka}": topics.bootstrap_servers,
+        "{options}": " ".join(options[:4]),
+    }
     for place, meant in places.items():
         message = message.replace(place, meant)
-    shown = answer.stderr[answer.stderr.index("error: ") :]
-    assert re.sub(r"after \d+ms", "after 0ms", shown) == message
-    assert answer.returncode == 1
+    shown = re.sub(r"after \d+ms", "after 0ms", answer.stderr[answer.stderr.index("error: ") :])
+    if "there are: " in message:  # topics of other tests, too
+        assert name in shown
+        shown = re.sub(r"there are: .*", f"there are: {name}", shown)
+    assert shown == message
+    assert answer.returncode == (2 if "nosuch" in text else 1)
+
+
+@pytest.mark.integration
+def test_a_table_whose_transactions_are_recorded_elsewhere_asks_for_those_servers(
+    user: User, servers: EmbeddedServers, name: str
+) -> None:
+    user.writes("def topology():\n    return build(Split())\n")
+    zookeeper = (f"transactional.zookeeper.servers={servers.zookeeper}", f"transactional.zookeeper.root=/{name}")
+    options = ("--executor", "local")
+    there = user.runs("mine:topology", *options, "--set", zookeeper[0], "--set", zookeeper[1])
+    assert there.returncode == 0, there.stderr
+    answer = user.runs("mine:topology", *options)
+    assert answer.stderr.splitlines()[-1] == (
+        f"error: transactional.zookeeper.servers is not set, and table 'words' of {user.folder}/words.db has state of "
+        "topology 'orders': name the servers that its transactions are recorded on"
+    )
+    assert answer.returncode == 2
+
+
+@pytest.mark.integration
+def test_two_topologies_on_a_topic_that_was_created_again_go_on_as_they_are_told(
+    user: User, topics: Topics, servers: EmbeddedServers, name: str
+) -> None:
+    user.writes(
+        "def topology(app):\n    return build(Split(), kafka(app))\n"
+        "def other(app):\n    builder = TransactionalTopologyBuilder('other', 'lines', kafka(app))\n"
+        "    state = OpaqueMapState(SqliteBackend('words.db', 'lines'))\n"
+        "    builder.set_bolt('count', StateCommitter(state, ['line'], {'n': Count()})).global_grouping('lines')\n"
+        "    return builder.build()\n"
+    )
+    values = {
+        "transactional.zookeeper.servers": servers.zookeeper,
+        "transactional.zookeeper.root": f"/{name}",
+        "app.topic": name,
+        "app.kafka": topics.bootstrap_servers,
+    }
+    options = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    topics.send(topics.create(name), [b"old"])
+    both = ("mine:topology", "mine:other")
+    for each in both:
+        assert user.runs(each, "--executor", "local", *options).returncode == 0
+    topics.recreate(name)
+    topics.send(name, [b"new", b"new"])
+    for each in both:
+        stopped = user.runs(each, "--executor", "local", *options)
+        assert stopped.returncode == 1
+        advice = re.search(r"run `ratchet (.*?)`", stopped.stderr)
+        assert advice is not None, stopped.stderr
+        words = advice[1].replace("MODULE:TOPOLOGY", each).split()
+        assert call("framework", *words, *options, cwd=user.folder).returncode == 0
+        assert user.runs(each, "--executor", "local", *options).returncode == 0
+    with closing(sqlite3.connect(user.folder / "words.db")) as database:
+        assert set(database.execute("SELECT word, n FROM words_live")) == {("old", 1), ("new", 2)}
+        assert set(database.execute("SELECT line, n FROM lines_live")) == {("old", 1), ("new", 2)}

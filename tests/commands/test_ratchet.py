@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,26 @@ def test_the_help_of_ratchet_does_not_load_spark() -> None:
         "sys.exit('pyspark' in sys.modules or 'pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_ctrl_c_while_python_imports_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "framework.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-c", "import ratchet; ratchet.main()", "list"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGINT  # which a shell shows as 130
+
+
+def test_ctrl_c_while_a_command_is_imported_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("framework.commands.cli.import_module", interrupted)
+    assert ratchet("list") == (130, "", "")
 
 
 # --- mistakes in a user's module, as OPERATING lists them ---

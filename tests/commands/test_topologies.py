@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from framework import Fields, Topology, TopologyBuilder, TransactionalTopologyBuilder, submit
+from framework import Config, Fields, Topology, TopologyBuilder, TransactionalTopologyBuilder, submit
+from framework.coordination import Put, store_of
 from framework.coordination.presence import read_drivers
 from framework.errors import RetryableError
 from framework.topology import BaseBasicBolt
@@ -21,8 +23,8 @@ from integration.server import free_port
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout, TextCodec
 from tests.kit.command import Answer, call
-from tests.kit.stores import wait_for
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -64,6 +66,23 @@ def test_a_root_without_topologies_is_empty_and_an_unknown_topology_is_named(wor
     answer = words.ask("status", "words")
     assert answer.returncode == 2
     assert "no topology 'words' has run under this root; there are: none" in answer.stderr
+
+
+def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -> None:
+    with submit(words.topology(), words.settings, executor="local") as run:
+        run.wait_until_caught_up(60)
+    with closing(store_of(Config.of(words.settings))) as store:
+        store.apply([Put("broken/coordinator/currtx", b"not JSON")])
+        waited = store.lead("waited", "here", 10)
+        assert waited is not None
+        waited.resign()  # it was stopped before it wrote anything
+    answer = words.ask("list")
+    assert answer.returncode == 1
+    rows = {line.split()[0]: line for line in answer.stdout.splitlines()[1:]}
+    assert rows["words"].split()[1:3] == ["transactional", "stopped"]
+    assert rows["broken"].split()[1:3] == ["unknown", "unreadable"]
+    assert "broken/coordinator/currtx" in rows["broken"]
+    assert rows["waited"].split()[1:3] == ["unknown", "stopped"]
 
 
 def test_a_topology_is_listed_while_it_runs_with_its_standby_and_after_it(words: Words) -> None:

@@ -82,8 +82,8 @@ def test_a_document_that_does_not_parse_is_corrupt_not_absent(garbage: bytes) ->
 
 def test_a_newer_format_is_refused() -> None:
     store = MemoryStore()
-    store.apply([Put("t/x", b'{"format":2,"value":1}')])
-    with pytest.raises(CorruptStateError, match="format version 2"):
+    store.apply([Put("t/x", b'{"format":3,"value":1}')])
+    with pytest.raises(CorruptStateError, match="format version 3"):
         TransactionalState(store, "t").get_data("x")
 
 

@@ -17,7 +17,7 @@ from framework.core.stateful_run import read_record, store_for
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
 from tests.kit.state_parts import Log, counting, journal, lmdb
-from tests.kit.stores import wait_for
+from tests.kit.waiting import wait_for
 
 
 def topology(key: str, instance: str) -> CoreTopology:

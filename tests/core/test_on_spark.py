@@ -23,8 +23,8 @@ from framework.execution.spark.batches import python_part
 from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
-from tests.kit.stores import wait_for
 from tests.kit.targets import Often
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from framework.execution.spark.output import SparkOutput
-from tests.kit.stores import wait_for
+from tests.kit.waiting import wait_for
 
 
 class Printed:

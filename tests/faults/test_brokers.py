@@ -11,9 +11,10 @@ import pytest
 from integration import KafkaBroker, KafkaCluster
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
-from tests.kit.stores import PARTITIONS, Feed, wait_for
+from tests.kit.stores import PARTITIONS, Feed
 from tests.kit.striking import strike
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

@@ -12,8 +12,9 @@ import pytest
 from framework.transactions import ZooKeeperStore
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
-from tests.kit.stores import Feed, server_of, wait_for
+from tests.kit.stores import Feed, server_of
 from tests.kit.targets import Often
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

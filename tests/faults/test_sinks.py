@@ -22,9 +22,9 @@ from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCo
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
-from tests.kit.stores import wait_for
 from tests.kit.striking import lose_a_reply, strike
 from tests.kit.targets import Often
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

@@ -16,9 +16,10 @@ from framework.transactions import ZooKeeperStore
 from integration import TcpProxy, ZooKeeperServer
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
-from tests.kit.stores import Feed, wait_for
+from tests.kit.stores import Feed
 from tests.kit.striking import lose_a_reply, strike
 from tests.kit.targets import Often
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 

@@ -4,9 +4,9 @@ The topology: words (two spout tasks), a bolt without state that passes each on,
 a stream of its own, and two bolts with state in a chain, which count them.
 
 Beside the troubles of any core topology (``tests.kit.trouble``): the store of the states fails
-before or after a step; the write of the checkpoints' record fails, before or after it took place;
-the driver dies, and another takes over while rounds of the first are still under way; a driver that
-has lost its lead goes on until it notices.
+before or after a step; the write of the checkpoints' record fails, before or after it took place; a
+source does not say where it stands; the driver dies, and another takes over while rounds of the
+first are still under way; a driver that has lost its lead goes on until it notices.
 
 Between two drivers the topology changes: it gets another spout, or another number of tasks, or its
 state is forgotten by explicit wish. Logs are deleted and made again at any time.
@@ -59,6 +59,7 @@ STATE_TROUBLES = (
     "record fails after",
     "driver dies",
     "driver is deposed",
+    "source is away",
 )
 ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
 #: A trouble for topologies with windows.
@@ -428,6 +429,8 @@ class NamedSpout(ReplayableSpout):
         )
 
     def position(self) -> Any:
+        if self.world.strikes("source is away", 0.05):
+            raise RetryableError("the source does not answer")
         self.place()
         self.confirm()
         return {str(partition): list(at) for partition, at in self.at.items()}
@@ -491,7 +494,7 @@ class Drives:
         False when the driver has stepped down or died; after a step-down, rounds under way go on
         without it.
         """
-        self.stepped.clock.now += self.world.chance.choice([0.0, 0.3, 0.7, 5.0])
+        self.rounds.pass_time(self.world.chance.choice([0.0, 0.3, 0.7, 5.0]))
         try:
             self.rounds.go_on()
         except (StaleWriterError, RetryableError):
@@ -570,8 +573,9 @@ def simulate(
     changes: Sequence[str] = (),
     crash: tuple[int, str] | None = None,
     windows: bool = False,
+    rounds: int = 400,
 ) -> StateWorld:
-    """Run one world to its end: trouble for 400 rounds, then none.
+    """Run one world to its end: trouble for ``rounds`` rounds, then none.
 
     ``changes``: only where state is exactly-once. Raises ``AssertionError`` when the counts are
     wrong, or when the world does not come to an end.
@@ -584,15 +588,15 @@ def simulate(
     try:
         for number in itertools.count():
             assert number < 2_000, f"seed {seed}: it does not come to an end: {world.recorded} of {world.logs}"
-            if number == 400:
+            if number == rounds:
                 world.troubles = frozenset()
             plans.go_on()
             zombies = [each for each in zombies if world.chance.random() < 0.8 and each.haunts()]
             if drives is None:
                 drives = plans.next_driver()
                 continue
-            succeeded = world.strikes("driver is deposed", 0.01)
-            if world.strikes("driver dies", 0.01):
+            succeeded = world.strikes("driver is deposed", 0.02)
+            if world.strikes("driver dies", 0.02):
                 succeeded = drives.dead = True
             elif not succeeded:
                 succeeded = not drives.go_on()

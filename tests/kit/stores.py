@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,11 +142,3 @@ def found(built: Topology) -> tuple[dict[str, Any], dict[int, int], Counter[Any]
         {key[0]: row.value[0] for key, row in numbers.backend.scan() if row.value is not None},
         Counter(zip(*(column.to_pylist() for column in table.columns), strict=True)),
     )
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("waited in vain")
-        time.sleep(0.02)

@@ -12,7 +12,8 @@ from integration import TcpProxy
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.processes import RunProcess
-from tests.kit.stores import Feed, wait_for
+from tests.kit.stores import Feed
+from tests.kit.waiting import wait_for
 
 
 def strike(

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.kit.oracle import told_of
+from tests.kit.waiting import wait_for
 
 
 class SureProducer(Producer):
@@ -56,6 +57,19 @@ class Topics:
         self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
         told_of(self.admin, {topic: partitions})
         return topic
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic of one partition, wait until it is gone, and create it again."""
+        self.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+
+        def created() -> bool:
+            try:
+                self.create(topic)
+            except KafkaException:  # it is still being deleted
+                return False
+            return True
+
+        wait_for(created)
 
     def create_placed(self, topic: str, replicas: list[list[int]], **config: str) -> str:
         """``replicas``: partition -> brokers that hold it, its leader first."""

@@ -31,6 +31,9 @@ TROUBLES = (
 )
 #: How long a bolt takes for a tuple when it is slow: longer than it has in a round.
 SLOW_S = 2.0
+#: After so many recoveries in a row that did not succeed, the next one is spared: it needs all
+#: tasks, and would hardly ever succeed where every record may be late.
+RECOVERIES_STRUCK_MAX = 2
 
 
 @dataclass
@@ -47,9 +50,11 @@ class Chances:
 
     def strikes(self, trouble: str, probability: float) -> bool:
         """Whether ``trouble`` strikes now."""
-        hit = trouble in self.troubles and self.chance.random() < probability
-        self.struck[trouble] += hit
-        return hit
+        if trouble not in self.troubles or self.chance.random() >= probability:
+            self.struck.setdefault(trouble, 0)  # so that one that never comes shows with 0
+            return False
+        self.struck[trouble] += 1
+        return True
 
 
 class Walk:
@@ -103,6 +108,18 @@ class TroubledRounds:
         self._late: dict[tuple[int, int], list[RoundRecord]] = defaultdict(list)
         self._walks: list[Walk] = []
         self._settling = False
+        self._recoveries = 0  # in a row, up to now
+        #: Whether the last round found nothing to do.
+        self.idle = False
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go on by ``seconds``, or by more after a round that found nothing to do: spouts
+        wait then, in steps that are shorter than any time-out. Where state is at-least-once, they
+        wait no longer than until the next checkpoint, which acks what was done."""
+        checkpoints = self._stepped.driver._checkpoints
+        if self.idle:
+            seconds = 5.0 if checkpoints is None or checkpoints.exact else 2.0
+        self._stepped.clock.now += seconds
 
     def go_on(self) -> None:
         """Run tasks until a round has ended; a second round may be under
@@ -115,6 +132,7 @@ class TroubledRounds:
                 if self.world.strikes("task dies", 0.02) and self._home._tasks:
                     del self._home._tasks[chance.choice(list(self._home._tasks))]
                 self._walks.append(Walk(driver.begin(), self))
+                self._recoveries = self._recoveries + 1 if _recovers(self._walks[-1].round) else 0
             first, *others = self._walks
             for later in others:
                 if later.at is None or chance.random() < 0.3:
@@ -125,6 +143,7 @@ class TroubledRounds:
                 first.go_on()
         ended = self._walks.pop(0)
         whole = driver.end(ended.round, ended.result)
+        self.idle = driver._spout_wait_s > 0.0
         driver._spout_wait_s = 0.0
         self._settling = bool(self._walks) and (self._settling or not whole)
 
@@ -139,10 +158,11 @@ class TroubledRounds:
         self, round_: Round, level: int, partition: int, records: Sequence[RoundRecord]
     ) -> Sequence[Addressed]:
         world, chance = self.world, self.world.chance
-        if world.strikes("round breaks off", 0.006):
+        spared = _recovers(round_) and self._recoveries > RECOVERIES_STRUCK_MAX
+        if not spared and world.strikes("round breaks off", 0.006):
             raise RetryableError("broke off")
         late = self._late.pop((level, partition), [])
-        if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.RECOVER:
+        if _recovers(round_):
             # Rows end with their round, and no round is under way when a recovery begins.
             late = [each for each in late if not isinstance(each, Piece)]
         arriving = [*records, *late]
@@ -152,14 +172,14 @@ class TroubledRounds:
                 record = self._damaged(record)
                 if world.strikes("doubled ledger", 0.02):
                     now.append(record)
-            if world.strikes("late records", 0.05):
+            if not spared and world.strikes("late records", 0.05):
                 self._late[(level, partition)].append(record)
             else:
                 now.append(record)
         if "late records" in world.troubles:
             chance.shuffle(now)
         exits = self._home.run_task(round_, level, partition, now)
-        return [] if world.strikes("lost output", 0.01) else exits
+        return [] if not spared and world.strikes("lost output", 0.01) else exits
 
     def _damaged(self, part: LedgerPart) -> LedgerPart:
         if not len(part.values) or not self.world.strikes("flipped bit", 0.01):
@@ -167,3 +187,7 @@ class TroubledRounds:
         values = part.values.copy()
         values[self.world.chance.randrange(len(values))] ^= np.uint64(1 << self.world.chance.randrange(64))
         return part._replace(values=values)
+
+
+def _recovers(round_: Round) -> bool:
+    return round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.RECOVER

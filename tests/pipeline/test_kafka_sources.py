@@ -23,6 +23,7 @@ from spouts.kafka.group import GroupOffsets
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -30,27 +31,6 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(params=["opaque", "transactional"])
 def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Path) -> KafkaRuns:
     return KafkaRuns(topics, tmp_path, name, opaque=request.param == "opaque")
-
-
-def wait_for(condition: Any, what: str, timeout_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
-
-
-def recreate(topics: Topics, topic: str, partitions: int = 1) -> None:
-    """Delete a topic, wait until it is gone, and create it again."""
-    topics.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
-
-    def created() -> bool:
-        try:
-            topics.create(topic, partitions)
-        except Exception:  # noqa: BLE001 - it is still being deleted
-            return False
-        return True
-
-    wait_for(created, "the topic to be created again")
 
 
 # --- which records --------------------------------------------------------------------------------
@@ -65,7 +45,7 @@ def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginn
     topics, name = runs.topics, runs.name
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     with runs.start(pattern=f"{name}-.*", start="latest") as run:
-        wait_for(lambda: run.status().committed_txid >= 1, "the start to be kept")
+        wait_for(lambda: run.status().committed_txid >= 1, what="the start to be kept")
         topics.add_partitions(f"{name}-a", 3)
         topics.send(f"{name}-a", [b"p"] * 4, 2)
         topics.send(topics.create(f"{name}-b"), [b"b"] * 5)
@@ -82,7 +62,7 @@ def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
 ) -> None:
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
     with runs.start(pattern=f"{runs.name}-.*", start="latest") as run:
-        wait_for(lambda: run.status().phase == "running", "the run")
+        wait_for(lambda: run.status().phase == "running", what="the run")
         run.wait_until_caught_up(TIMEOUT_S)  # there is nothing to read yet
         runs.topics.send(runs.topics.create(f"{runs.name}-late"), [b"x"] * 3)
         runs.await_counts(run, {"x": 3})
@@ -189,7 +169,7 @@ def test_a_topic_deleted_and_created_again_between_two_runs_is_data_loss_or_a_re
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     runs.catch_up()
-    recreate(topics, name)
+    topics.recreate(name)
     topics.send(name, [b"new"] * 25)  # more than was read: the old position exists in the new topic
     with runs.start() as run, pytest.raises(DataLossError, match=f"'{name}'.*was deleted and created again"):
         run.wait_until_caught_up(TIMEOUT_S)
@@ -206,7 +186,7 @@ def test_records_of_a_topic_created_again_under_a_run_are_never_committed(runs: 
     topics.send(topics.create(name), [b"old"] * 10)
     with runs.start() as run:
         run.wait_until_caught_up(TIMEOUT_S)
-        recreate(topics, name)
+        topics.recreate(name)
         topics.send(name, [b"new"] * 25)
         # Either the reader notices it (the new topic is too short) or the planner (it asks for the
         # id).
@@ -226,7 +206,7 @@ def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_readi
     planner = runs.spout().planner({}, context)
     plan = planner.plan({})
     planner.confirm(plan)
-    recreate(topics, name)
+    topics.recreate(name)
     topics.send(name, [b"new"] * 25)
     batches = list(runs.spout().reader({}, context).read_all(TransactionAttempt(1, 1), plan))
     assert [value for batch in batches for value in batch.column(0).to_pylist()] == ["new"] * 10
@@ -245,7 +225,7 @@ def test_records_that_a_kept_consumer_prefetched_from_a_deleted_topic_are_discar
     plan = planner.plan({})
     reader = runs.spout().reader({}, context)
     assert sum(batch.num_rows for batch in reader.read_all(TransactionAttempt(1, 1), plan)) == 10
-    recreate(topics, name)
+    topics.recreate(name)
     topics.send(name, [b"new"] * 30)
     planner.close()
     planner = runs.spout(batch_records_max=10).planner({}, context)
@@ -282,7 +262,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     assert offsets(read) == {f"{name}-a/0": (0, 5), f"{name}-b/0": (0, 5)}
     topics.admin.delete_topics([f"{name}-a"], operation_timeout=30)[f"{name}-a"].result(30)
     topics.send(f"{name}-b", [b"y"] * 2)
-    wait_for(lambda: f"{name}-a/0" not in planner.partitions(), "the topic to be gone")
+    wait_for(lambda: f"{name}-a/0" not in planner.partitions(), what="the topic to be gone")
     with contextlib.suppress(RetryableError):
         planner.plan(read)
     time.sleep(0.6)
@@ -290,10 +270,10 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     assert offsets(plan) == {f"{name}-a/0": (5, 5), f"{name}-b/0": (5, 7)}
     assert planner.plan(plan) is None  # all of it was read: nothing is lost
     topics.send(f"{name}-b", [b"z"] * 3)
-    wait_for(lambda: planner.plan(plan) is not None, "a plan that is never read")
+    wait_for(lambda: planner.plan(plan) is not None, what="a plan that is never read")
     topics.admin.delete_topics([f"{name}-b"], operation_timeout=30)[f"{name}-b"].result(30)
     with pytest.raises(DataLossError, match=f"{name}-b/0 was deleted, and offsets 7 to 10 were not read"):
-        wait_for(lambda: ask_for_a_plan(planner, plan), "the loss")
+        wait_for(lambda: ask_for_a_plan(planner, plan), what="the loss")
     planner.close()
 
 
@@ -390,7 +370,7 @@ def test_compacted_records_are_gaps_and_no_loss(cleaning: Topics, name: str, tmp
         time.sleep(0.3)  # the first record after a segment's time closes the segment
     producer.produce(name, "last", key="last")
     producer.arrived()
-    wait_for(lambda: sum(values_in(cleaning.bootstrap_servers, name).values()) < 150, "compaction", 90)
+    wait_for(lambda: sum(values_in(cleaning.bootstrap_servers, name).values()) < 150, 90, what="compaction")
     runs = KafkaRuns(cleaning, tmp_path, name)
     run = runs.catch_up(batch_records_max=30)
     assert runs.counts() == dict(values_in(cleaning.bootstrap_servers, name))
@@ -469,7 +449,7 @@ def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_allows_it(
         where = TopicPartition(name, 0)
         return int(cleaning.admin.list_offsets({where: OffsetSpec.earliest()})[where].result(30).offset)
 
-    wait_for(lambda: beginning() >= 45, "retention", 90)
+    wait_for(lambda: beginning() >= 45, 90, what="retention")
     cleaning.alter(name, retention_ms="-1")  # otherwise the next records may expire too on a slow machine
     cleaning.send(name, [b"fresh"] * 3)
     run = runs.catch_up()
@@ -490,7 +470,7 @@ def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(r
         run.wait_until_caught_up(TIMEOUT_S)
         assert runs.counts() == {"plain": 3}
         producer.commit_transaction(30)
-        wait_for(lambda: "behind" in runs.counts(), "the last stable offset to move on")
+        wait_for(lambda: "behind" in runs.counts(), what="the last stable offset to move on")
     assert runs.counts() == {"plain": 3, "open": 2, "behind": 1}
     assert runs.counts() == dict(values_in(topics.bootstrap_servers, name))
 
@@ -508,8 +488,8 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
     with runs.start({"metrics.prometheus.port": port}) as run:
         run.wait_until_caught_up(TIMEOUT_S)
         topics.send_in_kafka_txn(name, [b"z"], end=lambda producer: producer.abort_transaction(30))
-        wait_for(lambda: run.status().partitions[f"{name}/0"].committed_offset == 12, "the marker")
-        wait_for(lambda: run.status().lag == 0, "the lag")
+        wait_for(lambda: run.status().partitions[f"{name}/0"].committed_offset == 12, what="the marker")
+        wait_for(lambda: run.status().lag == 0, what="the lag")
         progress = run.status().partitions
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert {each: (it.end_offset, it.committed_offset, it.lag, it.in_flight) for each, it in progress.items()} == {
@@ -542,8 +522,8 @@ def test_a_lag_is_known_while_nothing_can_be_committed(runs: KafkaRuns) -> None:
 
     holding.finish_batch = held  # type: ignore[union-attr, method-assign]
     with submit(wait, {}, runs.store, "local") as run:
-        wait_for(lambda: run.status().lag == 5, "the lag")
-        wait_for(lambda: run.status().partitions[f"{name}/0"].in_flight == 5, "what is in flight")
+        wait_for(lambda: run.status().lag == 5, what="the lag")
+        wait_for(lambda: run.status().partitions[f"{name}/0"].in_flight == 5, what="what is in flight")
         assert run.status().partitions[f"{name}/0"].committed_offset == 10
 
 
@@ -568,7 +548,7 @@ def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: Kafka
         run.wait_until_caught_up(TIMEOUT_S)
         topics.send(name, [b"x"] * 2, 0)
         run.wait_until_caught_up(TIMEOUT_S)
-        wait_for(lambda: published(topics, name, group, 2) == [12, 3], "the offsets in the group")
+        wait_for(lambda: published(topics, name, group, 2) == [12, 3], what="the offsets in the group")
         topics.send(name, [b"x"], 1)
         run.wait_until_caught_up(TIMEOUT_S)
     assert published(topics, name, group, 2) == [12, 4]  # the offsets of the last commit, after the run has ended
@@ -593,7 +573,7 @@ def test_a_group_that_cannot_be_written_is_logged_once_and_stops_nothing(runs: K
         {"bootstrap.servers": topics.bootstrap_servers, "group.id": name, "auto.offset.reset": "earliest"}
     )
     member.subscribe([name])
-    wait_for(lambda: member.poll(0.1) is not None, "a member of the group")
+    wait_for(lambda: member.poll(0.1) is not None, what="a member of the group")
     with structlog.testing.capture_logs() as logs, runs.start(consumer_group=name, batch_records_max=2) as run:
         run.wait_until_caught_up(TIMEOUT_S)
     member.close()

@@ -17,8 +17,9 @@ from integration import EmbeddedServers, ZooKeeperServer
 from integration.server import Server
 from tests.kit.jobs import Job
 from tests.kit.processes import RunProcess
-from tests.kit.stores import Feed, server_of, wait_for
+from tests.kit.stores import Feed, server_of
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 #: Kills per store and kind of values; by default, the target decides it.

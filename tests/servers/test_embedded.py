@@ -19,7 +19,7 @@ from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
 from integration.jars import kafka_jars
 from integration.java import find_java
 from integration.processes import ChildProcess
-from integration.server import free_port, port_taken
+from integration.server import Server, free_port, port_taken
 from integration.servers import is_ours
 
 ROOT = Path(__file__).parent.parent.parent
@@ -123,6 +123,23 @@ def test_a_first_run_without_network_is_reported_in_one_line(small_lock: Path, m
     monkeypatch.setenv("JAVA_HOME", fake_ivy(small_lock / "java", "echo 'Server access error at url x'; exit 1"))
     with pytest.raises(ServerError, match=r"nothing arrived. Ivy says: Server access error.*Check the network"):
         kafka_jars(lambda line: None)
+
+
+def test_a_port_that_was_lost_in_one_start_is_not_the_reason_of_the_next(tmp_path: Path) -> None:
+    class Unlucky(Server):
+        starts = 0
+
+        def prepare(self) -> list[str]:
+            self.starts += 1
+            return ["sh", "-c", f"echo {'Address already in use' if self.starts == 1 else 'ERROR no licence'}; exit 1"]
+
+        def is_ready(self) -> bool:
+            return False
+
+    unlucky = Unlucky(tmp_path / "u", where="embedded")
+    with pytest.raises(ServerError, match="ended while starting: ERROR no licence"):
+        unlucky.start()
+    assert unlucky.starts == 2
 
 
 def test_a_full_disk_is_reported_in_one_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +274,7 @@ def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
     assert up.returncode == 0, up.stderr
     state = json.loads(up.stdout)
     try:
+        assert (state["type"], state["running"]) == ("servers", True)
         assert json.loads(call("up", "--json").stdout) == state
         assert json.loads(call("status", "--json").stdout) == state
         assert all(port_taken(int(state[name].split(":")[1])) for name in ("kafka", "zookeeper"))
@@ -267,6 +285,7 @@ def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
     assert not any(_runs(pid) for pid in state["pids"].values())
     assert call("down").stdout.startswith("nothing runs in")
     assert call("status").returncode == 1
+    assert json.loads(call("status", "--json").stdout) == {"type": "servers", "running": False}
 
 
 def _runs(pid: int) -> bool:

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -32,6 +31,7 @@ from integration.external import VARIABLES, ExternalPostgres, ExternalServers
 from integration.hosts import VARIABLE
 from integration.server import Server, port_taken
 from tests.kit.folders import open_folder
+from tests.kit.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS: dict[str, type[Server]] = {"zookeeper": ZooKeeperServer, "postgres": PostgresServer, "redis": RedisServer}
@@ -184,10 +184,3 @@ def test_no_server_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait(10)
     wait_for(lambda: not port_taken(port))
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)

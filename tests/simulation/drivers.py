@@ -44,13 +44,13 @@ from framework.transactions.coordinator import (
     Committed,
     Coordinator,
     Event,
-    Plan,
     Processed,
     RolledBack,
     StopRequested,
     Tick,
 )
 from framework.transactions.documents import TopologyDocuments
+from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
 from framework.transactions.term import Term
@@ -80,6 +80,9 @@ IDLE_POLL_MAX_S = 0.06
 #: A pause of this length or more ends at a random moment before its end: steps are faster here than
 #: in a run.
 PAUSE_S = 0.2
+#: How many times as long as in a run a term waits for messages that do not come: a tick finds
+#: nothing to do, unless an attempt has timed out.
+TICKS_LATE = 3
 #: Thread name of a driver -> its name in the labels of steps.
 NAMES = {"rollback": "roll back", "fence": "close fence"}
 
@@ -395,9 +398,9 @@ class SimProcess:
             owner.crash()
             return False
         except RatchetError as error:  # handed to the generator, as ``perform`` does
-            world.note(f"{self.label} raises {error!r}"[:300])
-            self.disturbed = True
             failed = error
+            world.note(lambda: f"{self.label} raises {failed!r}"[:300])
+            self.disturbed = True
             return self._advance(lambda steps: steps.throw(failed))
         except Exception as error:
             raise error if isinstance(error, Violation) else Violation(f"{self.label} raises {error!r}") from error
@@ -436,7 +439,7 @@ class SimProcess:
             raise Violation(f"{self.name} raised {error!r}") from error
         function = step.func if isinstance(step, partial) else step
         name = function.__name__
-        self.waits, self.command = hasattr(function, "waits"), name == "_carry_out"
+        self.waits, self.command = getattr(function, "waits", False), name == "_carry_out"
         if self.command and isinstance(step, partial):
             self.label = f"command: {type(step.args[0]).__name__}"
         else:
@@ -452,6 +455,9 @@ class SimThreads(Threads):
 
     def now_ms(self) -> int:
         return self._driver.world.now
+
+    def used_s(self) -> float:
+        return 0.0  # a simulation depends on its seed alone
 
     def queue(self) -> queue.Queue[Any]:
         return SimQueue(self._driver)
@@ -567,7 +573,7 @@ class SimQueue(queue.Queue[Any]):
             return self._messages.popleft()
         later = self._later = Later()
         assert timeout is not None
-        self._driver.world.at(int(timeout * 1000), lambda: later.fail(queue.Empty()))
+        self._driver.world.at(int(timeout * 1000) * TICKS_LATE, lambda: later.fail(queue.Empty()))
         return later
 
 
@@ -675,7 +681,7 @@ class WatchedDriver(Driver):
 
         def watched(event: Event, now_ms: int) -> list[Command]:
             if not isinstance(event, Tick):
-                self._owner.world.note(f"{self._owner.name} {event}"[:200])
+                self._owner.world.note(lambda: f"{self._owner.name} {event}"[:200])
             if not _is_late(event, coordinator):
                 return handle(event, now_ms)
             due = handle(Tick(), now_ms)

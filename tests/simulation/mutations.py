@@ -21,8 +21,9 @@ from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
 from framework.transactions import term
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase, plan_digest
+from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
 from framework.transactions.documents import TopologyDocuments, forget_everything
+from framework.transactions.plans import plan_digest
 from sinks import MemoryBackend, Row, values
 from sinks.backends.backend import MapBackend
 from sinks.kafka.markers import Marker
@@ -401,6 +402,9 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(Marker, "check", _check_or_reset), (Marker, "already_holds", _holds_or_reset)],
              lambda shape: shape.back == "zookeeper" and shape.topic_tasks > 0),
     Mutation("C27: any store will do for done", [(MapBackend, "_must_be", lambda self, expected, new: "")]),
+    Mutation("C27: the last transaction may be of another attempt than the one that was committed",
+             [(CommitPhase, "_check_committed", _nothing)],
+             lambda shape: shape.back == "sink" and shape.moody and shape.states > 0),
     Mutation("C28: a raise does not compare plans", [(CommitPhase, "_check_plan", _nothing)],
              lambda shape: shape.back == "sink" and shape.losses > 0),
     # what else the protocol stands on

@@ -28,9 +28,9 @@ class Outcome:
 def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: bool = False) -> Outcome:
     """Run the schedule of a seed. The same seed gives the same schedule, on any machine.
 
-    The outcome has a trace when there is a violation, or with ``keep_trace``.
+    With ``keep_trace`` the outcome has a trace.
     """
-    world = World(seed, Counter() if coverage is None else coverage)
+    world = World(seed, Counter() if coverage is None else coverage, tells=keep_trace)
     try:
         names = ("A", "B") if world.shape.second_driver else ("A",)
         drivers = [SimDriver(world, build_topology(world, whole=not _changes(world)), each) for each in names]
@@ -48,7 +48,7 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
         return Outcome(seed, world.shape, str(violation), world.steps, tuple(world.trace))
     except RatchetError as error:
         return Outcome(seed, world.shape, f"unexpected {error!r}", world.steps, tuple(world.trace))
-    return Outcome(seed, world.shape, None, world.steps, tuple(world.trace) if keep_trace else ())
+    return Outcome(seed, world.shape, None, world.steps, tuple(world.trace))
 
 
 def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
@@ -66,7 +66,7 @@ def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
         if kind == "grow":
             world.at(when, lambda each=partition: spout.append(each, [world.record(), world.record()]))
         elif kind == "new partition":
-            name = shape.partitions + len(world.trace) + world.next_id
+            name = shape.partitions + world.next_id
             world.next_id += 1
             world.at(when, lambda each=name: spout.add_partition(each, [world.record()]))
         elif kind == "away":
@@ -142,7 +142,8 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
         store: Any = world.store if shape.back == "zookeeper" else world.backends[int(chance.random() * shape.states)]
         pause = int(chance.random() * chance.choice((20, 80, 400, 1_500)))
         world.coverage[("goes back", shape.back)] += 1
-        moment = chance.choice(("any", *("open",) * 4, *("rolled back",) * 8 * min(shape.losses, 1)))
+        done = () if store is world.store else ("done",) * 4
+        moment = chance.choice(("any", *("open",) * 4, *done, *("rolled back",) * 8 * min(shape.losses, 1)))
         world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, moment))
 
 
@@ -159,17 +160,30 @@ def _stop_all(world: World, drivers: list[SimDriver]) -> None:
             driver.crash()
 
 
+def _has_come(world: World, store: Any, moment: str) -> bool:
+    """Whether the next transaction is open, rolled back, or done in the store; or any moment."""
+    currtx = world.store.currtx()
+    if moment == "done":
+        header = store.header()
+        return header is not None and header.done == currtx
+    return moment == "any" or (world.is_rolled_back(currtx) if moment == "rolled back" else world.is_open(currtx))
+
+
 def _take_snapshot(
     world: World, drivers: list[SimDriver], store: Any, pause_ms: int, moment: str, tries: int = 300
 ) -> None:
-    currtx = world.store.currtx()
-    if moment == "any" or (world.is_rolled_back(currtx) if moment == "rolled back" else world.is_open(currtx)):
-        if store is world.store and world.chance.random() < 0.5:  # with an election in between
-            pause_ms += 1_000
+    """Take a snapshot at a moment, and go back to it after a pause.
+
+    What is done is mostly made again by another attempt, and the store goes back soon after that
+    is committed (ADR 25).
+    """
+    if _has_come(world, store, moment):
+        snapshot, times, txid = store.snapshot(), len(world.restores), world.store.currtx()
+        if world.chance.random() < (0.5 if store is world.store else 0.8 if moment == "done" else 0.0):
+            pause_ms += 1_000 if store is world.store else 0  # with an election in between
             for driver in drivers:
                 if driver.leadership is not None:
                     driver.crash()
-        snapshot, times = store.snapshot(), len(world.restores)
 
         def restore() -> None:
             if times < len(world.restores):
@@ -180,7 +194,16 @@ def _take_snapshot(
                 _stop_all(world, drivers)
             store.restore(snapshot)
 
-        world.at(pause_ms, restore)
+        def restore_when_closed(tries: int = 400) -> None:
+            if world.oracle.committed < txid and tries and not world.finished:
+                world.at(5, partial(restore_when_closed, tries - 1))
+            else:
+                world.at(int(world.chance.random() * 60), restore)
+
+        if moment == "done":
+            restore_when_closed()
+        else:
+            world.at(pause_ms, restore)
     elif tries and not world.finished:
         world.at(3, lambda: _take_snapshot(world, drivers, store, pause_ms, moment, tries - 1))
 
@@ -196,15 +219,17 @@ def _corrupt(world: World, drivers: list[SimDriver]) -> None:
                 driver.crash()
 
 
-def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tries: int = 300) -> None:
+def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tries: int = 300, seen: int = -1) -> None:
     """As soon as the commit of a txid is open, or done in a state, remove the records of its plan.
 
     Then the driver dies, or the commit fails: the next leader must roll back (C7).
     """
-    currtx = world.store.currtx()
-    plan = world.store.plan(currtx)
-    done = any((header := each.header()) is not None and header.done == currtx for each in world.backends)
-    if plan and world.is_open(currtx) and (done or not when_done):
+    plan, done = None, False
+    if seen != world.writes:  # otherwise nothing was opened or done since
+        currtx = world.store.currtx()
+        plan = world.store.plan(currtx) if world.is_open(currtx) else None
+        done = any((header := each.header()) is not None and header.done == currtx for each in world.backends)
+    if plan and (done or not when_done):
         for partition, meta in plan.items():
             world.spout.expire(int(partition), max(meta["next"], 0))
         world.faults_left = max(world.faults_left, 1 + int(world.chance.random() * 3))
@@ -215,7 +240,8 @@ def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tr
                 if driver.leadership is not None:
                     driver.crash()
     elif tries and not world.finished:
-        world.at(3 if when_done else 7, lambda: _lose_open_range(world, drivers, when_done, tries - 1))
+        pause_ms = 3 if when_done else 7
+        world.at(pause_ms, partial(_lose_open_range, world, drivers, when_done, tries - 1, world.writes))
 
 
 def _expire(world: World, partition: int) -> None:

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.kit import state_world, tree_world
-from tests.simulation import world as protocol_world
 from tests.simulation.schedule import Coverage, run_schedule
 
-TRACE_MAX = 100_000
+#: Messages of a world of trees, and how many may be pending. What goes wrong concerns a few trees
+#: and a few rounds, so most worlds are small; many messages at once are seldom.
+TREES = [*[(8, 4)] * 4, *[(16, 8)] * 4, *[(40, 8)] * 2, (150, 60)]
+#: Words of a world of states, and how many rounds have trouble. Checkpoints come as often as
+#: rounds. What goes wrong concerns one checkpoint, or a few: so most worlds are short.
+STATES = [*[(12, 15)] * 5, *[(24, 30)] * 4, (40, 60), (80, 120)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,8 @@ class Simulator:
 
 def run_protocol(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     """Drivers, commit tasks, ZooKeeper and sinks (``schedule.py``)."""
-    if tell:
-        protocol_world.TRACE_MAX = TRACE_MAX
     outcome = run_schedule(seed, coverage, keep_trace=tell)
-    return Verdict(seed, f"{outcome.shape}, {outcome.steps} steps", outcome.violation, outcome.trace if tell else ())
+    return Verdict(seed, f"{outcome.shape}, {outcome.steps} steps", outcome.violation, outcome.trace)
 
 
 def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
@@ -60,7 +62,7 @@ def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     under some troubles or all.
     """
     chance = random.Random(f"trees {seed}")
-    messages, pending = chance.choice([(60, 8), (400, 100)])
+    messages, pending = chance.choice(TREES)
     troubles = _some(chance, tree_world.TROUBLES)
     shape = f"{messages} messages, {pending} pending, {', '.join(troubles)}"
 
@@ -84,10 +86,13 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     if windows:
         troubles = (*troubles, state_world.CLOCK_JUMPS)
     how = "exactly-once" if exact else "at-least-once"
-    shape = f"{how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
+    words, rounds = chance.choice(STATES)
+    shape = f"{words} words, {how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
 
     def run() -> str | None:
-        found = state_world.simulate(seed, exact=exact, troubles=troubles, changes=changes, windows=windows)
+        found = state_world.simulate(
+            seed, exact=exact, words=words, troubles=troubles, changes=changes, windows=windows, rounds=rounds
+        )
         _cover(coverage, found, f"states, {how}")
         return None
 
@@ -121,9 +126,9 @@ def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) ->
 SIMULATORS = {
     each.name: each
     for each in (
-        Simulator("protocol", 97, 500, run_protocol),
-        Simulator("trees", 2, 5, run_trees),
-        Simulator("states", 1, 2, run_states),
+        Simulator("protocol", 84, 200, run_protocol),
+        Simulator("trees", 12, 20, run_trees),
+        Simulator("states", 4, 10, run_states),
     )
 }
 
@@ -132,9 +137,9 @@ def shares(schedules: int, names: list[str]) -> dict[str, int]:
     """How many of ``schedules`` each simulator gets.
 
     >>> shares(100_000, ["protocol", "trees", "states"])
-    {'protocol': 97000, 'trees': 2000, 'states': 1000}
+    {'protocol': 84000, 'trees': 12000, 'states': 4000}
     >>> shares(20, ["protocol", "trees", "states"])
-    {'protocol': 19, 'trees': 1, 'states': 1}
+    {'protocol': 16, 'trees': 2, 'states': 1}
     >>> shares(100, ["states"])
     {'states': 100}
     """

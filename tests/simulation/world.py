@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from framework import Fields, OutputFieldsDeclarer
@@ -26,7 +27,7 @@ from framework.execution.records import AttemptHeader
 from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
-from framework.transactions.coordinator import plan_digest
+from framework.transactions.plans import plan_digest
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka.markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -51,7 +52,8 @@ SESSION_MS = 400
 #: A schedule that needs more steps than this after its last fault does not make progress (invariant
 #: 13).
 STEPS_MAX = 12_000
-TRACE_MAX = 2_000
+#: How many lines of a trace are kept.
+TRACE_MAX = 100_000
 #: The probability of a fault at rare steps: every fault must meet them.
 PROBABILITIES = {
     "roll back: raise": 0.2,
@@ -152,8 +154,9 @@ class Shape:
 class World:
     """What a schedule runs in: time, servers, faults, and the oracle."""
 
-    def __init__(self, seed: int, coverage: Counter[tuple[str, str]]) -> None:
+    def __init__(self, seed: int, coverage: Counter[tuple[str, str]], *, tells: bool = False) -> None:
         self.seed = seed
+        self.tells = tells  # whether a trace is kept: to write down what happens takes a fifth of the time
         self.chance = random.Random(seed)
         self.shape = Shape.of(self.chance)
         self.coverage = coverage
@@ -183,6 +186,7 @@ class World:
         self.zookeeper_restored = False
         self.joined = not (self.shape.joins or self.shape.renames)  # whether a driver with the changed topology has led
         self.restores: list[Any] = []
+        self.writes = 0  # to headers and to ZooKeeper: without one, nothing is opened or done
         self._met: set[str] = set()
         self._depth = 0
 
@@ -242,12 +246,13 @@ class World:
         self.faults_left -= 1
         kind = kinds[int(self.chance.random() * len(kinds))]
         self.coverage[(kind, step)] += 1
-        self.note(f"FAULT {kind} at {step}")
+        self.note(lambda: f"FAULT {kind} at {step}")
         return kind
 
-    def note(self, what: str) -> None:
-        if len(self.trace) < TRACE_MAX:
-            self.trace.append(f"{self.now:6d} {what}")
+    def note(self, what: Callable[[], str] | str) -> None:
+        """Write down what happens, if a trace is kept. ``what``: a text, or what makes it."""
+        if self.tells and len(self.trace) < TRACE_MAX:
+            self.trace.append(f"{self.now:6d} {what if isinstance(what, str) else what()}")
 
     # --- records ----------------------------------------------------------------------------------
 
@@ -383,6 +388,7 @@ class SimBackend(MemoryBackend):
             raise self._another_store(expected)
         super().raise_header(expected, new)
         self._opened_in = self._identity
+        self._world.writes += 1
         self._world.oracle.header_changed(self._index, expected, new)
 
     @property
@@ -402,6 +408,7 @@ class SimBackend(MemoryBackend):
         shared = self._rows()
         header, rows = snapshot
         shared.header = header
+        self._world.writes += 1
         shared.rows.clear()
         shared.rows.update(rows)
         self._world.restored[self._index] = self._world.restored.get(self._index, 0) + 1
@@ -456,6 +463,12 @@ class SimBackend(MemoryBackend):
 
     def rows(self) -> dict[tuple[Any, ...], Row]:
         return self._rows().rows
+
+
+@lru_cache(4_096)
+def _decoded(raw: bytes) -> Any:
+    """What a document says, for those who only look: many ask for the same one."""
+    return decode_document(raw, "a document")
 
 
 class SimStore(CoordinationStore):
@@ -517,6 +530,7 @@ class SimStore(CoordinationStore):
         nodes, written, self.version, self.epoch, self._world.joined, model, positions = snapshot
         self.nodes, self.written = dict(nodes), dict(written)
         self.life += 1
+        self._world.writes += 1
         self._world.zookeeper_restored = True
         self._world.oracle.zookeeper_went_back(model, positions)
         if self.holder is not None:
@@ -536,7 +550,7 @@ class SimStore(CoordinationStore):
         plan = {each: {"first": 0, "next": max(meta["next"] - 1, 0)} for each, meta in before.items()}
         documents = {
             INCARNATION: "another one",
-            f"{TOPOLOGY}/meta": decode_document(self.written[f"{TOPOLOGY}/meta"], "meta"),
+            f"{TOPOLOGY}/meta": _decoded(self.written[f"{TOPOLOGY}/meta"]),
             f"{TOPOLOGY}/coordinator/currtx": currtx,
             f"{TOPOLOGY}/user/{held[-1]}/{currtx - 1}": {"digest": plan_digest(plan), "plan": plan},
         }
@@ -571,6 +585,7 @@ class SimStore(CoordinationStore):
                     nodes.pop(change.path, None)
         self.nodes[FENCE] = fence
         self.version += 1
+        self._world.writes += 1
         self._world.oracle.stored(writer, before)
 
     def fence_holds(self, version: int) -> bool:
@@ -578,22 +593,22 @@ class SimStore(CoordinationStore):
 
     def currtx(self) -> int:
         raw = self.written.get(f"{TOPOLOGY}/coordinator/currtx")
-        return 1 if raw is None else int(decode_document(raw, "currtx"))
+        return 1 if raw is None else int(_decoded(raw))
 
     def incarnation(self) -> str:
         raw = self.written.get(INCARNATION)
-        return "" if raw is None else str(decode_document(raw, "incarnation"))
+        return "" if raw is None else str(_decoded(raw))
 
     def opened(self) -> dict[str, Any] | None:
         """What committers without a header were last opened for (C24)."""
         raw = self.written.get(f"{TOPOLOGY}/coordinator/open")
-        return None if raw is None else decode_document(raw, "open")
+        return None if raw is None else _decoded(raw)
 
     def plan(self, txid: int) -> dict[str, Any] | None:
         for spout in reversed(SPOUTS):
             raw = self.written.get(f"{TOPOLOGY}/user/{spout}/{txid}")
             if raw is not None:
-                document = decode_document(raw, "plan")
+                document = _decoded(raw)
                 if not isinstance(document, dict):
                     raise Violation(f"7: {document!r} is stored as the plan of {txid}")
                 return document["plan"]

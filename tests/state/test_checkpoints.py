@@ -29,7 +29,19 @@ from framework.errors import ConfigError, CorruptStateError, RetryableError, Top
 from framework.observe.metrics import CoreRunCollector
 from framework.state.lmdb import LmdbStore
 from framework.transactions import MemoryStore
-from tests.kit.state_parts import Count, Log, Source, Split, checkpointed, counting, journal, lmdb, steps_of
+from tests.kit.state_parts import (
+    Count,
+    Log,
+    Source,
+    Split,
+    SteppedState,
+    checkpointed,
+    committed,
+    counting,
+    journal,
+    lmdb,
+    steps_of,
+)
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "came", "back"]
 
@@ -662,6 +674,74 @@ def test_a_command_without_a_provider_does_not_change_the_state_of_another_provi
             )
     assert read_record(store, key) == record
     assert checkpointed(conf, store, key) == Counter(WORDS)
+
+
+class Grouped(Log):
+    """Keeps its positions in a group, which is in the journal, as a Kafka consumer does.
+
+    Partitions in ``away`` have no leader: it is not known where they begin.
+    """
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        self.mine, self.offsets = list(self.offsets), {}
+        self.group, self.away = (journal(self.key).results.setdefault(each, {}) for each in ("group", "away"))
+        self.anew = False
+
+    def begin_anew(self) -> None:
+        journal(self.key).steps.append(("words", 0, "begun anew"))
+        self.anew = True
+
+    def begin(self) -> None:
+        for each in self.mine:
+            if each not in self.offsets and each not in self.away:
+                self.offsets[each] = self.group[each] = 0 if self.anew else self.group.get(each, 0)
+
+    def next_tuple(self) -> None:
+        self.begin()
+        if journal(self.key).results.get("dies"):
+            raise RuntimeError(journal(self.key).results.pop("dies"))
+        super().next_tuple()
+
+    def position(self) -> Any:
+        self.begin()
+        if len(self.offsets) < len(self.mine):
+            raise RetryableError("a partition has no leader")
+        return super().position()
+
+    def ack(self, message_id: Any) -> None:
+        super().ack(message_id)
+        partition, offset = message_id
+        self.group[partition] = offset + 1
+
+
+@pytest.mark.rule("C35")
+@pytest.mark.parametrize("what", ["driver", "spout"])
+def test_at_least_once_a_forgotten_spout_begins_anew_until_all_its_partitions_have(
+    key: str, tmp_path: Path, what: str
+) -> None:
+    """Its group still has old positions of the others: what was forgotten would be skipped."""
+    away, group = {1: True}, {0: 2, 1: 2}
+    journal(key).results.update(away=away, group=group)
+    topology = counting(key, Grouped(key, [["a", "b"], ["c", "d"]]))
+    run = SteppedState(topology, tmp_path, CheckpointRecord(last=7, forgotten=["words"]), exact=False).settle()
+    assert run.record.txid > 7 and run.record.forgotten == ["words"]
+    if what == "driver":
+        run.close()
+        run = SteppedState(topology, tmp_path, run.record, exact=False)
+    else:
+        journal(key).results["dies"] = "it dies"
+        run.step(3)
+    away.clear()
+    run.settle()
+    assert run.record.forgotten == []
+    assert steps_of(key, "words") == ["begun anew"] * 2
+    run.close()
+    again = SteppedState(topology, tmp_path, run.record, exact=False).settle()
+    assert steps_of(key, "words") == ["begun anew"] * 2
+    again.close()
+    found = committed(str(tmp_path), again.record, key, "count")
+    assert found == {"a": 2, "b": 2, "c": 1, "d": 1}
 
 
 class Journaled(Log):

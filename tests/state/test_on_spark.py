@@ -18,8 +18,8 @@ from integration import EmbeddedServers
 from tests.kit.homes import homes_of
 from tests.kit.kafka_counts import run as run_and_kill
 from tests.kit.state_parts import Count, Log, lmdb
-from tests.kit.stores import wait_for
 from tests.kit.targets import Often
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -327,6 +327,34 @@ class Uncertain(Log):
         return super().caught_up()
 
 
+class Silent(Log):
+    """May raise in ``position``, as the journal says."""
+
+    def position(self) -> Any:
+        journal(self.key).happens("position", None)
+        return super().position()
+
+
+@pytest.mark.behaviour("5.5")
+def test_a_source_that_does_not_say_where_it_stands_costs_one_recovery_and_doubles_nothing(
+    key: str, tmp_path: Path
+) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Silent(key, [WORDS]))
+    builder.set_bolt("count", Count(key)).fields_grouping("words", Fields("word"))
+    stepped = SteppedState(builder.build(), tmp_path).step(3, seconds=1)
+
+    def once(_: Any) -> None:
+        del journal(key).on["position"]
+        raise RetryableError("the broker does not answer")
+
+    journal(key).on["position"] = once
+    stepped.settle()
+    assert "position" not in journal(key).on
+    assert stepped.recoveries == 1
+    assert counts(key) == Counter(WORDS)
+
+
 class Untimely(Count):
     def tick_in_s(self) -> float | None:
         journal(self.key).happens("tick_in_s", None)

@@ -43,7 +43,8 @@ from framework.state import (
 )
 from framework.state.expiry import ExpiringState
 from framework.state.windowing import MICROS, time_of
-from framework.topology import FieldsGrouping
+from framework.topology import FieldsGrouping, TopologyContext
+from framework.topology.bolts import Input
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, SteppedState, checkpointed, committed, journal, lmdb
 
@@ -359,6 +360,71 @@ def test_windows_follow_changed_inputs_and_a_changed_lag(
     assert run({"one": [*events, ("ann", 25.0, 4)]}, TimeWindow(10, "at")) == expected
 
 
+class Told:
+    """The collector of a bolt that is called without a topology: keeps what it emits."""
+
+    def __init__(self) -> None:
+        self.emitted: list[Any] = []
+
+    def emit(self, values: Sequence[Any], anchors: Any = None, stream: str = "default") -> None:
+        self.emitted.append(list(values))
+
+    def ack(self, tup: Tuple) -> None:
+        pass
+
+
+def opened(windows: TimeWindow, state: Any, tasks: int = 1) -> tuple[Gather, Told]:
+    """A windowed bolt on a state, as after a start, and what it emits."""
+    bolt, told = Gather("opened", windows, key=["user"], late=Fields(n=int)), Told()
+    bolt.bind("gather", [Input("events", "default", EVENT, FieldsGrouping(Fields("user")))], tasks)
+    bolt.prepare({}, TopologyContext("opened", "gather", 0, tasks), told)
+    bolt.init_state(state)
+    return bolt, told
+
+
+def fed(bolt: Gather, told: Told, *events: tuple[str, float, int]) -> list[Any]:
+    """What a bolt emits for these events."""
+    del told.emitted[:]
+    for each in events:
+        bolt.execute(Tuple(None, EVENT, each, "events", "default"))
+    return list(told.emitted)
+
+
+def in_memory() -> Any:
+    return InMemoryKeyValueStateProvider().new_state("t/b/1/0", {}, None)
+
+
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("moved", [False, True], ids=["same task", "another task"])
+def test_a_window_that_is_over_does_not_fire_anew_when_the_lateness_is_raised(moved: bool) -> None:
+    """Its tuples are gone: it would fire with the late ones alone, as if for the first time."""
+    state = in_memory()
+    windows = TimeWindow(10, "at", step_s=5)
+    assert fed(*opened(windows, state), ("ann", 1.0, 1), ("ann", 7.0, 2), ("ann", 12.0, 3)) == [
+        ["ann", -5.0, 5.0, [1], 0],
+        ["ann", 0.0, 10.0, [1, 2], 0],
+    ]
+    if moved:
+        for key in [key for key, _ in state.items() if key[0] == () and key[1] not in "dl"]:
+            state.delete(key)
+    for _ in range(2):  # also after another start
+        bolt, told = opened(replace(windows, lateness_s=20), state)
+        assert fed(bolt, told, ("ann", 3.0, 4)) == [[4]]  # late
+        assert fed(bolt, told, ("ann", 8.0, 5)) == []  # it is for the window that begins at 5
+    assert fed(bolt, told, ("ann", 15.0, 6)) == [["ann", 5.0, 15.0, [2, 3, 5, 5], 0]]
+    assert fed(bolt, told, ("ann", 9.0, 7)) == [["ann", 5.0, 15.0, [2, 3, 5, 5, 7], 1]]
+
+
+@pytest.mark.behaviour("5.2")
+def test_a_window_that_may_still_be_late_fires_again_when_the_lateness_is_raised() -> None:
+    state = in_memory()
+    windows = TimeWindow(10, "at", lateness_s=5)
+    events = [("ann", 1.0, 1), ("ann", 11.0, 2), ("ann", 23.0, 3)]
+    assert fed(*opened(windows, state), *events) == [["ann", 0.0, 10.0, [1], 0], ["ann", 10.0, 20.0, [2], 0]]
+    bolt, told = opened(replace(windows, lateness_s=50), state)
+    assert fed(bolt, told, ("ann", 12.0, 4), ("ann", 2.0, 5)) == [["ann", 10.0, 20.0, [2, 4], 1], [5]]
+
+
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("tasks", [1, 2])
 @pytest.mark.parametrize(
@@ -494,6 +560,26 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     with submit(builder.build(), conf, store=store, executor="local") as run:
         run.wait_until_idle(30)
     assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
+
+
+def test_what_windows_are_held_is_known_after_the_ttl_of_the_state() -> None:
+    """Otherwise tuples that were gathered in some windows would go on in others."""
+    now = [1_000.0]
+    inner = in_memory()
+
+    def state() -> ExpiringState:
+        return ExpiringState(inner, 10, clock=lambda: now[0], expires=Gather("any", CountWindow(2)).expires)
+
+    bolt, told = opened(TimeWindow(60, "at"), state())
+    for number in range(4):
+        now[0] += 6
+        assert fed(bolt, told, ("ann", 1.0, number)) == []
+        inner.prepare_commit(number + 1)
+        inner.commit(number + 1)
+    with pytest.raises(ConfigError, match="holds tuples that were gathered in windows by time"):
+        opened(TimeWindow(90, "at"), state())
+    now[0] += 11
+    assert {key for key, _ in state().items()} == {((), each) for each in "drl"} | {((), "m", ("events", "default"))}
 
 
 class Lasting(Count):

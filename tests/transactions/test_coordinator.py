@@ -19,7 +19,6 @@ from framework.transactions.coordinator import (
     Committed,
     Coordinator,
     Persist,
-    Plan,
     Planned,
     Process,
     Processed,
@@ -31,8 +30,8 @@ from framework.transactions.coordinator import (
     Stop,
     StopRequested,
     Tick,
-    plan_digest,
 )
+from framework.transactions.plans import Plan, plan_digest
 
 FAILED = TaskFailure(FailureKind.FAILED, "bolt", 0, "as asked")
 ERROR = TaskFailure(FailureKind.ERROR, "bolt", 0, "boom")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +13,12 @@ import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.coordination.store import Change
+from framework.errors import CorruptStateError
+from framework.observe.journal import TransactionRecord
 from framework.transactions import Delete, MemoryStore, Put
 from framework.transactions.coordinator import Persist
-from framework.transactions.documents import TopologyDocuments
+from framework.transactions.documents import TopologyDocuments, read_history, read_origin
+from framework.transactions.plans import plan_digest, stored_plan
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
@@ -111,3 +118,87 @@ def test_the_plans_of_a_spout_that_was_renamed_are_taken_over_one_by_one(store: 
     store.depose("topology")
     assert documents(store, topology("renamed")).recover()[0].plans == plans
     assert store.children("topology/user/spout") == []
+
+
+class TestWidePlans:
+    """Plans with thousands of partitions are stored packed (ADR 44)."""
+
+    def kafka_plan(self, partitions: int, first: int = 1_000_000) -> dict[str, Any]:
+        position = {"topic_id": "Xl5cPyuWQUGXXfJ0pLGXNA", "first_leader_epoch": 3, "next_leader_epoch": 3}
+        return {
+            f"orders/{each}": {"first_offset": first + 7 * each, "next_offset": first + 9 * each, **position}
+            for each in range(partitions)
+        }
+
+    def test_the_plan_and_the_origin_of_ten_thousand_partitions_fit_into_one_step(self, store: Bounded) -> None:
+        made = documents(store)
+        plan = self.kafka_plan(10_000)
+        emit(made, {1: plan})
+        closing = TransactionRecord(1, plan, plan_digest(plan), (), 1)
+        made.save(Persist({1: 1}, {2: (1, self.kafka_plan(10_000, 2_000_000))}, currtx=2), closing)
+        store.depose("topology")
+        assert documents(store).recover()[0].plans == {1: plan, 2: self.kafka_plan(10_000, 2_000_000)}
+        assert read_origin(store, "topology").positions == plan
+        assert read_history(store, "topology")[0].plan == {}  # too long for a thousand of them
+
+    def test_the_history_keeps_the_plan_of_a_thousand_partitions(self, store: Bounded) -> None:
+        made = documents(store)
+        plan = self.kafka_plan(1_000)
+        made.save(Persist({1: 1}, currtx=2), TransactionRecord(1, plan, plan_digest(plan), (), 1))
+        assert read_history(store, "topology")[0].plan == plan
+
+    def test_an_earlier_release_refuses_packed_plans_and_says_why(self, store: Bounded) -> None:
+        made = documents(store)
+        emit(made, {1: self.kafka_plan(3), 2: self.kafka_plan(1_000)})
+        formats = [json.loads(store.get(f"topology/user/spout/{txid}") or b"")["format"] for txid in (1, 2)]
+        assert formats == [1, 2]
+
+    @pytest.mark.parametrize("partitions", [3, 1_000])
+    def test_plans_of_earlier_releases_are_read(self, store: Bounded, partitions: int) -> None:
+        """Their documents: the plan as it is, with the digest of its JSON."""
+        plan = self.kafka_plan(partitions)
+        text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        history = {"txid": 1, "plan": plan, "plan_digest": digest, "attempts": [], "attempts_total": 1}
+        written = {
+            "user/spout/1": {"digest": digest, "plan": plan},
+            "coordinator/currtx": 2,
+            "history/001": history,
+            "origin": {"txid": 1, "positions": plan},
+        }
+        made = documents(store)
+        for path, value in written.items():
+            store.apply([Put(f"topology/{path}", json.dumps({"format": 1, "value": value}).encode())])
+        store.depose("topology")
+        made = documents(store)
+        recovered, digests = made.recover()
+        assert (recovered.plans, digests) == ({1: plan}, {1: digest})
+        assert read_history(store, "topology")[0].plan == plan
+        assert read_origin(store, "topology").positions == plan
+
+    @pytest.mark.parametrize("damage", ["cut off", "garbage", "not text", "a list", "another plan"])
+    def test_a_damaged_packed_plan_is_refused(self, store: Bounded, damage: str) -> None:
+        emit(documents(store), {1: self.kafka_plan(1_000)})
+        document = json.loads(store.get("topology/user/spout/1") or b"")
+        plan = document["value"]["plan"]
+        document["value"]["plan"] = {
+            "cut off": plan[: len(plan) // 8 * 4],
+            "garbage": "?" * 100,
+            "not text": 7,
+            "a list": base64.b64encode(zlib.compress(b"[1]")).decode(),
+            "another plan": stored_plan(self.kafka_plan(1_001)),
+        }[damage]
+        store.apply([Put("topology/user/spout/1", json.dumps(document).encode())])
+        store.depose("topology")
+        with pytest.raises(CorruptStateError, match=r"topology/user/spout/1: .*restore it from a backup"):
+            documents(store).recover()
+
+
+def test_a_digest_is_of_the_ranges_alone() -> None:
+    plan = {f"t/{each}": {"first_offset": each, "next_offset": each + 1} for each in range(200)}
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+    wanted = hashlib.sha256(text.encode()).hexdigest()[:16]
+    moved = {**plan, "t/7": {"first_offset": 8, "next_offset": 9}}
+    backwards = dict(reversed([*plan.items()]))
+    assert [plan_digest(each) for each in (plan, backwards, plan, dict(plan))] == [wanted] * 4
+    assert plan_digest(moved) == plan_digest(json.loads(json.dumps(moved))) != wanted

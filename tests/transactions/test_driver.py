@@ -16,7 +16,7 @@ from framework.transactions import MemoryStore
 from framework.transactions.run import Run
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.stores import wait_for
+from tests.kit.waiting import wait_for
 
 
 class Away(MemoryBackend):

@@ -24,12 +24,13 @@ from framework.errors import ConfigError, CorruptStateError
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import MemoryStore
-from framework.transactions.coordinator import Persist, plan_digest
+from framework.transactions.coordinator import Persist
 from framework.transactions.documents import INCARNATION, OPEN, TopologyDocuments
+from framework.transactions.plans import plan_digest
 from framework.transactions.reset import reset_positions
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.stores import wait_for
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.rule("C24")
 

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from queue import Queue
 from typing import Any
 
+import pytest
+
 from framework.coordination.steps import Threads
 from framework.execution.failures import TaskFailure
 from framework.topology import PartitionPlanner
-from framework.transactions.coordinator import AskPlan, Plan
-from framework.transactions.planning import PlanningThread
+from framework.transactions.coordinator import AskPlan
+from framework.transactions.planning import BESIDE_S, PlanningThread
+from framework.transactions.plans import Plan
 
 TIMEOUT_S = 30
 
@@ -74,5 +77,81 @@ def test_a_planner_that_calls_exit_fails_like_any_other() -> None:
     try:
         thread.ask(AskPlan(0, 1, None))
         assert failures.get(timeout=TIMEOUT_S).message == "SystemExit: enough"
+    finally:
+        thread.close()
+
+
+class Counts(PartitionPlanner):
+    """Plans the next ten offsets at once, and leaves ``behind`` records."""
+
+    def __init__(self, behind: int | None) -> None:
+        self.behind = behind
+
+    def partitions(self) -> list[str]:
+        return ["p"]
+
+    def plan(self, previous: Mapping[str, Any]) -> Plan:
+        first = previous["p"]["next"] if previous else 0
+        return {"p": {"first": first, "next": first + 10}}
+
+    def lag(self, previous: Mapping[str, Any]) -> int | None:
+        return self.behind
+
+
+class Clock(Threads):
+    """Time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+def planned_beside(behind: int | None) -> tuple[PlanningThread, Clock, Queue[Plan], Plan]:
+    """A thread that has planned one batch, and was asked for the next one while that is in
+    flight."""
+    made: Queue[Plan] = Queue()
+    clock = Clock()
+    thread = PlanningThread(
+        Counts(behind),
+        clock,
+        on_plan=lambda asked, plan: made.put(plan),
+        on_failure=lambda failure: None,
+        idle_poll_max_s=0.1,
+    )
+    thread.start()
+    thread.ask(AskPlan(0, 1, None))
+    first = made.get(timeout=TIMEOUT_S)
+    thread.ask(AskPlan(0, 2, first))
+    thread.call(lambda planner: None).result(TIMEOUT_S)  # it has seen the question
+    return thread, clock, made, first
+
+
+@pytest.mark.parametrize("behind", [5, None])
+def test_a_batch_is_planned_beside_one_that_left_records_behind(behind: int | None) -> None:
+    thread, _, made, _ = planned_beside(behind)
+    try:
+        assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
+    finally:
+        thread.close()
+
+
+def test_a_batch_waits_for_one_that_took_everything_to_close() -> None:
+    thread, _, made, first = planned_beside(0)
+    try:
+        thread.call(lambda planner: None).result(TIMEOUT_S)
+        assert made.empty()
+        thread.committed(first)
+        assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
+    finally:
+        thread.close()
+
+
+def test_a_batch_does_not_wait_long_for_one_that_takes_long() -> None:
+    thread, clock, made, _ = planned_beside(0)
+    try:
+        clock.ms = int(BESIDE_S * 1000)
+        assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
     finally:
         thread.close()

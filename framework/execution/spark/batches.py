@@ -7,7 +7,8 @@ an error instead of a recomputation.
 
 A small batch runs collapsed: all levels in one Spark task, without a shuffle. Its result travels
 through the driver. Its commit is a Spark task too, unless every component of the commit phase
-allows it to run on the driver.
+allows it to run on the driver. Such a task stays for the next small batch where it may
+(``resident.py``); otherwise it is a job of its own.
 
 Reports come back through an accumulator, because the action that materialises a result runs only in
 the JVM. No task is repeated inside an attempt: when Spark repeats one, the repetition fails (C10).
@@ -19,10 +20,10 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
-from pyspark import RDD, TaskContext
+from pyspark import RDD, SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
@@ -42,6 +43,7 @@ from framework.execution.records import (
     TaskReport,
 )
 from framework.execution.spark.frames import FrameFailed, SqlFrames
+from framework.execution.spark.resident import ResidentTask
 from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
 from framework.execution.tasks import PlannedTopology, run_level
 from framework.observe.logs import get_logger
@@ -94,7 +96,7 @@ class _Payload:
             _topologies.clear()  # a worker serves one run at a time: the earlier plan is useless
             found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
             # PySpark runs a full garbage collection after every task. It takes 50 ms and more with
-            # everything that a worker has imported by now. The collector skips what is loaded now.
+            # everything that a worker has imported by now. Later collections leave that out.
             collect_rarely()
         return found.for_batch(self.even)
 
@@ -133,24 +135,53 @@ class _LevelFunction:
         self.reports.add(mine)
 
 
+class _CollapsedPhase(NamedTuple):
+    """A phase that one task runs. ``header``: of a commit phase, None for processing. ``even``:
+    which layout to use."""
+
+    header: AttemptHeader | None
+    records: Sequence[Record]
+    even: bool
+
+
+@dataclass(frozen=True)
+class _RunCollapsed:
+    """Runs a whole phase in one task. Returns its reports and the records that it leaves; in place
+    of the reports None when those records are too many."""
+
+    payload: _Payload
+
+    def __call__(self, asked: _CollapsedPhase) -> tuple[Reports | None, Sequence[Record]]:
+        reports: Reports = []
+        topology = self.payload.topology().for_batch(asked.even)
+        if asked.header is not None:
+            run_commit(topology, asked.header, asked.records, reports.append)
+            return reports, []
+        result = run_processing(topology, [each for each in asked.records if isinstance(each, Seed)], reports.append)
+        small = sum(_size(record) for record in result) <= COLLAPSED_RESULT_BYTES_MAX
+        return (reports, result) if small else (None, [])
+
+
+@dataclass(frozen=True)
 class _CollapsedFunction:
-    """A whole phase in one task. Yields its reports and the records that it leaves."""
+    """The same, as a job of its own."""
 
-    def __init__(self, payload: _Payload) -> None:
-        self.payload = payload
+    run: _RunCollapsed
 
-    def __call__(self, jobs: Iterable[tuple[AttemptHeader | None, Sequence[Record]]]) -> Iterator[Any]:
+    def __call__(self, asked: Iterable[_CollapsedPhase]) -> Iterator[tuple[Reports | None, Sequence[Record]]]:
         refuse_repetition()
-        for header, records in jobs:
-            reports: list[TaskReport] = []
-            topology = self.payload.topology()
-            if header is not None:
-                run_commit(topology, header, records, reports.append)
-                yield reports, []
-                continue
-            result = run_processing(topology, [each for each in records if isinstance(each, Seed)], reports.append)
-            size = sum(_size(record) for record in result)
-            yield (reports, result) if size <= COLLAPSED_RESULT_BYTES_MAX else (None, size)
+        yield from map(self.run, asked)
+
+
+@dataclass(frozen=True)
+class _BeginToStay:
+    """What a task that stays does first."""
+
+    payload: _Payload
+
+    def __call__(self) -> None:
+        refuse_repetition()
+        self.payload.topology()
 
 
 class _WarmUp:
@@ -248,7 +279,8 @@ class _Result:
 
 class SparkExecutor:
     """The ``BatchExecutor`` on Spark. One per run. It starts a Spark context unless one with the
-    settings that Ratchet needs is active."""
+    settings that Ratchet needs is active. ``resident``: whether a task may stay for small
+    batches."""
 
     def __init__(
         self,
@@ -257,6 +289,7 @@ class SparkExecutor:
         spark_settings: Mapping[str, str],
         *,
         collapse_records_max: int = 20_000,
+        resident: bool = True,
     ) -> None:
         self._plan = plan
         self._spark = Spark(f"ratchet {plan.topology_id}", spark_settings)
@@ -270,6 +303,16 @@ class SparkExecutor:
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
         self._working = threading.Event()  # a batch has come, or the run is over
+        self._run_collapsed = _RunCollapsed(self._payload)
+        self._resident: ResidentTask | None = None
+        if resident and collapse_records_max > 0 and not plan.frame_outputs:
+            self._resident = ResidentTask(
+                self._spark,
+                plan.topology_id,
+                prepare=_BeginToStay(self._payload),
+                work=self._run_collapsed,
+                dead=self._dead,
+            )
 
     def start(self) -> None:
         context = self._spark.start()
@@ -290,6 +333,8 @@ class SparkExecutor:
 
     def cancel(self, header: AttemptHeader) -> None:
         self._dead.add(header)
+        if self._resident is not None:
+            self._resident.cancel(header)
         context = self._spark.active
         if context is not None:
             for phase in Phase:
@@ -306,24 +351,49 @@ class SparkExecutor:
         self._working.set()
         for header in list(self._results):
             self.release(header)
+        if self._resident is not None:
+            self._resident.close()
         self._spark.stop()
 
     # --- phases -----------------------------------------------------------------------------------
 
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
-        context = self._spark.context
         start: list[Seed] = seeds(self._plan, job)
         even = is_even(self._plan, job.partition_records)
         if small:
-            function = _CollapsedFunction(replace(self._payload, even=even))
-            reports, records = context.parallelize([(None, start)], 1).mapPartitions(function).collect()[0]
+            reports, records = self._collapsed(job.header, Phase.PROCESSING, _CollapsedPhase(None, start, even))
             if reports is not None:
                 return self._keep(job.header, _Result(None, records, 1), reports, even)
-        rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
-        with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
-            _materialise(spread)
+        with self._jobs_of(job.header, Phase.PROCESSING) as context:
+            rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
+            with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
+                _materialise(spread)
         reports = self._take_reports(job.header, Phase.PROCESSING)
         return self._keep(job.header, _Result(spread, (), spread.getNumPartitions()), reports, even)
+
+    def _collapsed(
+        self, header: AttemptHeader, phase: Phase, asked: _CollapsedPhase
+    ) -> tuple[Reports | None, Sequence[Record]]:
+        """Run a phase in one task: in the one that stays, if it may, or in a job."""
+        answer = self._resident.run(header, asked) if self._resident is not None else None
+        if answer is None:
+            context = self._grouped(header, phase)
+            answer = context.parallelize([asked], 1).mapPartitions(_CollapsedFunction(self._run_collapsed)).collect()[0]
+        found: tuple[Reports | None, Sequence[Record]] = answer
+        return found
+
+    def _grouped(self, header: AttemptHeader, phase: Phase) -> SparkContext:
+        """The context; the jobs of this thread are in the phase's group and pool from now on."""
+        context = self._spark.context
+        context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
+        context.setLocalProperty("spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL)
+        return context
+
+    @contextlib.contextmanager
+    def _jobs_of(self, header: AttemptHeader, phase: Phase) -> Iterator[SparkContext]:
+        """The same, for jobs that want all slots: no task stays meanwhile."""
+        with self._resident.given_back() if self._resident is not None else contextlib.nullcontext():
+            yield self._grouped(header, phase)
 
     @contextlib.contextmanager
     def _levels(
@@ -382,7 +452,6 @@ class SparkExecutor:
         return self._spark.context.union(parts)
 
     def _commit(self, header: AttemptHeader) -> PhaseResult:
-        context = self._spark.context
         with self._lock:
             result = self._results.get(header)
         if result is None:
@@ -391,10 +460,12 @@ class SparkExecutor:
         if result.spread is None and self._plan.commits_on_driver:
             run_commit(self._topology, header, result.records, reports.append, cancelled=lambda: header in self._dead)
         elif result.spread is None:
-            function = _CollapsedFunction(self._payload)
-            reports, _ = context.parallelize([(header, result.records)], 1).mapPartitions(function).collect()[0]
+            reports = self._collapsed(header, Phase.COMMIT, _CollapsedPhase(header, result.records, True))[0] or []
         else:
-            with self._levels(result.spread, Phase.COMMIT, header, result.partitions) as rdd:
+            with (
+                self._jobs_of(header, Phase.COMMIT),
+                self._levels(result.spread, Phase.COMMIT, header, result.partitions) as rdd,
+            ):
                 rdd._jrdd.count()
             reports = self._take_reports(header, Phase.COMMIT)
         expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
@@ -439,20 +510,18 @@ class SparkExecutor:
         return mine
 
     def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
-        """Run a phase in its job group and pool. Turn whatever Spark raises into a failure of the
-        attempt."""
+        """Run a phase. Turn whatever Spark raises into a failure of the attempt."""
         try:
-            context = self._spark.context
             if header in self._dead:
                 return PhaseResult(DeadAttempts.failure(header, phase))
-            context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
-            context.setLocalProperty("spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL)
             result: PhaseResult = run()
         except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
             if header in self._dead:
                 return PhaseResult(DeadAttempts.failure(header, phase))
             if isinstance(error, FrameFailed):
                 return PhaseResult(error.failure)
+            if isinstance(error, RetryableError):
+                return PhaseResult(TaskFailure.of(error, "spark", 0))
             lines = python_part(error) or [type(error).__name__]
             return PhaseResult(
                 TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], trace="\n".join(lines))
@@ -467,13 +536,16 @@ class SparkExecutor:
 
     def _stay_warm(self) -> None:
         """Run small jobs with a shuffle until the first batch comes, so that it finds compiled
-        code. A batch does not wait for them: it is as good a job to warm up by."""
+        code. A batch does not wait for them: it is as good a job to warm up by. Then a task may
+        stay."""
         context = self._spark.active
         with contextlib.suppress(Exception):  # the context may be stopped meanwhile
             for _ in range(WARM_UP_JOBS):
                 if context is None or self._working.is_set():
-                    return
+                    break
                 context.parallelize([(0, 0)], 1).partitionBy(2, by_partition).mapPartitions(_pass_on).count()
+            if self._resident is not None:
+                self._resident.start()
 
 
 def _group(header: AttemptHeader, phase: Phase) -> str:

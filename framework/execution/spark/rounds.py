@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark.batches import by_partition, python_part, refuse_repetition
 from framework.execution.spark.certificate import new_certificate
-from framework.execution.spark.session import PROCESSING_POOL, Spark, is_local
+from framework.execution.spark.session import PROCESSING_POOL, Spark
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -45,12 +45,11 @@ class SparkJobs:
     @property
     def local(self) -> bool:
         """Whether the only executor is in this process's own Spark."""
-        master = self._spark.context.master
-        return is_local(master) and not master.startswith("local-cluster")
+        return self._spark.local
 
     @property
     def driver_host(self) -> str:
-        return str(self._spark.context.getConf().get("spark.driver.host", "127.0.0.1"))
+        return self._spark.driver_host
 
     def new_certificate(self) -> bytes:
         """Make a certificate and its key: see ``certificate.new_certificate``."""

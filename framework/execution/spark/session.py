@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -69,6 +70,8 @@ class Spark:
     """The ``SparkContext`` of a run: one that it starts and stops, or the active one, which it
     leaves running."""
 
+    _started: ClassVar[WeakSet[Spark]] = WeakSet()  # of all runs in this process
+
     def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
         self._app_name = app_name
         self._settings = settings
@@ -80,7 +83,36 @@ class Spark:
         and ``TopologyError`` when the active context lacks a setting that Ratchet needs."""
         self._owned = SparkContext._active_spark_context is None
         self._context = start_context(self._app_name, self._settings)
+        Spark._started.add(self)
         return self._context
+
+    @property
+    def alone(self) -> bool:
+        """Whether the context is this run's own, and no other run of this process uses it."""
+        others = [each for each in list(Spark._started) if each is not self]
+        return self._owned and not any(each._context is self._context for each in others)
+
+    @property
+    def local(self) -> bool:
+        """Whether the only executor is in this process's own Spark."""
+        master = self.context.master
+        return is_local(master) and not master.startswith("local-cluster")
+
+    @property
+    def driver_host(self) -> str:
+        """The name or address by which executors reach this process."""
+        return str(self.context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+    @property
+    def bind_address(self) -> str:
+        """The address of this process where it listens to executors."""
+        return str(self.context.getConf().get("spark.driver.bindAddress", self.driver_host))
+
+    @property
+    def slots(self) -> int:
+        """How many tasks the executors that are there now can run at once; at least 1."""
+        spark = self.context._jsc.sc()
+        return max(int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())), 1)
 
     @property
     def active(self) -> SparkContext | None:
@@ -97,7 +129,10 @@ class Spark:
     def stop(self) -> None:
         """Stop the context, unless it was active before. Safe to call twice."""
         context, self._context = self._context, None
-        if context is not None and self._owned:
+        if context is None:
+            return
+        Spark._started.discard(self)
+        if self._owned:
             if _output is not None:
                 _output.show(False)  # workers that are ended in the middle of something say so
             context.stop()
@@ -162,7 +197,7 @@ def launch_ahead(settings: Mapping[str, str]) -> None:
     if SparkContext._gateway is None and _ahead is None:
         launching: Future[Any] = Future()
         _ahead = dict(settings), launching
-        threading.Thread(target=_launch, args=(launching, _conf("ratchet", settings)), daemon=True).start()
+        threading.Thread(target=_launch_into, args=(launching, _conf("ratchet", settings)), daemon=True).start()
 
 
 def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
@@ -173,16 +208,18 @@ def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
     ahead, _ahead = _ahead, None
     if ahead is not None and ahead[0] == dict(settings):
         return ahead[1].result()
-    launching: Future[Any] = Future()
-    _launch(launching, conf)
-    return launching.result()
+    return _launch(conf)
 
 
-def _launch(launching: Future[Any], conf: SparkConf) -> None:
+def _launch(conf: SparkConf) -> Any:
     global _output
+    _output = SparkOutput()
+    return launch_gateway(conf, _output.popen_arguments())
+
+
+def _launch_into(launching: Future[Any], conf: SparkConf) -> None:
     try:
-        _output = SparkOutput()
-        launching.set_result(launch_gateway(conf, _output.popen_arguments()))
+        launching.set_result(_launch(conf))
     except BaseException as error:  # noqa: BLE001 - raised again where the JVM is wanted
         launching.set_exception(error)
 

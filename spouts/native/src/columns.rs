@@ -306,6 +306,77 @@ impl Columns {
     }
 }
 
+/// A record, as tests compare it. A part that was not wanted is empty.
+#[cfg(test)]
+#[derive(Debug, PartialEq)]
+pub struct Row {
+    pub offset: i64,
+    pub value: Option<Vec<u8>>,
+    pub key: Option<Vec<u8>>,
+    pub headers: Vec<(String, Option<Vec<u8>>)>,
+    pub timestamp_ms: Option<i64>,
+}
+
+#[cfg(test)]
+impl Row {
+    pub fn part(&self, wanted: Wanted) -> Row {
+        Row {
+            offset: self.offset,
+            value: self.value.clone(),
+            key: self.key.clone().filter(|_| wanted.keys),
+            headers: match wanted.headers {
+                true => self.headers.clone(),
+                false => Vec::new(),
+            },
+            timestamp_ms: self.timestamp_ms.filter(|_| wanted.timestamps),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Validity {
+    fn has(&self, index: usize) -> bool {
+        assert!(index < self.len);
+        self.nulls == 0 || self.bits[index / 8] & (1 << (index % 8)) != 0
+    }
+}
+
+#[cfg(test)]
+impl Binary {
+    fn value(&self, index: usize) -> Option<Vec<u8>> {
+        let bytes = self.data[self.ends[index] as usize..self.ends[index + 1] as usize].to_vec();
+        assert!(self.validity.has(index) || bytes.is_empty());
+        self.validity.has(index).then_some(bytes)
+    }
+}
+
+#[cfg(test)]
+impl Columns {
+    /// What the buffers say of a row.
+    pub fn row(&self, index: usize) -> Row {
+        let headers = self.headers.as_ref().map_or(Vec::new(), |headers| {
+            (headers.ends[index] as usize..headers.ends[index + 1] as usize)
+                .map(|each| {
+                    let name = headers.names.value(each).unwrap();
+                    (String::from_utf8(name).unwrap(), headers.values.value(each))
+                })
+                .collect()
+        });
+        Row {
+            offset: self.offsets[index],
+            value: self.values.value(index),
+            key: self.keys.as_ref().and_then(|keys| keys.value(index)),
+            headers,
+            timestamp_ms: self.timestamps.as_ref().and_then(|timestamps| {
+                timestamps
+                    .validity
+                    .has(index)
+                    .then_some(timestamps.stamps[index])
+            }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Validity;

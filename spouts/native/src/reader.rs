@@ -19,6 +19,9 @@ use pyo3::types::PyDict;
 use crate::columns::{Columns, TooLarge, Wanted};
 use crate::librdkafka::{self, Client, KafkaError, Message, Position, Queue};
 
+#[cfg(test)]
+mod fuzz;
+
 /// librdkafka's code of an event: the log has been read to its end.
 const PARTITION_EOF: i32 = -191;
 /// Messages that are taken from a queue at a time. So many may wait outside of the queue.

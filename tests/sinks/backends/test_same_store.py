@@ -23,7 +23,7 @@ from integration import PostgresServer, RedisServer, TcpProxy
 from sinks import Count, MapBackend, OpaqueMapState, PostgresBackend, RedisBackend, Row, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.folders import open_folder
-from tests.kit.stores import wait_for
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.rule("C27")
 

@@ -19,8 +19,8 @@ from framework.transactions import MemoryStore
 from spouts import KafkaSpout, TextCodec
 from tests.kit.core_parts import Rich, ack, seen
 from tests.kit.state_parts import Count, checkpointed, journal, lmdb
-from tests.kit.stores import wait_for
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.9", "5.5")]
 

@@ -205,10 +205,10 @@ class TestPlanning:
         client = planner._metadata._admin()
 
         class Broken:
-            def list_offsets(self, wanted: Any, **options: Any) -> Any:
+            def offsets_at(self, wanted: Any) -> Any:
                 answer: Future[Any] = Future()
-                answer.set_result(SimpleNamespace(offset=-1001))
-                return dict.fromkeys(wanted, answer)
+                answer.set_result(dict.fromkeys(wanted, SimpleNamespace(offset=-1001, leader_epoch=None)))
+                return answer
 
             def __getattr__(self, attribute: str) -> Any:
                 return getattr(client, attribute)

@@ -26,6 +26,7 @@ from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 from tests.kit.kafka_runs import tail_of
 from tests.kit.state_parts import checkpointed, counting, journal, lmdb
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -54,13 +55,6 @@ def until(run: Stepped, condition: Callable[[], bool], seconds: float = 30) -> N
         assert time.monotonic() < end, (run.driver.status(), run.driver.failure)
         run.step()
         time.sleep(0.002)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def words(values: list[tuple[Any, ...]]) -> list[str]:

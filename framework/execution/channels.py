@@ -7,7 +7,8 @@ Invariants:
 2. A connection that does not prove it keeps nobody else waiting: each is checked in a thread of its
    own, within a time limit. When too many are unchecked, the oldest is closed.
 3. What leaves the host is encrypted, and only the run's own certificate is accepted.
-4. Every wait for the other side has a limit, except a server's wait for the next message.
+4. Every wait for the other side has a limit, except the wait for the next message of somebody who
+   was admitted. ``sever`` ends that one from another thread.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hmac
 import os
 import pickle
 import secrets
+import selectors
 import socket
 import ssl
 import struct
@@ -97,6 +99,18 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    def has_ended(self) -> bool:
+        """Whether the other side is gone. Only for a channel where it has nothing to say now."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            return bool(selector.select(0))
+
+    def sever(self) -> None:
+        """End the channel for both sides, also for a thread of this process that waits in it, and
+        when a forked child still holds it. May be called more than once, and after ``close``."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # past TLS, which is not safe from two threads
+
     def close(self) -> None:
         self._socket.close()
 
@@ -162,6 +176,8 @@ class ChannelServer:
     def close(self) -> None:
         """Admit nobody any more. Open channels stay open."""
         self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listening.close()
 
     def _accept(self) -> None:

@@ -59,6 +59,52 @@ def test_a_missing_required_property_is_bad_and_a_tombstone_is_not() -> None:
     assert [(each.index, each.reason.split()[0]) for each in bad] == [(1, "total"), (3, "id")]
 
 
+CUSTOMER = {
+    "type": "object",
+    "properties": {
+        "address": {
+            "type": "object",
+            "required": ["city"],
+            "properties": {"city": {"type": "string"}, "zip": {"type": "string"}},
+        },
+        "lines": {
+            "type": "array",
+            "items": {"type": "object", "required": ["sku"], "properties": {"sku": {"type": "string"}}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("reader", ["compiled", "Arrow's"])
+def test_a_property_that_a_nested_object_requires_may_be_missing_only_with_that_object(
+    reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reader == "Arrow's":
+        monkeypatch.setattr("spouts.codecs.json.native_json", lambda schema: None)
+    codec = JsonCodec.from_json_schema(CUSTOMER)
+    good = [
+        b'{"address": {"city": "Oslo"}, "lines": [{"sku": "a"}, {"sku": "b"}]}',
+        b'{"address": null, "lines": null}',
+        b'{"lines": []}',
+        None,
+    ]
+    rows = codec.decode(good).to_pylist()
+    assert rows == [
+        {"address": {"city": "Oslo", "zip": None}, "lines": [{"sku": "a"}, {"sku": "b"}]},
+        {"address": None, "lines": None},
+        {"address": None, "lines": []},
+        {"address": None, "lines": None},
+    ]
+    bad = [b'{"address": {"zip": "1"}}', b'{"address": {"city": null}}', b'{"lines": [{"sku": "a"}, {}]}']
+    batch, found = codec.decode_good([good[0], *bad, good[1]])
+    assert batch.to_pylist() == rows[:2]
+    assert [(each.index, each.reason.split()[0]) for each in found] == [
+        (1, "address.city"),
+        (2, "address.city"),
+        (3, "lines[].sku"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [

@@ -45,6 +45,12 @@ SCHEMAS = {
         ]
     ),
     "required": pa.schema([pa.field("word", pa.string(), nullable=False), ("amount", pa.int64())]),
+    "required inside": pa.schema(
+        [
+            pa.field("word", pa.struct([pa.field("text", pa.string(), nullable=False), ("n", pa.int64())])),
+            ("amount", pa.list_(pa.struct([pa.field("n", pa.int64(), nullable=False)]))),
+        ]
+    ),
 }
 
 #: Numbers at the limits of types and parsers.
@@ -187,14 +193,14 @@ class Documents:
 
 def _native(schema: pa.Schema) -> NativeJson:
     codec = JsonCodec(schema)
-    native = native_json(codec._schema, codec._required)
+    native = native_json(codec._schema)
     assert native is not None
     return native
 
 
 def _arrow(schema: pa.Schema) -> ArrowJsonCodec:
     codec = JsonCodec(schema)
-    return ArrowJsonCodec(codec._schema, codec._required)
+    return ArrowJsonCodec(codec._schema)
 
 
 def _same(one: pa.Array, other: pa.Array) -> bool:
@@ -257,7 +263,7 @@ def test_most_values_are_usual(name: str) -> None:
     values = [documents.usual() for _ in range(2_000)]
     _, unusual = _native(SCHEMAS[name]).read(pa.array(values, pa.binary()))
     _, bad = _arrow(SCHEMAS[name]).decode_good(values)
-    assert len(unusual) - len(bad) < 0.15 * len(values)
+    assert len(unusual) - len(bad) < 0.2 * len(values)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -382,13 +388,13 @@ def test_keys_with_escapes_are_found() -> None:
 
 def test_a_schema_with_another_type_is_left_to_arrow() -> None:
     codec = JsonCodec(pa.schema([("at", pa.timestamp("ms")), ("word", pa.string())]))
-    assert native_json(codec._schema, codec._required) is None
+    assert native_json(codec._schema) is None
     assert codec.decode_array(pa.array([b'{"word":"a"}'])).to_pylist() == [{"at": None, "word": "a"}]
-    assert native_json(pa.schema([("p", pa.struct([("x", pa.int8()), ("x", pa.int8())]))]), ()) is None
+    assert native_json(pa.schema([("p", pa.struct([("x", pa.int8()), ("x", pa.int8())]))])) is None
 
 
 def test_without_the_compiled_part_the_codec_decodes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.codecs.json.native_json", lambda schema, required: None)
+    monkeypatch.setattr("spouts.codecs.json.native_json", lambda schema: None)
     codec = JsonCodec(SCHEMAS["plain"])
     values = pa.array([b'{"word":"a"}', b"", None], pa.binary())
     batch, bad = codec.decode_good_array(values)

@@ -1,6 +1,6 @@
 """The two readers of Kafka: they hand out the same records, and the right one is chosen.
 
-What each of them must do by itself is in ``test_kafka.py``, which runs for both.
+What each of them must do by itself is in ``test_reading.py``, which runs for both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import base64
 import gc
 import json
 import os
+import pickle
 import random
 import re
 import subprocess
@@ -32,7 +33,7 @@ from hypothesis import strategies as st
 
 import spouts
 from framework import Fields, TopologyContext, TransactionAttempt
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka import QUEUES_MAX, KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import KafkaBroker
 from integration.server import free_port
@@ -40,14 +41,15 @@ from spouts import BytesCodec, Codec, JsonCodec, KafkaTransactionalSpout, TextCo
 from spouts.compiled import native
 from spouts.kafka import native_session
 from spouts.kafka import session as python_session
-from spouts.kafka.chunk import RecordChunk
+from spouts.kafka.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.format import EVERYTHING, METADATA_TYPES, Parts
-from spouts.kafka.native_session import NativeSession, why_not_native
+from spouts.kafka.native_session import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
+from spouts.kafka.partitions import TopicPartition
 from spouts.kafka.session import KafkaSession, Range
 from spouts.kafka.sessions import KafkaSessions, reader_of, say_reader
 from tests.kit.oracle import read_topics
-from tests.kit.stores import wait_for
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 needs_native = pytest.mark.skipif(why_not_native() is not None, reason=f"no native reader: {why_not_native()}")
 CONTEXT = TopologyContext("t", "spout", 0, 1)
@@ -237,7 +239,8 @@ def test_rows_that_are_taken_from_chunks_are_the_same(log: Log, readers: list[An
     for wanted in ([], [0], [3, 1, 11], [len(native) - 1]):
         assert rows_of(native.take(wanted)) == rows_of(python.take(wanted))
         assert native.take(wanted).value_bytes == python.take(wanted).value_bytes
-        assert rows_of(native.without(wanted)) == rows_of(python.without(wanted))
+        others = [row for row in range(len(native)) if row not in wanted]
+        assert rows_of(native.take(others)) == rows_of(python.take(others))
 
 
 @needs_native
@@ -310,6 +313,37 @@ def test_small_ranges_of_a_backlog_open_no_connection_and_wait_for_nothing(topic
         assert session._consumer is consumer and len(session._assigned) == 4
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("queues", [1 << power for power in range(11)])
+def test_what_a_consumer_fetches_ahead_does_not_grow_with_its_queues(queues: int) -> None:
+    assert queues <= QUEUES_MAX == 1_024
+    conf = KafkaSettings("127.0.0.1:1", None).consumer("g", queues=queues)
+    assert queues * conf["queued.min.messages"] <= 200_000
+    assert queues * conf["queued.max.messages.kbytes"] <= 128 * 1_024
+    assert queues * conf["max.partition.fetch.bytes"] <= 16 << 20
+    assert min(conf["queued.min.messages"], conf["queued.max.messages.kbytes"]) > 100
+
+
+@pytest.mark.parametrize(("records", "together"), [(1, QUEUES_MAX), (1_000, FETCHED_TOGETHER_MAX)])
+def test_many_partitions_are_read_group_by_group(monkeypatch: pytest.MonkeyPatch, records: int, together: int) -> None:
+    """So a consumer never has more queues than its memory was divided among."""
+    session = object.__new__(NativeSession)
+    session._assigned, session._queues = {}, QUEUES_MIN
+    read: list[list[TopicPartition]] = []
+
+    def reading(ranges: dict[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+        session._assigned.update(dict.fromkeys(ranges))  # type: ignore[arg-type]
+        assert len(session._assigned) <= together
+        read.append(list(ranges))
+        return iter(())
+
+    monkeypatch.setattr(session, "_read", reading)
+    monkeypatch.setattr(session, "_unassign", lambda gone: [session._assigned.pop(tp) for tp in gone])
+    wanted = {("t", number): Range(0, records) for number in range(2_500)}
+    assert list(session.read(wanted, EVERYTHING)) == []
+    assert [tp for group in read for tp in group] == list(wanted)
+    assert {len(group) for group in read[:-1]} == {together}
 
 
 @needs_native
@@ -404,6 +438,28 @@ def test_where_the_compiled_part_is_missing_the_python_reader_reads(monkeypatch:
     pool.close()
 
 
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("native_on_driver", [True, False])
+def test_a_worker_that_cannot_read_natively_says_so_once_where_the_driver_can(
+    monkeypatch: pytest.MonkeyPatch, native_on_driver: bool
+) -> None:
+    """Each process says what the other cannot know: the driver has said which reader it has."""
+    absent = "the compiled part was not built"
+    spout = KafkaTransactionalSpout(["a"], bootstrap_servers="127.0.0.1:1")
+    by_choice = KafkaTransactionalSpout(["a"], bootstrap_servers="127.0.0.1:1", settings={"reader": "python"})
+    where = "spouts.kafka.transactional.why_not_native"
+    monkeypatch.setattr(where, lambda: None if native_on_driver else absent)
+    sent, chosen = pickle.loads(pickle.dumps(spout)), pickle.loads(pickle.dumps(by_choice))
+    for name in (where, "spouts.kafka.sessions.why_not_native"):
+        monkeypatch.setattr(name, lambda: absent)
+    with structlog.testing.capture_logs() as logs:
+        for each in (chosen, sent, sent):
+            each.reader({}, TopologyContext("t", "spout", 0, 1))
+        pickle.loads(pickle.dumps(sent)).reader({}, TopologyContext("t", "spout", 1, 2))
+    warned = [(each["event"], each["log_level"], each["reason"]) for each in logs]
+    assert warned == ([("source.reader_falls_back", "warning", absent)] if native_on_driver else [])
+
+
 def test_the_choice_is_a_setting_that_librdkafka_never_sees() -> None:
     with pytest.raises(ConfigError, match="'reader' must be one of 'auto', 'native', 'python', not 'java'"):
         KafkaTransactionalSpout(["a"], bootstrap_servers="127.0.0.1:1", settings={"reader": "java"})
@@ -414,12 +470,7 @@ def test_the_choice_is_a_setting_that_librdkafka_never_sees() -> None:
     assert chosen.fingerprint() != KafkaSettings("h:1", None).fingerprint()
 
 
-def test_what_is_fetched_ahead_does_not_grow_with_the_partitions() -> None:
-    plain = KafkaSettings("h:1", None)
-    for queues in (1, 4, 64, 512):
-        conf = plain.consumer("g", queues=queues)
-        assert conf["queued.min.messages"] * queues <= 256_000
-        assert conf["queued.max.messages.kbytes"] * queues <= 131_072
+def test_the_users_own_bounds_apply_to_each_queue() -> None:
     given_by_user = KafkaSettings("h:1", {"queued.max.messages.kbytes": 9}).consumer("g", queues=64)
     assert given_by_user["queued.max.messages.kbytes"] == 9
 

@@ -1,0 +1,75 @@
+"""A consumer that is not where it was placed is placed anew, but not for ever (2.6)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from framework.errors import DataLossError, RetryableError
+from spouts.kafka.native_session import NativeSession
+from spouts.kafka.session import PLACED_AGAIN_MAX, KafkaSession, Range
+
+TP = ("orders", 3)
+OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET
+
+
+class Placed:
+    """A session of either reader over a consumer that only notes where it is placed."""
+
+    def __init__(self, session: type[Any]) -> None:
+        self.offsets: list[int] = []
+        self.session = object.__new__(session)
+        self.session._where = "nowhere"
+        self.session._assigned = {}
+        self.session._consumer = SimpleNamespace(incremental_unassign=lambda partitions: None)
+        self.session._assignment = SimpleNamespace(begin=lambda at: self.offsets.extend(each.offset for each in at))
+        self.begin(Range(10, 20))
+
+    def begin(self, wanted: Range) -> None:
+        if isinstance(self.session, NativeSession):
+            self.session._position({TP: wanted})
+        else:
+            self.session._position(TP, wanted)
+
+    def hear(self, position: int, offset: int) -> None:
+        """An event: ``offset`` is not in the log; the read is at ``position``."""
+        error = KafkaError(OUT_OF_RANGE)
+        if isinstance(self.session, NativeSession):
+            self.session._event(TP, position, error, offset)
+        else:
+            message = SimpleNamespace(
+                error=lambda: error, topic=lambda: TP[0], partition=lambda: TP[1], offset=lambda: offset
+            )
+            self.session._event(message, {TP: position})
+
+
+@pytest.fixture(params=[NativeSession, KafkaSession], ids=["native", "python"])
+def placed(request: pytest.FixtureRequest) -> Placed:
+    return Placed(request.param)
+
+
+def test_an_event_about_another_offset_places_the_partition_anew_a_few_times_in_a_read(placed: Placed) -> None:
+    for _ in range(PLACED_AGAIN_MAX):
+        placed.hear(12, 99)
+    assert placed.offsets == [10] + [12] * PLACED_AGAIN_MAX
+    with pytest.raises(RetryableError, match="orders/3: the consumer was placed at offset 12 5 times.* offset 99"):
+        placed.hear(12, 99)
+    assert len(placed.offsets) == 1 + PLACED_AGAIN_MAX
+
+
+def test_the_next_range_is_placed_anew_as_often(placed: Placed) -> None:
+    for _ in range(PLACED_AGAIN_MAX):
+        placed.hear(12, 99)
+    placed.session._assigned[TP].resume = 20
+    placed.begin(Range(20, 30))
+    before = len(placed.offsets)
+    placed.hear(20, 99)
+    assert placed.offsets[before:] == [20]
+
+
+def test_an_event_about_the_wanted_offset_is_lost_data(placed: Placed) -> None:
+    with pytest.raises(DataLossError, match="orders/3 no longer holds offset 10"):
+        placed.hear(10, 10)
