@@ -59,7 +59,9 @@ def test_the_help_of_ratchet_does_not_load_spark() -> None:
 
 def test_ctrl_c_while_python_imports_prints_nothing(tmp_path: Path) -> None:
     (tmp_path / "framework.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
-    command = [sys.executable, "-c", "import ratchet; ratchet.main()", "list"]
+    # As in a terminal: the tests may be a shell's background job, which ignores SIGINT.
+    terminal = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{terminal}; import ratchet; ratchet.main()", "list"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
