@@ -66,6 +66,9 @@ ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
 CLOCK_JUMPS = "clock jumps"
 #: What may change, only where state is exactly-once.
 CHANGES = ("spout added", "tasks changed", "state forgotten", "log made again")
+#: Words of a world, and how many rounds have trouble. Checkpoints come as often as rounds. What
+#: goes wrong concerns one checkpoint, or a few: so most worlds are short.
+SIZES = [*[(12, 15)] * 5, *[(24, 30)] * 4, (40, 60), (80, 120)]
 ALPHABET = "abcdefg"
 LENGTH_S = 3.0
 #: How far a clock may be wrong.

@@ -19,9 +19,6 @@ from tests.simulation.schedule import Coverage, run_schedule
 #: Messages of a world of trees, and how many may be pending. What goes wrong concerns a few trees
 #: and a few rounds, so most worlds are small; many messages at once are seldom.
 TREES = [*[(8, 4)] * 4, *[(16, 8)] * 4, *[(40, 8)] * 2, (150, 60)]
-#: Words of a world of states, and how many rounds have trouble. Checkpoints come as often as
-#: rounds. What goes wrong concerns one checkpoint, or a few: so most worlds are short.
-STATES = [*[(12, 15)] * 5, *[(24, 30)] * 4, (40, 60), (80, 120)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     if windows:
         troubles = (*troubles, state_world.CLOCK_JUMPS)
     how = "exactly-once" if exact else "at-least-once"
-    words, rounds = chance.choice(STATES)
+    words, rounds = chance.choice(state_world.SIZES)
     shape = f"{words} words, {how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
 
     def run() -> str | None:
