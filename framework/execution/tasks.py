@@ -38,7 +38,7 @@ from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bo
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.spouts import OnStream, PartitionedSpout, ReadCounts, TransactionalSpout
-from framework.topology.tuples import Tuple, rows_of
+from framework.topology.tuples import rows_of, tuple_class
 
 Addressed = tuple[int, Record]
 
@@ -198,11 +198,14 @@ class _Runner:
             if isinstance(bolt, ArrowBolt):
                 self._emit_all(bolt.execute_arrow(batch))
             elif isinstance(bolt, BaseBasicBolt):
+                made, attempt = tuple_class(fields, edge.source, edge.stream), self.attempt
+                execute, collector = bolt.execute, self.collector
                 for values in rows_of(batch):
-                    bolt.execute(Tuple(self.attempt, fields, values, edge.source, edge.stream), self.collector)
+                    execute(made(attempt, values), collector)
             elif isinstance(bolt, BaseBatchBolt):
+                made, attempt, take = tuple_class(fields, edge.source, edge.stream), self.attempt, bolt.execute
                 for values in rows_of(batch):
-                    bolt.execute(Tuple(self.attempt, fields, values, edge.source, edge.stream))
+                    take(made(attempt, values))
             else:
                 raise TopologyError(
                     f"bolt {self.component.id!r} is a {type(bolt).__name__}: subclass BaseBasicBolt, BaseBatchBolt, "

@@ -2,13 +2,17 @@
 
 import datetime
 import pickle
+from collections.abc import Callable
+from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionAttempt, Tuple
 from framework.errors import TopologyError
 from framework.topology import CommitFence
+from framework.topology.tuples import tuple_class
 
 
 def test_fields_positional_and_typed_names_keep_their_order() -> None:
@@ -55,9 +59,19 @@ def test_attempt_fence_takes_no_part_in_equality() -> None:
     assert hash(fenced) == hash(TransactionAttempt(1, 1))
 
 
-def test_tuple_by_name_by_position_and_as_values() -> None:
+def made_by_class(
+    attempt: TransactionAttempt, fields: Fields, values: tuple[Any, ...], component: str, stream: str
+) -> Tuple:
+    return tuple_class(fields, component, stream)(attempt, values)
+
+
+@pytest.mark.parametrize("make", [Tuple, made_by_class])
+def test_tuple_by_name_by_position_and_as_values(make: Callable[..., Tuple]) -> None:
     attempt = TransactionAttempt(3, 1)
-    tup = Tuple(attempt, Fields(word=str, count=int), ("dog", 2), "spout", "default")
+    tup = make(attempt, Fields(word=str, count=int), ("dog", 2), "spout", "default")
+    assert isinstance(tup, Tuple)
+    assert tup.attempt == attempt
+    assert (tup.fields, tup.source_component, tup.source_stream) == (Fields(word=str, count=int), "spout", "default")
     assert tup["word"] == "dog"
     assert tup[0] == tup["id"] == attempt
     assert tup[1] == "dog"
@@ -65,5 +79,33 @@ def test_tuple_by_name_by_position_and_as_values() -> None:
     assert tup.values == ("dog", 2)
     assert list(tup) == [attempt, "dog", 2]
     assert len(tup) == 3
-    with pytest.raises(KeyError, match="no field 'nope'"):
+    assert repr(tup) == "Tuple(3:1, word='dog', count=2)"
+    assert not tup.is_tick
+    assert (tup[-2], tup[True]) == ("dog", "dog")
+    with pytest.raises(KeyError, match="no field 'nope' in .* of 'spout'"):
         tup["nope"]
+    for position in (3, -3):
+        with pytest.raises(IndexError):
+            tup[position]
+    with pytest.raises(TypeError):
+        tup[1:2]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("make", [Tuple, made_by_class])
+@pytest.mark.parametrize("library", [pickle, cloudpickle], ids=lambda each: each.__name__)
+def test_a_tuple_that_a_bolt_keeps_is_pickled_with_it(make: Callable[..., Tuple], library: Any) -> None:
+    tup = make(TransactionAttempt(3, 1), Fields(word=str), ("dog",), "spout", "default")
+    again = library.loads(library.dumps(tup))
+    assert repr(again) == repr(tup)
+    assert (again["word"], again.fields, again.source_component) == ("dog", tup.fields, "spout")
+
+
+def test_a_field_may_have_the_name_of_an_attribute() -> None:
+    tup = made_by_class(TransactionAttempt(1, 1), Fields("values", "fields"), (1, 2), "spout", "default")
+    assert (tup["values"], tup["fields"], tup.values) == (1, 2, (1, 2))
+
+
+def test_streams_whose_fields_differ_in_types_have_tuples_of_their_own() -> None:
+    attempt = TransactionAttempt(1, 1)
+    made = [made_by_class(attempt, fields, (1,), "spout", "default") for fields in (Fields(n=int), Fields(n=str))]
+    assert [str(each.fields.type_of("n")) for each in made] == ["int64", "string"]

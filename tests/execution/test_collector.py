@@ -1,0 +1,130 @@
+"""What a component emits, on its way into record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from framework.errors import TopologyError
+from framework.execution.collector import BUFFERED_ROWS_MAX, TaskCollector
+from framework.topology import Fields
+
+STREAMS = {"default": Fields(word=str, n=int), "other": Fields(x=int), "to one": Fields(y=int)}
+
+
+class Sent:
+    """What a collector has sent: (stream, rows, task)."""
+
+    def __init__(self, collector: TaskCollector) -> None:
+        self.batches: list[tuple[str, list[dict[str, Any]], int | None]] = []
+        collector.sink = self
+
+    def __call__(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
+        self.batches.append((stream, batch.to_pylist(), task))
+
+
+def collector(streams: dict[str, Fields] | None = None, direct: Sequence[str] = ("to one",)) -> TaskCollector:
+    return TaskCollector("split", STREAMS if streams is None else streams, frozenset(direct))
+
+
+def test_rows_leave_in_the_order_of_each_stream() -> None:
+    made = collector()
+    sent = Sent(made)
+    made.emit(["a", 1])
+    made.emit([7], "other")
+    made.emit(("b", 2), stream="default")
+    made.emit_direct(3, [9], "to one")
+    assert sent.batches == []
+    made.flush()
+    assert sent.batches == [
+        ("default", [{"word": "a", "n": 1}, {"word": "b", "n": 2}], None),
+        ("other", [{"x": 7}], None),
+        ("to one", [{"y": 9}], 3),
+    ]
+    made.flush()
+    assert len(sent.batches) == 3  # nothing goes twice
+    assert made.emitted == 4
+
+
+@pytest.mark.parametrize("stream", ["default", "other"])
+def test_no_more_rows_are_held_than_a_record_batch_takes(stream: str) -> None:
+    made = collector({stream: Fields(x=int)})
+    sent = Sent(made)
+    for number in range(2 * BUFFERED_ROWS_MAX + 3):
+        made.emit([number], stream)
+    assert [len(rows) for _, rows, _ in sent.batches] == [BUFFERED_ROWS_MAX] * 2
+    made.flush()
+    rows = [row["x"] for _, batch, _ in sent.batches for row in batch]
+    assert rows == list(range(2 * BUFFERED_ROWS_MAX + 3))
+
+
+def test_record_batches_keep_their_place_among_rows() -> None:
+    made = collector()
+    sent = Sent(made)
+    made.emit(["a", 1])
+    made.emit_arrow(pa.record_batch({"word": ["b"], "n": [2]}))
+    made.emit(["c", 3])
+    made.flush()
+    assert [rows[0]["word"] for _, rows, _ in sent.batches] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("values", "stream", "reason"),
+    [
+        (["a"], "default", "'split' emitted 1 values on stream 'default', which declares 2: word, n"),
+        (["a", 1, 2], "default", "'split' emitted 3 values on stream 'default'"),
+        ([1], "nosuch", "which it does not declare .declared: default, other, to one."),
+        ([1], "to one", "it is direct, so use emit_direct"),
+    ],
+)
+def test_a_mistake_is_named_when_it_is_made(values: list[Any], stream: str, reason: str) -> None:
+    made = collector()
+    Sent(made)
+    with pytest.raises(TopologyError, match=reason):
+        made.emit(values, stream)
+
+
+def test_a_value_that_does_not_fit_is_named_with_its_field() -> None:
+    made = collector()
+    Sent(made)
+    made.emit(["a", "b"])
+    with pytest.raises(TopologyError, match="'split', stream 'default': field 'n' does not take every value"):
+        made.flush()
+
+
+@pytest.mark.parametrize(
+    ("streams", "direct", "reason"),
+    [({"other": Fields(x=int)}, (), "does not declare"), ({"default": Fields(x=int)}, ("default",), "it is direct")],
+)
+def test_a_default_stream_that_takes_no_rows_refuses_them(
+    streams: dict[str, Fields], direct: Sequence[str], reason: str
+) -> None:
+    with pytest.raises(TopologyError, match=reason):
+        collector(streams, direct).emit([1])
+
+
+class Keeping:
+    """A committer that keeps the collector, and the function that emits."""
+
+    def __init__(self, made: TaskCollector) -> None:
+        self.collector = made
+        self.emit = made.emit
+
+
+def test_a_committer_emits_after_it_was_pickled_with_its_collector() -> None:
+    made = collector()
+    first = Sent(made)
+    made.emit(["processing", 1])
+    made.flush()
+    bolt, restored = cloudpickle.loads(cloudpickle.dumps((Keeping(made), made)))
+    sent = Sent(restored)
+    bolt.collector.emit(["a", 1])
+    bolt.emit(["b", 2])
+    restored.emit(["c", 3])
+    restored.flush()
+    assert sent.batches == [("default", [{"word": "a", "n": 1}, {"word": "b", "n": 2}, {"word": "c", "n": 3}], None)]
+    assert len(first.batches) == 1  # the original has sent nothing more
