@@ -83,6 +83,12 @@ class Config(BaseModel):
         alias="topology.message.timeout.secs",
         description="Seconds an attempt, or a tuple tree of a core topology, may take before it fails and is replayed.",
     )
+    start_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
+        15.0,
+        alias="topology.start.timeout.secs",
+        description="Seconds that a first start waits for servers that do not answer: their address may be wrong. Later "
+        "starts wait as a running topology does.",
+    )
     tick_tuple_freq_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = Field(
         None,
         alias="topology.tick.tuple.freq.secs",

@@ -34,9 +34,6 @@ from framework.transactions.run import Run
 
 #: The demo is a program like any user's; the framework knows it by name only.
 DEMO = "examples.flights_demo:main"
-#: How long a first start waits for servers that do not answer. Later starts wait as a running
-#: topology does.
-FIRST_ANSWER_S = 15.0
 _POLL_S = 0.5
 
 _log = get_logger()
@@ -167,7 +164,7 @@ def _start_java(settings: Config) -> None:
 def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, accept_changed: bool) -> None:
     """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a
     first start only so long: their address may be wrong."""
-    deadline = time.monotonic() + FIRST_ANSWER_S
+    deadline = time.monotonic() + settings.start_timeout_secs
     announced = False
     while True:
         away = None
@@ -183,5 +180,5 @@ def _check_first(topology: Topology | CoreTopology, settings: Config, executor: 
             raise away
         if not announced:
             announced = True
-            _log.warning("start.waiting", topology=topology.id, reason=str(away), at_most_s=FIRST_ANSWER_S)
+            _log.warning("start.waiting", topology=topology.id, reason=str(away), at_most_s=settings.start_timeout_secs)
         time.sleep(_POLL_S)

@@ -192,21 +192,19 @@ def test_a_java_that_spark_cannot_use_is_told_before_spark_starts(user: User, ve
 
 @pytest.mark.integration
 @pytest.mark.parametrize("mistake", WHILE_IT_RUNS)
-def test_what_goes_wrong_while_it_runs_is_told_at_the_end(
-    user: User, topics: Topics, name: str, mistake: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("framework.commands.run.FIRST_ANSWER_S", 1.0)  # in this process
+def test_what_goes_wrong_while_it_runs_is_told_at_the_end(user: User, topics: Topics, name: str, mistake: str) -> None:
     text, message = WHILE_IT_RUNS[mistake]
     user.writes(text)
     topics.create(name, 1)
     topics.send(name, [b"plain text"])
-    options = ("--set", f"app.topic={name}", "--set", f"app.kafka={topics.bootstrap_servers}", "--executor", "local")
-    answer = user.runs("mine:topology", *options)
+    settings = (f"app.topic={name}", f"app.kafka={topics.bootstrap_servers}", "topology.start.timeout.secs=1")
+    options = [word for setting in settings for word in ("--set", setting)]
+    answer = user.runs("mine:topology", *options, "--executor", "local")
     places = {
         "{folder}": str(user.folder),
         "{topic}": name,
         "{kafka}": topics.bootstrap_servers,
-        "{options}": " ".join(options[:4]),
+        "{options}": " ".join(options),
     }
     for place, meant in places.items():
         message = message.replace(place, meant)

@@ -21,7 +21,8 @@ class RunProcess:
     """``python -m framework.run MODULE:TOPOLOGY`` with given settings; it can be started many
     times.
 
-    ``module``: another program with the same arguments.
+    ``module``: another program with the same arguments. A first start waits for a server that is
+    away as long as a later one: tests take servers away at any moment.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class RunProcess:
         self._module = module
         self._executor = executor
         self._topology = topology
-        self._settings = settings
+        self._settings = {"topology.start.timeout.secs": START_TIMEOUT_S, **settings}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
