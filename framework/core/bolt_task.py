@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -33,9 +33,10 @@ def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[Anc
 
 class Inbox:
     """The tuples that have come to a bolt task and are not executed yet, in the order of
-    arrival."""
+    arrival. ``expect``: hears of each batch before its first tuple is taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, expect: Callable[[Edge, pa.RecordBatch], None]) -> None:
+        self._expect = expect
         self._first: deque[AnchoredTuple] = deque()
         self._batches: deque[tuple[Edge, Fields, pa.RecordBatch]] = deque()
         self._later = 0
@@ -48,6 +49,7 @@ class Inbox:
         """The tuple that has waited longest."""
         while not self._first:  # rows become tuples batch by batch: as rows they need less memory
             edge, fields, batch = self._batches.popleft()
+            self._expect(edge, batch)
             self._first.extend(tuples_of(batch, fields, edge))
             self._later -= batch.num_rows
         return self._first.popleft()
@@ -159,7 +161,7 @@ class BoltTask(ComponentTask):
         self._ticked_at = surroundings.clock()
         self._rich = BoltCollector(self)
         self._basic = BasicCollector(self)
-        self._inbox = Inbox()
+        self._inbox = Inbox(self.expect)
 
     def begin(self, made: Any) -> None:
         if isinstance(made, BaseRichBolt):
@@ -192,6 +194,9 @@ class BoltTask(ComponentTask):
     def receive(self, edge: Edge, fields: Fields, batch: pa.RecordBatch) -> None:
         """Queue tuples for execution."""
         self._inbox.put(edge, fields, batch)
+
+    def expect(self, edge: Edge, batch: pa.RecordBatch) -> None:
+        """Hear which rows are executed next."""
 
     @property
     def waiting(self) -> int:

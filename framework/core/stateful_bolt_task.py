@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.core.bolt_task import BoltTask, received
@@ -21,10 +23,10 @@ from framework.core.rescaling import namespace_of
 from framework.core.rounds import TreeOutcomes
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
 from framework.execution.failures import USER_ERRORS
-from framework.execution.plan import TaskComponent
+from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.state.settings import state_of
-from framework.topology import BaseStatefulBolt, State, StateProvider, Tuple
+from framework.topology import BaseStatefulBolt, KeyValueState, State, StateProvider, Tuple
 
 
 class StatefulBoltTask(BoltTask):
@@ -196,6 +198,19 @@ class StatefulBoltTask(BoltTask):
         if not self._guarded(lambda: found.append(state.txid)):
             return None
         return CheckpointReport(self.component.id, self.task, found[0])
+
+    def expect(self, edge: Edge, batch: pa.RecordBatch) -> None:
+        """Read the state's values for the next rows at once, where the keys of the state are what
+        the rows are grouped by (``grouping_key``). A wrong guess costs a read. An error here says
+        nothing: whoever needs the value reads it again, and meets the error."""
+        bolt, state, fields = self._instance, self._state, edge.grouping.key_fields()
+        if not fields or not isinstance(state, KeyValueState) or not state.reads_ahead:
+            return
+        if type(bolt).grouping_key is not BaseStatefulBolt.grouping_key:
+            return
+        columns = [batch.column(name).to_pylist() for name in fields]
+        with contextlib.suppress(*USER_ERRORS):
+            state.read_ahead(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
 
     def _tick_due_in(self) -> float | None:
         """Seconds until the next tick is due, by the settings or by the bolt's ``tick_in_s``. None

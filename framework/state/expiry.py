@@ -65,6 +65,13 @@ class ExpiringState(KeyValueState[Any, Any]):
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
         return [self._fresh(each, None) for each in self._state.multi_get(keys)]
 
+    @property
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        return self._state.reads_ahead
+
+    def read_ahead(self, keys: Iterable[Any]) -> None:
+        self._state.read_ahead(keys)
+
     def put(self, key: Any, value: Any) -> None:
         self._state.put(key, (self._clock() if self._expires(key) else FOR_EVER, value))
 

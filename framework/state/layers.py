@@ -104,6 +104,13 @@ class LayeredState(KeyValueState[Any, Any]):
         found = self._found(encoded)
         return [None if found[each] is None else self._values.loads(found[each]) for each in encoded]  # type: ignore[arg-type]
 
+    @property
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        return self._cached_max > 0
+
+    def read_ahead(self, keys: Iterable[Any]) -> None:
+        self._found(list(dict.fromkeys(map(self._keys.dumps, keys))))
+
     def put(self, key: Any, value: Any) -> None:
         self._changes[self._keys.dumps(key)] = self._values.dumps(value)
 

@@ -101,6 +101,13 @@ class KeyValueState(State, Generic[K, V]):
         """Return several values at once, with None for keys that do not exist."""
         return [self.get(key) for key in keys]
 
+    #: Whether ``read_ahead`` saves anything: for states that are far away.
+    reads_ahead: bool = False
+
+    def read_ahead(self, keys: Iterable[K]) -> None:
+        """Called before tuples are executed, with the keys that their bolt will probably ask for,
+        when ``reads_ahead`` is True. A state that is far away reads them all at once."""
+
     def __contains__(self, key: K) -> bool:
         missing: Any = _MISSING
         return self.get(key, missing) is not missing

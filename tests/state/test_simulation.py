@@ -267,7 +267,7 @@ def test_tuples_that_are_dropped_when_there_is_no_time_are_caught(monkeypatch: p
 
     def dropping(self: BoltTask, budget: Budget) -> None:
         work(self, budget)
-        self._inbox = Inbox()
+        self._inbox = Inbox(self.expect)
 
     monkeypatch.setattr(BoltTask, "work", dropping)
     assert _wrong(seed, True, ("slow bolt",))
