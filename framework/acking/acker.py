@@ -72,6 +72,9 @@ class Acker(Generic[R, T]):
     def init(self, root_id: R, spout_task: T, value: int) -> None:
         """A spout task has emitted a root. ``value``: the XOR of the ids of the edges that it went
         out on."""
+        if not value and root_id not in self._pending:  # complete before it was heard of, as most are
+            self._on_complete(root_id, spout_task)
+            return
         tree = self._tree(root_id)
         tree.value ^= value
         tree.spout_task = spout_task

@@ -162,14 +162,19 @@ class Ledger:
     def _folded(self) -> tuple[Ids, Ids]:
         roots = np.concatenate([*self._roots, _ids(self._acked_roots)])
         values = np.concatenate([*self._values, _ids(self._acked_edges)])
-        if not len(roots):
-            return NO_IDS, NO_IDS
-        order = np.argsort(roots, kind="stable")
-        roots, values = roots[order], values[order]
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(roots)) + 1))
-        folded = np.bitwise_xor.reduceat(values, starts)
+        roots, folded = fold(roots, values)
         told = folded != 0  # what was both emitted and acked here need not be told
-        return roots[starts][told], folded[told]
+        return roots[told], folded[told]
+
+
+def fold(roots: Ids, values: Ids) -> tuple[Ids, Ids]:
+    """Each root once, in order, with the XOR of its values."""
+    if not len(roots):
+        return NO_IDS, NO_IDS
+    order = np.argsort(roots, kind="stable")
+    roots, values = roots[order], values[order]
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(roots)) + 1))
+    return roots[starts], np.bitwise_xor.reduceat(values, starts)
 
 
 def _ids(values: Iterable[int]) -> Ids:

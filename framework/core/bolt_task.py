@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.core.budget import Budget
-from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask
+from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class, roots_of
 from framework.core.outcome import Surroundings
 from framework.errors import FailedException, TopologyError
 from framework.execution.failures import USER_ERRORS
@@ -24,11 +24,10 @@ _NO_FIELDS = Fields()
 
 def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[AnchoredTuple]:
     """The rows that came over an edge, as tuples."""
-    ids = batch.column(EDGE).to_pylist()
-    trees = batch.column(ROOTS).to_pylist()
-    values = rows_of(batch.select(list(fields.names))) if len(fields) else iter([()] * batch.num_rows)
-    for row, edge_id, roots in zip(values, ids, trees, strict=True):
-        yield AnchoredTuple(fields, row, edge.source, edge.stream, edge_id, roots)
+    made = anchored_class(fields, edge.source, edge.stream)
+    return map(
+        made, rows_of(batch.select(list(fields.names))), batch.column(EDGE).to_pylist(), roots_of(batch.column(ROOTS))
+    )
 
 
 class Inbox:
@@ -63,6 +62,9 @@ class Inbox:
 
     def __len__(self) -> int:
         return len(self._first) + self._later
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._later)
 
 
 class BoltCollector:
@@ -213,7 +215,10 @@ class BoltTask(ComponentTask):
             bolt = self.instance()
             if bolt is None or not budget.goes_on():
                 return
-            self._execute(bolt, self._inbox.take())
+            if isinstance(bolt, BaseBasicBolt):
+                self._execute_basic(bolt, self._taken(budget))
+            else:
+                self._execute(bolt, self._inbox.take())
 
     def tick(self, *, settles: bool) -> None:
         due_in_s = self._tick_due_in()
@@ -248,24 +253,43 @@ class BoltTask(ComponentTask):
         """Seconds until the next tick is due; None for no tick."""
         return self._ticked_at + self._tick_s - self._surroundings.clock() if self._tick_s is not None else None
 
+    def _taken(self, budget: Budget) -> Iterator[AnchoredTuple]:
+        """What waits, as far as the budget allows: one tuple at least."""
+        yield self._inbox.take()
+        while self._inbox and budget.goes_on():
+            yield self._inbox.take()
+
     def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
+        if isinstance(bolt, BaseBasicBolt):
+            self._execute_basic(bolt, [tup])
+            return
         self.counts.executed += 1
         try:
-            if isinstance(bolt, BaseBasicBolt):
-                self._execute_basic(bolt, tup)
-            else:
-                bolt.execute(tup)
+            bolt.execute(tup)
         except USER_ERRORS as error:
             self._rich.fail(tup)
             self.died(error)
 
-    def _execute_basic(self, bolt: BaseBasicBolt, tup: AnchoredTuple) -> None:
-        self._basic.roots = tup.roots
-        try:
-            bolt.execute(tup, self._basic)
-        except FailedException:
-            self._rich.fail(tup)
-        else:
-            self._rich.ack(tup)
-        finally:
-            self._basic.roots = ()
+    def _execute_basic(self, bolt: BaseBasicBolt, tuples: Iterable[AnchoredTuple]) -> None:
+        """Execute tuples, and ack each. An error ends the instance; the tuples after it are not
+        asked for."""
+        execute, collector, ledger = bolt.execute, self._basic, self.outcome.ledger
+        executed = acked = 0
+        for tup in tuples:
+            executed += 1
+            collector.roots = tup.roots
+            try:
+                execute(tup, collector)
+            except FailedException:
+                self._rich.fail(tup)
+            except USER_ERRORS as error:
+                self._rich.fail(tup)
+                self.died(error)
+                break
+            else:
+                tup.settled = True
+                acked += 1
+                ledger.acked(tup.roots, tup.edge)
+        collector.roots = ()
+        self.counts.executed += executed
+        self.counts.acked += acked

@@ -9,7 +9,9 @@ edges.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from framework.execution.failures import FATAL_ERRORS, USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
+from framework.topology.tuples import specialised
 
 EDGE, ROOTS = "__edge", "__roots"
 #: How often the maps of pending trees rotate in one timeout. A tuple fails between one timeout and
@@ -54,6 +57,29 @@ class AnchoredTuple(Tuple):
         self.settled = False
 
 
+class _StreamTuple(AnchoredTuple):
+    __slots__ = ()
+
+    def __init__(self, values: tuple[Any, ...], edge: int, roots: Sequence[int]) -> None:
+        self._attempt = None
+        self.values = values
+        self.edge = edge
+        self.roots = roots
+        self.settled = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        whole = (self.fields, self.values, self.source_component, self.source_stream, self.edge, self.roots)
+        return AnchoredTuple, whole, (None, {"settled": self.settled})
+
+
+@lru_cache(maxsize=1024)
+def anchored_class(
+    fields: Fields, source_component: str, source_stream: str
+) -> Callable[[tuple[Any, ...], int, Sequence[int]], AnchoredTuple]:
+    """Makes the tuples of one stream of a core topology."""
+    return specialised(_StreamTuple, fields, source_component, source_stream, first=0)
+
+
 class Outflow:
     """What a component emits in one task. Rows are gathered per stream and cut by the groupings.
     Each copy of a row becomes an edge of the trees that the row is part of."""
@@ -74,10 +100,11 @@ class Outflow:
         made = self._surroundings.outcome.of[self._component_id]
         rows = made.rows.get((stream, task))
         if rows is None:
-            rows = made.rows[(stream, task)] = UnsentRows()
-        rows.values.append(tuple(self._streams.checked(values, stream, task)))
+            rows = made.rows[(stream, task)] = UnsentRows(len(self._streams.fields(stream, task)))
+        if len(values) != rows.width:
+            self._streams.checked(values, stream, task)
+        rows.values.append(tuple(values))
         rows.roots.append(roots)
-        made.counts.emitted += 1
         if len(rows.values) >= BUFFERED_ROWS_MAX:
             self._flush(stream, task)
 
@@ -95,8 +122,12 @@ class Outflow:
 
     def _flush(self, stream: str, task: int | None) -> None:
         outcome = self._surroundings.outcome
-        rows = outcome.of[self._component_id].rows.pop((stream, task), None)
-        if rows is None or not rows.values or not self._edges[stream]:
+        made = outcome.of[self._component_id]
+        rows = made.rows.pop((stream, task), None)
+        if rows is None:
+            return
+        made.counts.emitted += len(rows.values)
+        if not rows.values or not self._edges[stream]:
             return
         try:
             self._cut(stream, task, rows)
@@ -104,12 +135,12 @@ class Outflow:
             # Nobody will receive these rows, and their emitter may have acked the tuples that they
             # were made of.
             outcome.ledger.failed(root for roots in rows.roots for root in roots)
-            outcome.of[self._component_id].counts.failed += sum(not roots for roots in rows.roots)
+            made.counts.failed += sum(not roots for roots in rows.roots)
             raise
 
     def _cut(self, stream: str, task: int | None, rows: UnsentRows) -> None:
         batch = self._streams.batch(stream, rows.values)
-        batch = batch.append_column(ROOTS, pa.array(rows.roots, pa.list_(pa.uint64())))
+        batch = batch.append_column(ROOTS, _trees_of(rows.roots))
         for edge in self._edges[stream]:
             for target, part in edge.cut(batch, self._turn, task):
                 self._send(edge, target, part)
@@ -119,6 +150,24 @@ class Outflow:
         ids = self._ids.take(part.num_rows)
         self._surroundings.outcome.ledger.emitted(*_edges_of(part.column(ROOTS), ids))
         self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
+
+
+def _trees_of(roots: Sequence[Sequence[int]]) -> pa.ListArray:
+    """The column of the roots of each row."""
+    offsets = np.zeros(len(roots) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, roots), np.int32, len(roots)), out=offsets[1:])
+    flat = np.fromiter(chain.from_iterable(roots), np.uint64, int(offsets[-1]))
+    return pa.ListArray.from_arrays(offsets, flat)
+
+
+def roots_of(trees: pa.ListArray) -> Iterable[Sequence[int]]:
+    """The roots of each row, from their column."""
+    flat = trees.flatten().to_pylist()
+    lengths = trees.value_lengths().to_numpy(zero_copy_only=False)
+    if len(lengths) and lengths.min() == lengths.max() == 1:  # as nearly always
+        return zip(flat)
+    ends = np.cumsum(lengths).tolist()
+    return (flat[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True))
 
 
 def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:

@@ -30,8 +30,10 @@ ERRORS_MAX = 10
 
 @dataclass(slots=True)
 class UnsentRows:
-    """Rows of one stream that are not sent yet, and the roots of the trees that each is part of."""
+    """Rows of one stream that are not sent yet, and the roots of the trees that each is part of.
+    ``width``: how many values a row has."""
 
+    width: int
     values: list[Sequence[Any]] = field(default_factory=list)
     roots: list[Sequence[int]] = field(default_factory=list)
 

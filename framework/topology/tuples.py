@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -81,23 +81,17 @@ class Tuple:
         return f"Tuple({', '.join([str(self._attempt), *pairs] if self._attempt is not None else pairs)})"
 
 
-@lru_cache(maxsize=1024)
-def tuple_class(
-    fields: Fields, source_component: str, source_stream: str
-) -> Callable[[TransactionAttempt, tuple[Any, ...]], Tuple]:
-    """The class of the tuples of one stream in a transactional topology. Its tuples are ``Tuple``
-    in every respect, and are made of the attempt and the values alone: a bolt gets millions, and
-    what is the same for all of them is looked up once.
-    """
+T = TypeVar("T", bound=Tuple)
+
+
+def specialised(base: type[T], fields: Fields, source_component: str, source_stream: str, *, first: int) -> type[T]:
+    """A subclass of ``base`` for the tuples of one stream, which are then made of what differs
+    from tuple to tuple: a bolt gets millions. ``first``: the position of the first value."""
     positions: dict[Any, int] = {name: position for position, name in enumerate(fields)}
-    positions.update({position + 1: position for position in range(len(fields))})
+    positions.update({position + first: position for position in range(len(fields))})
 
-    class StreamTuple(Tuple):
+    class StreamTuple(base):  # type: ignore[misc, valid-type]
         __slots__ = ()
-
-        def __init__(self, attempt: TransactionAttempt, values: tuple[Any, ...]) -> None:
-            self._attempt = attempt
-            self.values = values
 
         def __getitem__(self, key: int | str) -> Any:
             try:
@@ -105,13 +99,29 @@ def tuple_class(
             except (KeyError, TypeError):  # the attempt, a position from the end, or a mistake
                 return super().__getitem__(key)
 
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Tuple, (self._attempt, self.fields, self.values, self.source_component, self.source_stream)
-
     common = {"fields": fields, "source_component": source_component, "source_stream": source_stream}
     for name, value in common.items():
         setattr(StreamTuple, name, value)  # hides the slot
     return StreamTuple
+
+
+class _AttemptTuple(Tuple):
+    __slots__ = ()
+
+    def __init__(self, attempt: TransactionAttempt, values: tuple[Any, ...]) -> None:
+        self._attempt = attempt
+        self.values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tuple, (self._attempt, self.fields, self.values, self.source_component, self.source_stream)
+
+
+@lru_cache(maxsize=1024)
+def tuple_class(
+    fields: Fields, source_component: str, source_stream: str
+) -> Callable[[TransactionAttempt, tuple[Any, ...]], Tuple]:
+    """Makes the tuples of one stream of a transactional topology."""
+    return specialised(_AttemptTuple, fields, source_component, source_stream, first=1)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
