@@ -167,10 +167,28 @@ def fail(message: Any) -> Any:
     raise ModuleNotFoundError("No module named 'theirs'")
 
 
-def test_an_error_outside_of_user_code_is_that_of_the_job(made: Any) -> None:
-    task = made(fail)
-    with pytest.raises(Exception, match="No module named 'theirs'"):
+def fail_as_a_channel_does(message: Any) -> Any:
+    raise ConnectionResetError("theirs was reset")
+
+
+def end_as_a_channel_does(message: Any) -> Any:
+    raise EOFError("theirs is over")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (fail, "No module named 'theirs'"),
+        (fail_as_a_channel_does, "theirs was reset"),
+        (end_as_a_channel_does, "theirs is over"),
+    ],
+)
+def test_an_error_outside_of_user_code_is_that_of_the_job(made: Any, work: Any, said: str) -> None:
+    """Also one that looks like the end of the channel, which would be retried without limit."""
+    task = made(work)
+    with pytest.raises(Exception, match=said) as raised:
         task.run(1, "a")
+    assert not isinstance(raised.value, RetryableError)
 
 
 def test_a_cancelled_task_is_killed_and_another_one_takes_over(made: Any, tmp_path: Path) -> None:

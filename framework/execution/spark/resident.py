@@ -84,13 +84,21 @@ class StayingTask:
             yield f"{type(error).__name__}: {error}"
             return
         with channel:
-            try:
-                channel.send(self.number, CONNECT_S)
-                while True:
-                    key, message = channel.receive(None)
-                    channel.send((key, self.work(message)), SEND_S)
-            except (OSError, EOFError):
-                return
+            asked = _exchanged(channel, self.number, CONNECT_S)
+            while asked is not None:
+                key, message = asked
+                answer = self.work(message)  # not within a try: an OSError of theirs is no end of the channel
+                asked = _exchanged(channel, (key, answer), SEND_S)
+
+
+def _exchanged(channel: Channel, answer: Any, within_s: float) -> Any:
+    """Send what the driver waits for, and receive what it sends next; None when the channel has
+    ended."""
+    try:
+        channel.send(answer, within_s)
+        return channel.receive(None)
+    except (OSError, EOFError):
+        return None
 
 
 class _State(Enum):
