@@ -752,7 +752,8 @@ def test_tokens_of_oauth_cb_open_the_connection_and_are_renewed(oauth_broker: Ka
         read = 0
         while len(asked) < 3 or not read:  # each read lets librdkafka ask; a token is renewed after 80 % of its time
             assert time.monotonic() < deadline
-            # A process that stands still for half a second connects with a token that has expired: then one tries again.
+            # A process that stands still for half a second connects with a token that has expired:
+            # then one tries again.
             with suppress(RetryableError):
                 read = sum(len(chunk) for chunk in session.read({("tokens", 0): Range(0, 10)}, EVERYTHING))
                 assert read == 10
