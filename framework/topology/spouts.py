@@ -300,7 +300,7 @@ class PartitionPlanner(ABC):
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
         """Return the range from the start of ``first``, or with ``after`` from the end of
         ``first``, to the end of ``last``. Both are ranges of one partition. None when this source
-        cannot join ranges. For ``verify``."""
+        cannot join ranges, or when they are not of one log without a gap. For ``verify``."""
         return None
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
