@@ -232,7 +232,7 @@ class _Runner:
         self.collector.sink = None
         try:
             pickled = cloudpickle.dumps((self.bolt, self.collector))
-        except Exception as error:
+        except USER_ERRORS as error:
             advice = TopologyError(
                 f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
                 "and generators out of its attributes; open them in finish_batch()"
@@ -369,7 +369,8 @@ class _LevelTask:
         for component_id in segment.components:
             unpickled = None
             if restored is not None and component_id == restored.component_id:
-                unpickled = cloudpickle.loads(restored.pickled)
+                with _Guard(component_id, task):
+                    unpickled = cloudpickle.loads(restored.pickled)
             self.runners[component_id] = _Runner(self, plan.components[component_id], task, unpickled)
         for runner in self.runners.values():
             runner.prepare()
