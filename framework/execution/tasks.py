@@ -7,6 +7,7 @@ the next level and one report come out. A task reads its input to the end, whate
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -183,8 +184,8 @@ class _Runner:
         emitter = spout.emitter(self.task.topology.conf, self.context)
         try:
             emitter.cleanup_before(seed.committed_txid + 1)
-            for meta in seed.ranges.values():
-                emitter.emit_batch(self.attempt, meta["metadata"], self.collector)
+            for meta in seed.ranges.values():  # tasks of one process share it: each gets a copy of its own
+                emitter.emit_batch(self.attempt, copy.deepcopy(meta["metadata"]), self.collector)
             self.collector.flush()
         finally:
             emitter.close()

@@ -213,6 +213,10 @@ class TransactionalSpout(Spout):
 class PartitionPlanner(ABC):
     """Plans batches. Lives on the driver, one at a time, used from one thread."""
 
+    #: Whether plans share entries with the plans before them. Then neither a plan nor an entry may
+    #: be changed once it was returned. If not, the framework keeps copies, and gives copies.
+    shares_entries = False
+
     @abstractmethod
     def partitions(self) -> list[str]:
         """The ids of all partitions known now. The list may grow."""

@@ -16,7 +16,7 @@ from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
-from framework.transactions.plans import Plan
+from framework.transactions.plans import Plan, own_copy
 from framework.transactions.sources import CoordinatorPlanner
 
 _log = get_logger()
@@ -177,6 +177,8 @@ class PlanningThread:
         """The source's next batch. When it has none, an empty batch at intervals, for topologies
         that want one."""
         planner, previous, every_s = self._planner, request.previous or {}, self._empty_batch_every_s
+        if not planner.shares_entries:
+            previous = own_copy(previous)
         if isinstance(planner, CoordinatorPlanner):
             planner.next_txid = request.txid
         if not planner.is_ready():
@@ -188,6 +190,8 @@ class PlanningThread:
         if plan is None and every_s is not None and idle_ms >= every_s * 1000:
             plan = planner.empty_plan(previous)
         if plan is not None:
+            if not planner.shares_entries:
+                plan = own_copy(plan)
             self._check(plan)
         return plan
 

@@ -78,6 +78,8 @@ class KafkaPlanner(PartitionPlanner):
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
     readers."""
 
+    shares_entries = True  # invariant 6
+
     def __init__(
         self,
         source: KafkaSource,
