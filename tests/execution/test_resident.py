@@ -179,6 +179,20 @@ def test_a_task_that_dies_at_work_says_what_spark_says(made: Any) -> None:
         task.run(1, "a")
 
 
+def said_by(message: Any) -> Any:
+    return os.getpid(), message.said
+
+
+def test_a_message_may_be_of_a_class_that_only_the_drivers_program_has(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a Spark job: the class travels along."""
+    theirs = type("Theirs", (), {"__module__": "__main__", "said": "a"})
+    monkeypatch.setattr(sys.modules["__main__"], "Theirs", theirs, raising=False)
+    task = made(said_by)
+    assert task.run(1, theirs())[1] == "a"
+
+
 def fail(message: Any) -> Any:
     raise ModuleNotFoundError("No module named 'theirs'")
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import pickle
 import tempfile
 import threading
 import time
@@ -38,6 +39,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import cloudpickle
 
 from framework.errors import ConfigError, InvariantViolation, RetryableError
 from framework.execution.channels import Channel, ChannelServer, Credentials, Place, connect
@@ -88,8 +91,9 @@ class StayingTask:
         with channel:
             asked = _exchanged(channel, self.number, CONNECT_S)
             while asked is not None:
-                key, message = asked
-                answer = self.work(message)  # not within a try: an OSError of theirs is no end of the channel
+                key, pickled = asked
+                # Not within a try: an OSError of theirs is no end of the channel.
+                answer = self.work(pickle.loads(pickled))
                 asked = _exchanged(channel, (key, answer), SEND_S)
 
 
@@ -220,7 +224,7 @@ class ResidentTask:
         if channel is None:
             raise InvariantViolation("a task without a channel was taken for idle")
         try:
-            channel.send((attempt, message), SEND_S)
+            channel.send((attempt, cloudpickle.dumps(message)), SEND_S)  # as Spark pickles what goes to jobs
             answered, answer = channel.receive(None)
             if answered != attempt:
                 raise InvariantViolation(f"the task was sent {attempt} and answered {answered}")
