@@ -775,3 +775,30 @@ def test_an_oauth_cb_that_fails_is_the_reason_that_is_shown(tmp_path: Path, monk
     with pytest.raises((RetryableError, ConfigError), match="the identity provider is away"):
         session.connect()
     session.close()
+
+
+@needs_native
+def test_an_oauth_cb_is_called_the_same_way_by_both_readers() -> None:
+    """It serves the planner's clients, too. Without a configuration it gets None."""
+    asked: dict[str, list[object]] = {"native": [], "python": []}
+    for name, kind in (("native", NativeSession), ("python", KafkaSession)):
+
+        def oauth(config: object, name: str = name) -> tuple[str, float]:
+            asked[name].append(config)
+            return unsigned_token(600.0)
+
+        conf = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": oauth}
+        kind(KafkaSettings(f"127.0.0.1:{free_port()}", conf), "oauth").close()
+    assert asked == {"native": [None], "python": [None]}
+
+
+@needs_native
+def test_an_extension_of_a_token_that_is_not_text_is_an_error() -> None:
+    def oauth(config: object) -> tuple[str, float, str, dict[str, Any]]:
+        return (*unsigned_token(600.0), "alice", {"traceId": b"7"})
+
+    conf = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": oauth}
+    session = NativeSession(KafkaSettings(f"127.0.0.1:{free_port()}", conf), "oauth")
+    with pytest.raises((RetryableError, ConfigError), match="oauth_cb raised TypeError"):
+        session.connect()
+    session.close()
