@@ -137,7 +137,14 @@ class PlanningThread:
     def _held_s(self, request: AskPlan) -> float:
         """How long the batch is to wait yet for the one before it. 0 when that one is closed, or
         left records behind."""
-        if request.previous is not self._last_plan or not request.previous or self._planner.lag(request.previous) != 0:
+        if request.previous is not self._last_plan or not request.previous:
+            return 0.0
+        try:
+            behind = self._planner.lag(request.previous) != 0
+        except USER_ERRORS as error:
+            self._fail(error)
+            return 0.0
+        if behind:
             return 0.0
         return max(BESIDE_S - (self._threads.now_ms() - self._last_plan_at_ms) / 1000, 0.0)
 
@@ -150,14 +157,8 @@ class PlanningThread:
                 _log.warning("source.waiting", reason=str(error))
             self.waiting_for = str(error)
             return RETRY_S
-        except USER_ERRORS as error:  # a planner is user code; the run ends with what it raised
-            lost = isinstance(error, DataLossError)
-            kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
-            trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
-            message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
-            self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
-            with self._lock:
-                self._asked = None
+        except USER_ERRORS as error:
+            self._fail(error)
             return 0.0
         if self.waiting_for is not None:
             _log.info("source.back")
@@ -172,6 +173,16 @@ class PlanningThread:
         self._last_plan_at_ms, self._last_plan = self._threads.now_ms(), plan
         self._on_plan(request, plan)
         return 0.0
+
+    def _fail(self, error: BaseException) -> None:
+        """A planner is user code: the run ends with what it raised."""
+        lost = isinstance(error, DataLossError)
+        kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
+        trace = "" if isinstance(error, RatchetError) else "".join(traceback.format_exception(error))
+        message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
+        self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
+        with self._lock:
+            self._asked = None
 
     def _plan(self, request: AskPlan) -> Plan | None:
         """The source's next batch. When it has none, an empty batch at intervals, for topologies

@@ -159,6 +159,31 @@ class Counts(PartitionPlanner):
         return self.behind
 
 
+class LosesCount(Counts):
+    def lag(self, previous: Mapping[str, Any]) -> int | None:
+        raise KeyError("p8")
+
+
+def test_a_planner_that_cannot_say_its_lag_fails_like_any_other() -> None:
+    """Otherwise its thread would be gone, and the run would wait for a plan for ever."""
+    failures: Queue[TaskFailure] = Queue()
+    made: Queue[Plan] = Queue()
+    thread = PlanningThread(
+        LosesCount(None),
+        Threads(),
+        on_plan=lambda asked, plan: made.put(plan),
+        on_failure=failures.put,
+        idle_poll_max_s=0.1,
+    )
+    thread.start()
+    try:
+        thread.ask(AskPlan(0, 1, None))
+        thread.ask(AskPlan(0, 2, made.get(timeout=TIMEOUT_S)))
+        assert failures.get(timeout=TIMEOUT_S).message == "KeyError: 'p8'"
+    finally:
+        thread.close()
+
+
 class Clock(Threads):
     """Time passes when the test says so."""
 
