@@ -19,10 +19,13 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
+import cloudpickle
 import psutil
 import pyarrow as pa
 import pytest
@@ -802,3 +805,41 @@ def test_an_extension_of_a_token_that_is_not_text_is_an_error() -> None:
     with pytest.raises((RetryableError, ConfigError), match="oauth_cb raised TypeError"):
         session.connect()
     session.close()
+
+
+class Provider:
+    """A user's ``oauth_cb`` that is an object. ``lock``: it cannot be pickled."""
+
+    def __init__(self, secret: str, lock: Any = None) -> None:
+        self.secret = secret
+        self.lock = lock
+
+    def __call__(self, config: object) -> tuple[str, float]:
+        return unsigned_token(600.0)
+
+
+def settings_of(oauth_cb: Any) -> KafkaSettings:
+    return KafkaSettings("127.0.0.1:1", {"oauth_cb": oauth_cb, "reader": "python"})
+
+
+@pytest.mark.parametrize(
+    "oauth_cb",
+    [
+        unsigned_token,
+        Provider("a"),
+        Provider("a").__call__,
+        partial(unsigned_token, 5.0),
+        lambda config: ("token", 1e12),
+    ],
+    ids=["function", "object", "method", "partial", "lambda"],
+)
+def test_every_copy_of_settings_finds_the_same_session(oauth_cb: Any) -> None:
+    """Each attempt unpickles a copy. A consumer for each would cost time, and stay in memory."""
+    pickled = cloudpickle.dumps(settings_of(oauth_cb))
+    first, second = pickle.loads(pickled), pickle.loads(pickled)
+    assert first.fingerprint() == second.fingerprint()
+
+
+def test_settings_with_another_callback_find_another_session() -> None:
+    settings = [settings_of(each) for each in (unsigned_token, Provider("a"), Provider("b"), Provider("a", Lock()))]
+    assert len({each.fingerprint() for each in settings}) == len(settings)
