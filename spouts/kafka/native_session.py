@@ -200,8 +200,8 @@ class NativeSession:
 
     def _open(self, queues: int) -> None:
         conf = self._settings.consumer(self._group, queues=queues)
-        self._queues = queues
         self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error))
+        self._queues = queues  # not before: without a new consumer, the former goes on with its own
         self._assignment = Assignment(self._consumer)
 
     def _open_anew(self, queues: int) -> None:

@@ -30,7 +30,7 @@ import psutil
 import pyarrow as pa
 import pytest
 import structlog
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -316,6 +316,25 @@ def test_small_ranges_of_a_backlog_open_no_connection_and_wait_for_nothing(topic
         assert session._consumer is consumer and len(session._assigned) == 4
     finally:
         session.close()
+
+
+@needs_native
+def test_a_consumer_that_cannot_be_made_anew_leaves_the_former_one_with_its_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = NativeSession(KafkaSettings("127.0.0.1:1", None), "g")
+    former = session._consumer
+
+    def refused(*_: Any) -> Any:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "no more threads"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native_session, "NativeConsumer", refused)
+        wanted = {("t", number): Range(0, 1) for number in range(QUEUES_MIN + 1)}
+        with pytest.raises(ConfigError, match="no more threads"):
+            list(session.read(wanted, EVERYTHING))
+    assert (session._consumer, session._queues) == (former, QUEUES_MIN)
+    session.close()
 
 
 @pytest.mark.parametrize("queues", [1 << power for power in range(11)])
