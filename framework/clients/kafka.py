@@ -211,12 +211,18 @@ class ConnectionErrors:
         self._errors.append(error)
 
     def made(self, make: Callable[[], T]) -> T:
-        """Make a client. Raises ``ConfigError`` when its settings are wrong."""
+        """Make a client. Raises ``ConfigError`` when its settings are wrong, and ``RetryableError``
+        when this process gets no more threads or files."""
         try:
             return make()
         except Exception as error:
-            if _inner(error) is None:
+            inner = _inner(error)
+            if inner is None:
                 raise
+            if inner.name() == "_CRIT_SYS_RESOURCE":
+                raise RetryableError(
+                    f"Kafka at {self._where}: {_text(error)}; see the limits of this process"
+                ) from error
             raise ConfigError(f"Kafka settings: {_text(error)}; correct them") from error
 
     def reason(self) -> str:

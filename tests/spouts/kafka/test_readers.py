@@ -331,7 +331,7 @@ def test_a_consumer_that_cannot_be_made_anew_leaves_the_former_one_with_its_boun
     with monkeypatch.context() as patch:
         patch.setattr(native_session, "NativeConsumer", refused)
         wanted = {("t", number): Range(0, 1) for number in range(QUEUES_MIN + 1)}
-        with pytest.raises(ConfigError, match="no more threads"):
+        with pytest.raises(RetryableError, match="127.0.0.1:1: no more threads; see the limits"):
             list(session.read(wanted, EVERYTHING))
     assert (session._consumer, session._queues) == (former, QUEUES_MIN)
     session.close()
