@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import cloudpickle
+
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
 
@@ -162,8 +164,9 @@ class KafkaSettings:
 
     def fingerprint(self) -> str:
         """A hash of all settings, including secrets. Clients with the same fingerprint have the
-        same settings."""
-        return hashlib.sha256(repr((self.reader, sorted(self._revealed(set()).items()))).encode()).hexdigest()[:16]
+        same settings. A copy that has travelled to a task has the same."""
+        known = [(name, _lasting(value)) for name, value in sorted(self._revealed(set()).items())]
+        return hashlib.sha256(repr((self.reader, known)).encode()).hexdigest()[:16]
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
         plain = {key: revealed(value) for key, value in self._settings.items() if key not in but and key not in _OWN}
@@ -172,6 +175,17 @@ class KafkaSettings:
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) else value for key, value in self._settings.items()}
         return f"KafkaSettings({self._bootstrap_servers!r}, {shown})"
+
+
+def _lasting(value: Any) -> Any:
+    """What every copy of a value has in common. A copy of a function or an object, as each attempt
+    makes one, prints with an address of its own."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    try:
+        return cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever theirs raises: what cannot be pickled has no copies
+        return value
 
 
 def _share_of(queues: int) -> dict[str, int]:
@@ -197,12 +211,18 @@ class ConnectionErrors:
         self._errors.append(error)
 
     def made(self, make: Callable[[], T]) -> T:
-        """Make a client. Raises ``ConfigError`` when its settings are wrong."""
+        """Make a client. Raises ``ConfigError`` when its settings are wrong, and ``RetryableError``
+        when this process gets no more threads or files."""
         try:
             return make()
         except Exception as error:
-            if _inner(error) is None:
+            inner = _inner(error)
+            if inner is None:
                 raise
+            if inner.name() == "_CRIT_SYS_RESOURCE":
+                raise RetryableError(
+                    f"Kafka at {self._where}: {_text(error)}; see the limits of this process"
+                ) from error
             raise ConfigError(f"Kafka settings: {_text(error)}; correct them") from error
 
     def reason(self) -> str:

@@ -37,6 +37,7 @@ Place = Union[str, tuple[str, int]]
 #: How many connections may be unchecked at once.
 STRANGERS_MAX = 64
 _BACKLOG = 64
+_AGAIN_AFTER_S = 0.01
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">Q")
@@ -129,7 +130,7 @@ def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
     made = plain
     try:
         plain.settimeout(within_s)
-        plain.connect(place)
+        _reach(plain, place, until)
         if not isinstance(place, str):
             _tune(plain)
             made = credentials.context(server=False).wrap_socket(plain)
@@ -145,6 +146,19 @@ def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
         made.close()
         raise
     return Channel(made)
+
+
+def _reach(plain: socket.socket, place: Place, until: float) -> None:
+    """Connect. On this host, a server with many connections to accept refuses at once, whatever the
+    time-out: it is asked again."""
+    while True:
+        try:
+            plain.connect(place)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise TimeoutError from None
+        time.sleep(_AGAIN_AFTER_S)
 
 
 class ChannelServer:

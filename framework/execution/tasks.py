@@ -7,6 +7,7 @@ the next level and one report come out. A task reads its input to the end, whate
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -183,8 +184,8 @@ class _Runner:
         emitter = spout.emitter(self.task.topology.conf, self.context)
         try:
             emitter.cleanup_before(seed.committed_txid + 1)
-            for meta in seed.ranges.values():
-                emitter.emit_batch(self.attempt, meta["metadata"], self.collector)
+            for meta in seed.ranges.values():  # tasks of one process share it: each gets a copy of its own
+                emitter.emit_batch(self.attempt, copy.deepcopy(meta["metadata"]), self.collector)
             self.collector.flush()
         finally:
             emitter.close()
@@ -235,7 +236,7 @@ class _Runner:
         self.collector.sink = None
         try:
             pickled = cloudpickle.dumps((self.bolt, self.collector))
-        except Exception as error:
+        except USER_ERRORS as error:
             advice = TopologyError(
                 f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
                 "and generators out of its attributes; open them in finish_batch()"
@@ -372,7 +373,8 @@ class _LevelTask:
         for component_id in segment.components:
             unpickled = None
             if restored is not None and component_id == restored.component_id:
-                unpickled = cloudpickle.loads(restored.pickled)
+                with _Guard(component_id, task):
+                    unpickled = cloudpickle.loads(restored.pickled)
             self.runners[component_id] = _Runner(self, plan.components[component_id], task, unpickled)
         for runner in self.runners.values():
             runner.prepare()

@@ -213,6 +213,10 @@ class TransactionalSpout(Spout):
 class PartitionPlanner(ABC):
     """Plans batches. Lives on the driver, one at a time, used from one thread."""
 
+    #: Whether plans share entries with the plans before them. Then neither a plan nor an entry may
+    #: be changed once it was returned. If not, the framework keeps copies, and gives copies.
+    shares_entries = False
+
     @abstractmethod
     def partitions(self) -> list[str]:
         """The ids of all partitions known now. The list may grow."""
@@ -300,7 +304,7 @@ class PartitionPlanner(ABC):
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
         """Return the range from the start of ``first``, or with ``after`` from the end of
         ``first``, to the end of ``last``. Both are ranges of one partition. None when this source
-        cannot join ranges. For ``verify``."""
+        cannot join ranges, or when they are not of one log without a gap. For ``verify``."""
         return None
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:

@@ -209,7 +209,8 @@ class _Audit:
             if joined is None:
                 raise Unverifiable(
                     f"topology {self._topology.id!r}: the plans of its first transactions are no longer kept, and spout "
-                    f"{self._topology.spout.id!r} cannot say what lies between two of them"
+                    f"{self._topology.spout.id!r} cannot say what lies between two of them, in "
+                    f"partition {partition}: no spout can where lost records were skipped"
                 )
             ranges[partition] = joined
         pieces = {partition: self._pieces(partition, meta) for partition, meta in ranges.items()}

@@ -16,7 +16,7 @@ from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
-from framework.transactions.plans import Plan
+from framework.transactions.plans import Plan, own_copy
 from framework.transactions.sources import CoordinatorPlanner
 
 _log = get_logger()
@@ -137,7 +137,14 @@ class PlanningThread:
     def _held_s(self, request: AskPlan) -> float:
         """How long the batch is to wait yet for the one before it. 0 when that one is closed, or
         left records behind."""
-        if request.previous is not self._last_plan or not request.previous or self._planner.lag(request.previous) != 0:
+        if request.previous is not self._last_plan or not request.previous:
+            return 0.0
+        try:
+            behind = self._planner.lag(request.previous) != 0
+        except USER_ERRORS as error:
+            self._fail(error)
+            return 0.0
+        if behind:
             return 0.0
         return max(BESIDE_S - (self._threads.now_ms() - self._last_plan_at_ms) / 1000, 0.0)
 
@@ -150,14 +157,8 @@ class PlanningThread:
                 _log.warning("source.waiting", reason=str(error))
             self.waiting_for = str(error)
             return RETRY_S
-        except USER_ERRORS as error:  # a planner is user code; the run ends with what it raised
-            lost = isinstance(error, DataLossError)
-            kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
-            trace = "" if isinstance(error, RatchetError) else traceback.format_exc()
-            message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
-            self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
-            with self._lock:
-                self._asked = None
+        except USER_ERRORS as error:
+            self._fail(error)
             return 0.0
         if self.waiting_for is not None:
             _log.info("source.back")
@@ -173,10 +174,22 @@ class PlanningThread:
         self._on_plan(request, plan)
         return 0.0
 
+    def _fail(self, error: BaseException) -> None:
+        """A planner is user code: the run ends with what it raised."""
+        lost = isinstance(error, DataLossError)
+        kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
+        trace = "" if isinstance(error, RatchetError) else "".join(traceback.format_exception(error))
+        message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
+        self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
+        with self._lock:
+            self._asked = None
+
     def _plan(self, request: AskPlan) -> Plan | None:
         """The source's next batch. When it has none, an empty batch at intervals, for topologies
         that want one."""
         planner, previous, every_s = self._planner, request.previous or {}, self._empty_batch_every_s
+        if not planner.shares_entries:
+            previous = own_copy(previous)
         if isinstance(planner, CoordinatorPlanner):
             planner.next_txid = request.txid
         if not planner.is_ready():
@@ -188,6 +201,8 @@ class PlanningThread:
         if plan is None and every_s is not None and idle_ms >= every_s * 1000:
             plan = planner.empty_plan(previous)
         if plan is not None:
+            if not planner.shares_entries:
+                plan = own_copy(plan)
             self._check(plan)
         return plan
 

@@ -5,8 +5,9 @@ that text, so the same ranges have the same digest, whatever their order. A shor
 JSON that anybody can read. A longer one is stored compressed: a plan has an entry for every
 partition, and most of it repeats (ADR 44).
 
-A plan is never changed once it is made, and a wide one may share the entries of unmoved partitions
-with the plan before it. So the text of a wide plan is made once, and that of a shared entry once.
+A plan is never changed once it is made: where a planner may change what it has returned, there is
+a copy (``own_copy``). A wide plan may share the entries of unmoved partitions with the plan before
+it. So the text of a wide plan is made once, and that of a shared entry once.
 """
 
 from __future__ import annotations
@@ -84,6 +85,13 @@ def _written(plan: Plan, canonical: str) -> _Written:
 
 
 _texts = _Texts()
+
+
+def own_copy(plan: Plan) -> Plan:
+    """A copy of a plan that nobody else can change, as it will be read from the store. Raises
+    ``TypeError`` or ``ValueError`` for what is not JSON-able."""
+    copy: Plan = json.loads(json.dumps(plan, allow_nan=False))
+    return copy
 
 
 def plan_digest(plan: Plan) -> str:

@@ -53,7 +53,8 @@ ASKED_TOGETHER = 200
 #: What Kafka's protocol calls the times of the end and of the beginning of a log.
 _LATEST, _EARLIEST = -1, -2
 
-#: How long all brokers together may take to answer whether logs were truncated.
+#: How long all brokers together may be silent when they are asked whether logs were truncated.
+#: There may be thousands of logs.
 ANSWER_S = 10.0
 _POLL_S = 0.05
 #: How many topics a message names.
@@ -374,8 +375,9 @@ def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Posit
 
 def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> set[str]:
     lost: set[str] = set()
-    deadline = time.monotonic() + ANSWER_S
+    heard_at = time.monotonic()
     while waiting:
+        left = len(waiting)
         for message in consumer.consume(len(waiting), _POLL_S):
             error, partition = message.error(), partition_id(message.topic(), message.partition())
             if error is not None and error.code() in NOT_IN_LOG:
@@ -385,7 +387,9 @@ def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> se
                     raise kafka_error(error, f"partition {partition}")
                 continue
             waiting.discard(partition)
-        if waiting and time.monotonic() > deadline:
+        if len(waiting) < left:
+            heard_at = time.monotonic()
+        elif waiting and time.monotonic() - heard_at > ANSWER_S:
             raise RetryableError(
                 f"partition {min(waiting)}: no word for {ANSWER_S:g} s on whether its log was truncated{errors.reason()}"
             )

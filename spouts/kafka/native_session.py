@@ -134,12 +134,13 @@ class NativeConsumer:
         self.raw.close()
 
     def _give_token(self, config: str) -> None:
-        """Call ``oauth_cb`` of the settings. It returns (token, seconds since 1970 until which it
-        is valid), or these with the principal and a dict of extensions."""
+        """Call ``oauth_cb`` of the settings, as confluent-kafka does: with
+        ``sasl.oauthbearer.config``, or None. It returns (token, seconds since 1970 until which it
+        is valid), or these with the principal and a dict of extensions, all text."""
         try:
-            token, expires_at_s, *more = self._oauth(config)  # type: ignore[misc]
+            token, expires_at_s, *more = self._oauth(config or None)  # type: ignore[misc]
             principal = more[0] if more else ""
-            extensions = [(str(name), str(value)) for name, value in (more[1] if len(more) > 1 else {}).items()]
+            extensions = list((more[1] if len(more) > 1 else {}).items())
             self.raw.set_token(token, int(expires_at_s * 1000), principal, extensions)
         except KafkaException as error:
             self.raw.token_failed(error.args[0].str())
@@ -199,8 +200,8 @@ class NativeSession:
 
     def _open(self, queues: int) -> None:
         conf = self._settings.consumer(self._group, queues=queues)
-        self._queues = queues
         self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error))
+        self._queues = queues  # not before: without a new consumer, the former goes on with its own
         self._assignment = Assignment(self._consumer)
 
     def _open_anew(self, queues: int) -> None:

@@ -78,6 +78,8 @@ class KafkaPlanner(PartitionPlanner):
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
     readers."""
 
+    shares_entries = True  # invariant 6
+
     def __init__(
         self,
         source: KafkaSource,
@@ -199,8 +201,10 @@ class KafkaPlanner(PartitionPlanner):
         self._progress = of, found
         return found
 
-    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
         begin = position_after(first) if after else position_of(first)
+        if int(last.get("gaps", 0)) != int(first.get("gaps", 0)):
+            return None  # offsets in between were skipped, or are of other records by now
         whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
         epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
         known = {**epochs, "topic_id": last.get("topic_id")}

@@ -260,6 +260,33 @@ class Leaky(BatchCount):
         self.generator = (number for number in range(3))
 
 
+class ComesBackWrong(BatchCount):
+    """Cannot be unpickled once it has executed."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def execute(self, tup: Any) -> None:
+        super().execute(tup)
+        self.executed = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "executed" in state:
+            raise self.error("not here")
+
+
+@pytest.mark.rule("C13")
+@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit])
+def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: type[BaseException]) -> None:
+    """Whatever it raises: also what would end a thread, or look like the end of a channel."""
+    builder, _ = global_count(tmp_path / "x.db")
+    builder.set_committer_bolt("wrong", ComesBackWrong(error)).shuffle_grouping("spout")
+    run = start(builder.build(), ("local", {}), **{"topology.max.attempts": 1})
+    with pytest.raises(TopologyFailed, match=rf"wrong.*{error.__name__}: not here"):
+        run.wait_until_caught_up(240)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.errors import RetryableError
 from framework.execution import AttemptHeader, FailureKind, PhaseResult, ProcessingJob, plan_execution
+from framework.execution.spark import resident
 from framework.execution.spark.batches import SparkExecutor
 from framework.execution.spark.resident import ResidentTask
 from framework.execution.spark.session import Spark
@@ -65,17 +66,25 @@ def cancel(task: ResidentTask, attempt: int) -> None:
 
 @pytest.fixture
 def made(spark: str) -> Iterator[Callable[..., ResidentTask]]:
-    """Makes resident tasks over the Spark of this process, which has two slots."""
+    """Makes resident tasks over the Spark of this process, which has two slots. ``waits``: until
+    there is one."""
     opened: list[tuple[Spark, ResidentTask]] = []
 
     def make(
-        work: Callable[[Any], Any] = work_in, prepare: Callable[[], Any] = nothing, **options: Any
+        work: Callable[[Any], Any] = work_in,
+        prepare: Callable[[], Any] = nothing,
+        *,
+        waits: bool = True,
+        **options: Any,
     ) -> ResidentTask:
         session = Spark("t", {})
         session.start()
         opened.append((session, ResidentTask(session, "t", prepare=prepare, work=work, dead=set(), **options)))
-        opened[-1][1].start()
-        return opened[-1][1]
+        task = opened[-1][1]
+        task.start()
+        if waits:
+            wait_for(lambda: task._stay is not None and task._stay.channel is not None, WITHIN_S, what="the task")
+        return task
 
     yield make
     context = opened[0][0].context
@@ -85,6 +94,13 @@ def made(spark: str) -> Iterator[Callable[..., ResidentTask]]:
     for session, _ in opened:
         session.stop()
     assert left == []
+
+
+def answered(task: ResidentTask, attempt: int, message: str) -> Any:
+    """What the task answers, when one has begun: until then its messages are for jobs."""
+    answers: list[Any] = []
+    wait_for(lambda: answers.append(task.run(attempt, message)) or answers[-1], WITHIN_S, what="a task that answers")
+    return answers[-1][1]
 
 
 def active_jobs(context: Any) -> list[int]:
@@ -107,11 +123,11 @@ def test_messages_go_to_one_task_that_stays(made: Any) -> None:
 
 
 def test_a_task_without_work_gives_its_slot_back_and_comes_back_with_work(made: Any) -> None:
-    task = made(idle_s=0.0)
-    assert task.run(1, "a")[1] == "a"
+    task = made(idle_s=0.0, waits=False)
+    assert answered(task, 1, "a") == "a"
     wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
     assert active_jobs(task._spark.context) == []
-    assert task.run(2, "b")[1] == "b"
+    assert answered(task, 2, "b") == "b"
 
 
 def test_a_job_gets_the_slot_and_messages_are_for_jobs_meanwhile(made: Any) -> None:
@@ -120,7 +136,7 @@ def test_a_job_gets_the_slot_and_messages_are_for_jobs_meanwhile(made: Any) -> N
     with task.given_back():
         wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
         assert task.run(2, "b") is None
-    assert task.run(3, "c")[1] == "c"
+    assert answered(task, 3, "c") == "c"
 
 
 def test_a_task_that_works_answers_before_it_leaves(made: Any, tmp_path: Path) -> None:
@@ -163,14 +179,46 @@ def test_a_task_that_dies_at_work_says_what_spark_says(made: Any) -> None:
         task.run(1, "a")
 
 
+def said_by(message: Any) -> Any:
+    return os.getpid(), message.said
+
+
+def test_a_message_may_be_of_a_class_that_only_the_drivers_program_has(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a Spark job: the class travels along."""
+    theirs = type("Theirs", (), {"__module__": "__main__", "said": "a"})
+    monkeypatch.setattr(sys.modules["__main__"], "Theirs", theirs, raising=False)
+    task = made(said_by)
+    assert task.run(1, theirs())[1] == "a"
+
+
 def fail(message: Any) -> Any:
     raise ModuleNotFoundError("No module named 'theirs'")
 
 
-def test_an_error_outside_of_user_code_is_that_of_the_job(made: Any) -> None:
-    task = made(fail)
-    with pytest.raises(Exception, match="No module named 'theirs'"):
+def fail_as_a_channel_does(message: Any) -> Any:
+    raise ConnectionResetError("theirs was reset")
+
+
+def end_as_a_channel_does(message: Any) -> Any:
+    raise EOFError("theirs is over")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (fail, "No module named 'theirs'"),
+        (fail_as_a_channel_does, "theirs was reset"),
+        (end_as_a_channel_does, "theirs is over"),
+    ],
+)
+def test_an_error_outside_of_user_code_is_that_of_the_job(made: Any, work: Any, said: str) -> None:
+    """Also one that looks like the end of the channel, which would be retried without limit."""
+    task = made(work)
+    with pytest.raises(Exception, match=said) as raised:
         task.run(1, "a")
+    assert not isinstance(raised.value, RetryableError)
 
 
 def test_a_cancelled_task_is_killed_and_another_one_takes_over(made: Any, tmp_path: Path) -> None:
@@ -195,8 +243,36 @@ class HangsFirst:
             hang_in(self.folder)
 
 
-def test_an_attempt_that_is_cancelled_while_its_task_starts_ends_that_task(made: Any, tmp_path: Path) -> None:
-    task = made(prepare=HangsFirst(tmp_path))
+def test_while_a_task_starts_messages_are_for_jobs_in_another_slot(made: Any, tmp_path: Path) -> None:
+    """It may never connect, as where a firewall drops what it sends; the attempt would time out
+    with it, again and again."""
+    task = made(prepare=HangsFirst(tmp_path), waits=False)
+    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to start")
+    assert in_thread(lambda: task.run(1, "a")).result(WITHIN_S) is None
+    (tmp_path / "go on").touch()
+    assert answered(task, 2, "b") == "b"
+
+
+def test_tasks_leave_when_there_are_fewer_slots(made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A job may wait for the slot already: it was to have that of an executor that is lost now."""
+    task = made()
+    under_way = in_thread(lambda: task.run(1, str(tmp_path)))
+    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    monkeypatch.setattr(Spark, "local", False)
+    monkeypatch.setattr(Spark, "slots", 1)
+    wait_for(lambda: task._stay is None, WITHIN_S, what="the task to be told")
+    (tmp_path / "go on").touch()
+    assert under_way.result(WITHIN_S) is None  # what hang_in returns, and no exception
+    wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
+    assert task.run(2, "b") is None
+    monkeypatch.undo()
+
+
+def test_an_attempt_that_is_cancelled_while_its_task_starts_ends_that_task(
+    made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resident, "JOB_S", WITHIN_S)
+    task = made(prepare=HangsFirst(tmp_path), waits=False)
     wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to start")
     under_way = in_thread(lambda: task.run(1, "a"))
     wait_for(lambda: task._waiting, WITHIN_S, what="the attempt to wait for it")
@@ -212,7 +288,7 @@ def test_a_task_that_cannot_connect_leaves_everything_to_jobs(
 ) -> None:
     monkeypatch.setattr(ResidentTask, "_open", lambda self: str(tmp_path / "nobody listens"))
     with capture_logs() as logs:
-        task = made()
+        task = made(waits=False)
         wait_for(lambda: not task._living, WITHIN_S, what="the task to end")
     assert task.run(1, "a") is None
     assert not task._living
@@ -221,16 +297,16 @@ def test_a_task_that_cannot_connect_leaves_everything_to_jobs(
 
 def test_a_run_that_shares_the_only_slot_has_no_task_that_stays(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Spark, "slots", 1)
-    task = made()
+    task = made(waits=False)
     assert task.run(1, "a") is None
 
 
 def test_over_all_runs_of_a_process_one_slot_stays_free(made: Any) -> None:
-    first, second = made(), made()
+    first, second = made(), made(waits=False)
     assert first.run(1, "a")[1] == "a"
     assert second.run(1, "a") is None
     first.close()
-    assert second.run(2, "b")[1] == "b"
+    assert answered(second, 2, "b") == "b"
 
 
 def test_hosts_talk_in_tls(spark_masters: SparkMasters, cluster: str) -> None:

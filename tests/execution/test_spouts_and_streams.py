@@ -120,6 +120,47 @@ def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: A
     assert counts(states[1], list(evens)) == evens
 
 
+class InPlace(Numbers):
+    """Its coordinator changes the metadata that it gets, and returns the same object; its emitters
+    use theirs up."""
+
+    def coordinator(self, conf: Any, context: Any) -> TransactionalSpoutCoordinator:
+        return SevenInPlace(self.last, self.log)
+
+    def emitter(self, conf: Any, context: Any) -> TransactionalSpoutEmitter:
+        return UsesUp(context)
+
+
+class SevenInPlace(SevenAtATime):
+    def initialize_transaction(self, txid: int, previous_metadata: Any) -> Any:
+        found = super().initialize_transaction(txid, previous_metadata)
+        if previous_metadata is None:
+            return found
+        previous_metadata.update(found)
+        return previous_metadata
+
+
+class UsesUp(Dealer):
+    def emit_batch(self, attempt: Any, metadata: Any, collector: Any) -> None:
+        super().emit_batch(attempt, metadata, collector)
+        metadata["first"] = metadata["next"]
+
+
+def test_metadata_that_is_changed_later_is_still_what_it_was_for_its_own_batch(tmp_path: Path) -> None:
+    (tmp_path / "failures").write_text("2")
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "every"))
+    builder = TransactionalTopologyBuilder("numbers", "spout", InPlace(100, tmp_path / "log"), 2)
+    builder.set_bolt("relay", Relay(str(tmp_path / "failures")), 2).shuffle_grouping("spout")
+    every = StateCommitter(state, ["word"], {"n": Count()})
+    builder.set_bolt("every", every, 2).fields_grouping("relay", Fields("word"))
+    with start(builder.build(), ("local", {}), **{"topology.max.spout.pending": 3}) as run:
+        run.wait_until_caught_up(240)
+        ranges = [record.plan["batch"]["metadata"] for record in run.transactions()]
+    assert ranges == [{"first": first, "next": min(first + 7, 100)} for first in range(0, 100, 7)]
+    expected = Counter(f"n{number % 5}" for number in range(100))
+    assert counts(state, list(expected)) == expected
+
+
 # --- direct streams -------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from framework.execution.failures import TaskFailure
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
 from framework.transactions.planning import BESIDE_S, PlanningThread
-from framework.transactions.plans import Plan
+from framework.transactions.plans import WIDE_PARTITIONS, Plan, plan_digest, plan_of, stored_plan
 
 TIMEOUT_S = 30
 
@@ -81,6 +81,67 @@ def test_a_planner_that_calls_exit_fails_like_any_other() -> None:
         thread.close()
 
 
+class Reuses(PartitionPlanner):
+    """Returns one plan again and again, with entries that it changes; also those of the plan
+    before."""
+
+    def __init__(self) -> None:
+        self.mine = {f"p{number}": {"first": 0, "next": 0} for number in range(WIDE_PARTITIONS)}
+
+    def partitions(self) -> list[str]:
+        return list(self.mine)
+
+    def plan(self, previous: Any) -> Plan:
+        for entry in (*self.mine.values(), *previous.values()):
+            entry.update(first=entry["next"], next=entry["next"] + 10)
+        return self.mine
+
+
+@pytest.mark.rule("C7")
+def test_a_planner_may_change_what_it_returned_and_plans_stay_as_they_were() -> None:
+    made: Queue[Plan] = Queue()
+    thread = PlanningThread(
+        Reuses(),
+        Threads(),
+        on_plan=lambda asked, plan: made.put(plan),
+        on_failure=lambda failure: None,
+        idle_poll_max_s=0.1,
+    )
+    thread.start()
+    plans: list[Plan] = []
+    digests: list[str] = []
+    try:
+        for txid in (1, 2, 3):
+            thread.ask(AskPlan(0, txid, plans[-1] if plans else None))
+            plans.append(made.get(timeout=TIMEOUT_S))
+            digests.append(plan_digest(plans[-1]))
+    finally:
+        thread.close()
+    assert [each["p7"] for each in plans] == [{"first": first, "next": first + 10} for first in (0, 10, 20)]
+    assert len(set(digests)) == 3
+    assert [plan_of(stored_plan(each)) for each in plans] == plans
+
+
+class Keeps(Reuses):
+    """Plans what no document can hold."""
+
+    def plan(self, previous: Any) -> Plan:
+        return {"p0": {"made by": self}}
+
+
+def test_a_plan_that_cannot_be_stored_fails_when_it_is_made() -> None:
+    failures: Queue[TaskFailure] = Queue()
+    thread = PlanningThread(
+        Keeps(), Threads(), on_plan=lambda asked, plan: None, on_failure=failures.put, idle_poll_max_s=0.1
+    )
+    thread.start()
+    try:
+        thread.ask(AskPlan(0, 1, None))
+        assert "Keeps is not JSON serializable" in failures.get(timeout=TIMEOUT_S).message
+    finally:
+        thread.close()
+
+
 class Counts(PartitionPlanner):
     """Plans the next ten offsets at once, and leaves ``behind`` records."""
 
@@ -96,6 +157,31 @@ class Counts(PartitionPlanner):
 
     def lag(self, previous: Mapping[str, Any]) -> int | None:
         return self.behind
+
+
+class LosesCount(Counts):
+    def lag(self, previous: Mapping[str, Any]) -> int | None:
+        raise KeyError("p8")
+
+
+def test_a_planner_that_cannot_say_its_lag_fails_like_any_other() -> None:
+    """Otherwise its thread would be gone, and the run would wait for a plan for ever."""
+    failures: Queue[TaskFailure] = Queue()
+    made: Queue[Plan] = Queue()
+    thread = PlanningThread(
+        LosesCount(None),
+        Threads(),
+        on_plan=lambda asked, plan: made.put(plan),
+        on_failure=failures.put,
+        idle_poll_max_s=0.1,
+    )
+    thread.start()
+    try:
+        thread.ask(AskPlan(0, 1, None))
+        thread.ask(AskPlan(0, 2, made.get(timeout=TIMEOUT_S)))
+        assert failures.get(timeout=TIMEOUT_S).message == "KeyError: 'p8'"
+    finally:
+        thread.close()
 
 
 class Clock(Threads):

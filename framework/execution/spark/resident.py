@@ -21,7 +21,9 @@ Invariants:
 3. No task stays while a job wants its slot: it is given back before such a job begins, and no other
    is launched until the job has ended.
 4. Fewer tasks stay than the executors have slots, over all runs of this process. Only a run that is
-   alone in its Spark may take the last slot.
+   alone in its Spark may take the last slot. When executors are lost, tasks leave within seconds.
+5. While there is another slot, no batch waits for a task longer than a job costs: neither for one
+   that works, nor for one that starts, which may never connect.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import pickle
 import tempfile
 import threading
 import time
@@ -36,6 +39,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import cloudpickle
 
 from framework.errors import ConfigError, InvariantViolation, RetryableError
 from framework.execution.channels import Channel, ChannelServer, Credentials, Place, connect
@@ -47,8 +52,8 @@ _log = get_logger()
 
 #: How long a task that has nothing to do keeps its slot, where others may want it.
 IDLE_S = 60.0
-#: How long a batch waits for the task to be free while there is another slot: as long as a job
-#: would cost.
+#: How long a batch waits for the task, to start or to be free, while there is another slot: as long
+#: as a job would cost.
 JOB_S = 0.05
 #: How long a task may take to connect, and to say which one it is.
 CONNECT_S = 10.0
@@ -84,13 +89,22 @@ class StayingTask:
             yield f"{type(error).__name__}: {error}"
             return
         with channel:
-            try:
-                channel.send(self.number, CONNECT_S)
-                while True:
-                    key, message = channel.receive(None)
-                    channel.send((key, self.work(message)), SEND_S)
-            except (OSError, EOFError):
-                return
+            asked = _exchanged(channel, self.number, CONNECT_S)
+            while asked is not None:
+                key, pickled = asked
+                # Not within a try: an OSError of theirs is no end of the channel.
+                answer = self.work(pickle.loads(pickled))
+                asked = _exchanged(channel, (key, answer), SEND_S)
+
+
+def _exchanged(channel: Channel, answer: Any, within_s: float) -> Any:
+    """Send what the driver waits for, and receive what it sends next; None when the channel has
+    ended."""
+    try:
+        channel.send(answer, within_s)
+        return channel.receive(None)
+    except (OSError, EOFError):
+        return None
 
 
 class _State(Enum):
@@ -140,6 +154,10 @@ class _Slots:
     def put_back(self) -> None:
         with self._lock:
             self._taken -= 1
+
+    def exceed(self, most: int) -> bool:
+        with self._lock:
+            return self._taken > most
 
 
 _slots = _Slots()
@@ -206,7 +224,7 @@ class ResidentTask:
         if channel is None:
             raise InvariantViolation("a task without a channel was taken for idle")
         try:
-            channel.send((attempt, message), SEND_S)
+            channel.send((attempt, cloudpickle.dumps(message)), SEND_S)  # as Spark pickles what goes to jobs
             answered, answer = channel.receive(None)
             if answered != attempt:
                 raise InvariantViolation(f"the task was sent {attempt} and answered {answered}")
@@ -289,7 +307,7 @@ class ResidentTask:
                     stay = stay or self._launch()
                     if stay is None:
                         return None
-                    left = until - time.monotonic() if stay.state is _State.BUSY and self._slots > 1 else None
+                    left = until - time.monotonic() if self._slots > 1 else None
                     if left is not None and left <= 0:
                         return None
                     self._changed.wait(left)
@@ -408,17 +426,20 @@ class ResidentTask:
 
     def _keep(self) -> None:
         """Give the slot back when nothing has come for a while, and when it is not the run's to
-        take any more."""
+        take any more. Executors come and go: a job may wait for the slot of one that was lost."""
         while not self._closed.wait(_WATCH_S):
-            if not self._stays_max:  # more executors may have come
-                with contextlib.suppress(Exception):  # Spark may be stopped meanwhile
-                    self._slots = self._spark.slots
+            before = slots = self._slots
+            with contextlib.suppress(Exception):  # Spark may be stopped meanwhile
+                if not self._spark.local:
+                    slots = self._spark.slots
             with self._changed:
+                self._slots = slots
                 stay = self._stay
-                if stay is not None and stay.state is _State.IDLE:
-                    idle_s = time.monotonic() - stay.idle_since
-                    if idle_s > self._idle_max_s or not self._stays_max:
-                        self._dismiss()
+                if stay is None:
+                    continue
+                idle_s = time.monotonic() - stay.idle_since if stay.state is _State.IDLE else 0.0
+                if idle_s > self._idle_max_s or slots < before or _slots.exceed(self._stays_max):
+                    self._dismiss()
 
     @property
     def _idle_max_s(self) -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.errors import RetryableError
 from spouts.kafka import metadata, planner
 from spouts.kafka.limits import KafkaLimits
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
@@ -160,3 +163,69 @@ def test_where_an_empty_log_begins_is_seen_as_soon_as_it_is_known() -> None:
 def test_what_is_known_of_a_wide_source_may_be_older_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "METADATA_AGE_MAX_S", 5.0)
     assert [age_max_s(each) for each in (1, 2_000, 10_000)] == [5.0, 5.0, 25.0]
+
+
+# --- what lies between two plans ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["recreate", "truncate", "retain"])
+def test_plans_with_a_gap_between_them_are_not_joined(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Their offsets name other records now, or none: what was made of them cannot be recomputed."""
+    monkeypatch.setattr(planner, "BELIEVED_AFTER_S", 0.0)
+    monkeypatch.setattr(planner, "METADATA_AGE_MAX_S", -1.0)
+    logs = FakeLogs(["a/0"])
+    made = planner_over(logs, records_max=20)
+    logs.logs["a/0"][1] = 30
+    first = made.plan({})
+    assert first is not None
+    second = made.plan(first)
+    assert second is not None
+    assert made.joined(first["a/0"], second["a/0"], after=False) == {
+        "first_offset": 0,
+        "next_offset": 30,
+        "next_leader_epoch": 0,
+        "topic_id": "id-a",
+    }
+    change(logs, "grow", "a/0", 10)
+    change(logs, what, "a/0", 35)
+    third = _next(made, logs, second, "a/0")
+    assert third["a/0"]["gaps"] == 1
+    assert made.joined(first["a/0"], third["a/0"], after=False) is None
+    assert made.joined(second["a/0"], third["a/0"], after=True) is None
+    fourth = _next(made, logs, third, "a/0")
+    assert made.joined(third["a/0"], fourth["a/0"], after=True) is not None
+
+
+# --- whether logs were truncated ------------------------------------------------------------------
+
+
+class SlowBroker:
+    """A consumer whose broker says of one partition at a time that its log has ended, in two
+    seconds each; ``silent_after``: so many, and nothing any more."""
+
+    def __init__(self, partitions: int, silent_after: int) -> None:
+        self.partitions = iter(range(min(partitions, silent_after)))
+        self.now_s = 0.0
+
+    def consume(self, most: int, timeout_s: float) -> list[Any]:
+        self.now_s += 2.0
+        number = next(self.partitions, None)
+        if number is None:
+            return []
+        error = SimpleNamespace(code=lambda: KafkaError._PARTITION_EOF)
+        return [SimpleNamespace(error=lambda: error, topic=lambda: "t", partition=lambda: number)]
+
+
+def test_many_logs_may_be_asked_whether_they_were_truncated_as_long_as_there_are_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for silent_after in (100, 50):
+        broker = SlowBroker(100, silent_after)
+        monkeypatch.setattr(metadata, "time", SimpleNamespace(monotonic=lambda broker=broker: broker.now_s))
+        waiting = {f"t/{number}" for number in range(100)}
+        if silent_after == 100:
+            assert metadata._lost(broker, waiting, ConnectionErrors("nowhere")) == set()
+        else:
+            with pytest.raises(RetryableError, match="t/50: no word for 10 s"):
+                metadata._lost(broker, waiting, ConnectionErrors("nowhere"))
+            assert broker.now_s == 50 * 2.0 + 12.0

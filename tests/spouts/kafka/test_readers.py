@@ -19,15 +19,18 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
+import cloudpickle
 import psutil
 import pyarrow as pa
 import pytest
 import structlog
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -313,6 +316,25 @@ def test_small_ranges_of_a_backlog_open_no_connection_and_wait_for_nothing(topic
         assert session._consumer is consumer and len(session._assigned) == 4
     finally:
         session.close()
+
+
+@needs_native
+def test_a_consumer_that_cannot_be_made_anew_leaves_the_former_one_with_its_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = NativeSession(KafkaSettings("127.0.0.1:1", None), "g")
+    former = session._consumer
+
+    def refused(*_: Any) -> Any:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "no more threads"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native_session, "NativeConsumer", refused)
+        wanted = {("t", number): Range(0, 1) for number in range(QUEUES_MIN + 1)}
+        with pytest.raises(RetryableError, match="127.0.0.1:1: no more threads; see the limits"):
+            list(session.read(wanted, EVERYTHING))
+    assert (session._consumer, session._queues) == (former, QUEUES_MIN)
+    session.close()
 
 
 @pytest.mark.parametrize("queues", [1 << power for power in range(11)])
@@ -774,3 +796,68 @@ def test_an_oauth_cb_that_fails_is_the_reason_that_is_shown(tmp_path: Path, monk
     with pytest.raises((RetryableError, ConfigError), match="the identity provider is away"):
         session.connect()
     session.close()
+
+
+@needs_native
+def test_an_oauth_cb_is_called_the_same_way_by_both_readers() -> None:
+    """It serves the planner's clients, too. Without a configuration it gets None."""
+    asked: dict[str, list[object]] = {"native": [], "python": []}
+    for name, kind in (("native", NativeSession), ("python", KafkaSession)):
+
+        def oauth(config: object, name: str = name) -> tuple[str, float]:
+            asked[name].append(config)
+            return unsigned_token(600.0)
+
+        conf = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": oauth}
+        kind(KafkaSettings(f"127.0.0.1:{free_port()}", conf), "oauth").close()
+    assert asked == {"native": [None], "python": [None]}
+
+
+@needs_native
+def test_an_extension_of_a_token_that_is_not_text_is_an_error() -> None:
+    def oauth(config: object) -> tuple[str, float, str, dict[str, Any]]:
+        return (*unsigned_token(600.0), "alice", {"traceId": b"7"})
+
+    conf = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": oauth}
+    session = NativeSession(KafkaSettings(f"127.0.0.1:{free_port()}", conf), "oauth")
+    with pytest.raises((RetryableError, ConfigError), match="oauth_cb raised TypeError"):
+        session.connect()
+    session.close()
+
+
+class Provider:
+    """A user's ``oauth_cb`` that is an object. ``lock``: it cannot be pickled."""
+
+    def __init__(self, secret: str, lock: Any = None) -> None:
+        self.secret = secret
+        self.lock = lock
+
+    def __call__(self, config: object) -> tuple[str, float]:
+        return unsigned_token(600.0)
+
+
+def settings_of(oauth_cb: Any) -> KafkaSettings:
+    return KafkaSettings("127.0.0.1:1", {"oauth_cb": oauth_cb, "reader": "python"})
+
+
+@pytest.mark.parametrize(
+    "oauth_cb",
+    [
+        unsigned_token,
+        Provider("a"),
+        Provider("a").__call__,
+        partial(unsigned_token, 5.0),
+        lambda config: ("token", 1e12),
+    ],
+    ids=["function", "object", "method", "partial", "lambda"],
+)
+def test_every_copy_of_settings_finds_the_same_session(oauth_cb: Any) -> None:
+    """Each attempt unpickles a copy. A consumer for each would cost time, and stay in memory."""
+    pickled = cloudpickle.dumps(settings_of(oauth_cb))
+    first, second = pickle.loads(pickled), pickle.loads(pickled)
+    assert first.fingerprint() == second.fingerprint()
+
+
+def test_settings_with_another_callback_find_another_session() -> None:
+    settings = [settings_of(each) for each in (unsigned_token, Provider("a"), Provider("b"), Provider("a", Lock()))]
+    assert len({each.fingerprint() for each in settings}) == len(settings)

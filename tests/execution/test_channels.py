@@ -1,0 +1,55 @@
+"""Channels between processes of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from framework.execution.channels import Channel, ChannelServer, Credentials, connect
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "s")
+
+
+def crowd(place: str) -> contextlib.ExitStack:
+    """As many connections as the server can hold without accepting one."""
+    held = contextlib.ExitStack()
+    with pytest.raises(BlockingIOError):
+        while True:
+            each = held.enter_context(socket.socket(socket.AF_UNIX))
+            each.setblocking(False)
+            each.connect(place)
+    return held
+
+
+def test_a_server_that_has_many_to_accept_is_waited_for(place: str) -> None:
+    credentials = Credentials.new(None)
+    arrived: Queue[Channel] = Queue()
+    server = ChannelServer(place, credentials, arrived.put, WITHIN_S)
+    made: Queue[Channel] = Queue()
+    with crowd(place):
+        thread = threading.Thread(target=lambda: made.put(connect(place, credentials, WITHIN_S)))
+        thread.start()
+        server.start()
+        with made.get(timeout=WITHIN_S) as mine, arrived.get(timeout=WITHIN_S) as theirs:
+            mine.send("hello", WITHIN_S)
+            assert theirs.receive(WITHIN_S) == "hello"
+        thread.join()
+    server.close()
+
+
+def test_a_server_that_accepts_nobody_is_given_up(place: str) -> None:
+    credentials = Credentials.new(None)
+    server = ChannelServer(place, credentials, lambda channel: None, WITHIN_S)
+    with crowd(place), pytest.raises(TimeoutError, match="did not let anybody in"):
+        connect(place, credentials, 0.05)
+    server.close()
