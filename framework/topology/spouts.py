@@ -19,7 +19,7 @@ There are three kinds. They are separate types because their guarantees differ:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
@@ -242,6 +242,14 @@ class PartitionPlanner(ABC):
         when this source cannot make one. For topologies that want a batch even when the source is
         idle."""
         return None
+
+    def watch(self, arrived: Callable[[], None]) -> bool:
+        """Called again and again while ``plan`` returns None. Arrange that ``arrived`` is called
+        once, from any thread, soon after there may be more than ``plan`` has seen, and return True
+        at once: the framework then asks more seldom. While it is so arranged, do nothing more. A
+        call of ``arrived`` for nothing only costs a ``plan``. The default returns False: it cannot
+        be arranged."""
+        return False
 
     @property
     def skips_lost_data(self) -> bool:
