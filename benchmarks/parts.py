@@ -25,7 +25,7 @@ PARTS = ("gap", "plan", "emit", "send", "task", "confirm", "raise", "apply", "fi
 
 @dataclass(frozen=True)
 class _Timed:
-    """Work in the task, which also returns how long it took, in seconds of time and of processor."""
+    """Work in the task that also returns what it took, in seconds of time and of processor."""
 
     work: Work
 

@@ -387,6 +387,13 @@ class PartitionReader(ABC):
 class PartitionedSpout(Spout):
     """The base of both partitioned kinds. Subclass one of the two below, not this class."""
 
+    @property
+    def is_shared(self) -> bool:
+        """True promises that ``reader`` changes nothing in the spout, and that readers leave behind
+        nothing that changes what later ones read. Then one copy serves all batches of a thread. By
+        default each batch and task has a copy of its own."""
+        return False
+
     @abstractmethod
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         """Called on the driver, once per leader."""
