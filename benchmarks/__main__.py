@@ -4,6 +4,7 @@ and the states' writing alone, and prints JSON lines."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sqlite3
@@ -17,7 +18,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import ranges, reading, states, wide, workload
+from benchmarks import parts, ranges, reading, states, wide, workload
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
@@ -40,7 +41,9 @@ def main() -> int:
         if "w1" in arguments.workloads:
             _print(_throughput(servers, folder, limit, arguments))
         if "w2" in arguments.workloads:
-            _print(_latency(servers, folder, arguments))
+            with parts.tracing() if arguments.parts else contextlib.nullcontext() as trace:
+                found = _latency(servers, folder, arguments)
+            _print({**found, "parts_ms": trace.summary(without_first=1)} if trace is not None else found)
         if "reading" in arguments.workloads:
             _print(reading.measure(servers.bootstrap_servers, limit, arguments.messages, arguments.repeat))
         if "ranges" in arguments.workloads:
@@ -130,11 +133,14 @@ def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
         run.stop()
     done.set()
     latencies = _latencies_ms(servers.bootstrap_servers, topic, plans, visible, total)
-    warm_from_ms = min(latencies)[0] + WARM_AFTER_MS
+    probes, latencies = latencies[:-total], latencies[-total:]
+    warm_from_ms = latencies[0][0] + WARM_AFTER_MS
     return {
         "workload": "W2",
         "messages": total,
         "transactions": len(plans),
+        "first_ms": round(probes[0][1], 1),
+        "one_by_one": _summary([latency for _, latency in probes[workload.PARTITIONS :]]),
         **_summary([latency for _, latency in latencies]),
         "after_2s": _summary([latency for sent_ms, latency in latencies if sent_ms >= warm_from_ms]),
     }
@@ -168,11 +174,11 @@ def _watch(database: Path) -> tuple[dict[int, float], threading.Event]:
 def _latencies_ms(
     bootstrap_servers: str, topic: str, plans: list[Any], visible: dict[int, float], total: int
 ) -> list[tuple[float, float]]:
-    """When each message was sent, and its latency, in milliseconds."""
+    """When each message was sent, and its latency, in milliseconds; probes first."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "w2", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(workload.PARTITIONS)])
     latencies: list[tuple[float, float]] = []
-    while len(latencies) < total:
+    while len(latencies) < total + workload.PROBES * workload.PARTITIONS:
         for message in consumer.consume(10_000, 1.0):
             partition, offset = f"{topic}/{message.partition()}", message.offset()
             txid = next(
@@ -183,7 +189,7 @@ def _latencies_ms(
             sent_ms = json.loads(message.value())["ts"] / 1000
             latencies.append((sent_ms, visible[txid] * 1000 - sent_ms))
     consumer.close()
-    return latencies
+    return sorted(latencies)
 
 
 def _wait_for_table(database: Path) -> None:
@@ -226,6 +232,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
     parser.add_argument("--jobs", action="store_true", help="W2: a Spark job for each batch, no task that stays")
+    parser.add_argument("--parts", action="store_true", help="W2: also the time of a transaction by part")
     parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 2 for W1, 1 for W2")
     return parser.parse_args()
 

@@ -149,10 +149,27 @@ def in_two_processes(target: Callable[..., None], *arguments: Any) -> tuple[list
     return answers, elapsed_s
 
 
+#: Before the clock of W2 starts, this many rounds of one probe per partition are sent. They are not
+#: counted; a broker's, a producer's and a topology's first seconds are not a steady stream.
+PROBES = 20
+PROBE_EVERY_S = 0.2
+
+
 def produce_steadily(bootstrap_servers: str, topic: str, per_second: int, seconds: int) -> None:
     """The producer of W2, run in a separate process. Each value carries its send time in ``ts``, in
-    microseconds."""
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
+    microseconds. Probes, whose ``id`` is negative, come first. Sends at once: what a producer would
+    wait for more messages is not the topology's latency."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "acks": "all", "linger.ms": 0})
+
+    def send(number: int, word: str) -> None:
+        value = {"id": number, "word": word, "amount": number % AMOUNT_MODULUS, "ts": time.time_ns() // 1000}
+        producer.produce(topic, json.dumps(value).encode(), word)
+
+    for _ in range(PROBES):
+        for partition in range(PARTITIONS):
+            send(-1, f"probe{partition}")
+        producer.flush()
+        time.sleep(PROBE_EVERY_S)
     words = itertools.cycle(zipf_words(per_second * seconds).tolist())
     started = time.time()
     for number in range(per_second * seconds):
@@ -161,7 +178,5 @@ def produce_steadily(bootstrap_servers: str, topic: str, per_second: int, second
         if wait > 0:
             producer.poll(0)
             time.sleep(max(due - time.time(), 0))
-        name = f"word{next(words):06d}"
-        value = {"id": number, "word": name, "amount": number % AMOUNT_MODULUS, "ts": time.time_ns() // 1000}
-        producer.produce(topic, json.dumps(value).encode(), name)
+        send(number, f"word{next(words):06d}")
     producer.flush()

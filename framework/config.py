@@ -103,7 +103,8 @@ class Config(BaseModel):
         100,
         alias="topology.spout.idle.poll.max.ms",
         description="Longest pause between two looks at a source that has nothing, in milliseconds. A wide source "
-        "is asked less often, by what asking costs: up to every 2 seconds.",
+        "is asked less often, by what asking costs: up to every 2 seconds. A source that says when something has "
+        "come, as Kafka does, is asked once a second.",
     )
     emit_empty_batches: bool = Field(
         False,

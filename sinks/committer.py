@@ -147,6 +147,17 @@ class StateCommitter(ArrowBolt, Committer):
         """Takes the output of the combiners: one row per key and sender."""
         self._prepared().add(batch)
 
+    def keep_for_commit(self) -> bytes | None:
+        """The folded rows: a new copy of this committer has everything else."""
+        if type(self) is not StateCommitter:  # a subclass may hold more
+            return None
+        deltas = self._prepared().finish()
+        return _packed(deltas) if deltas is not None else b""
+
+    def take_for_commit(self, kept: bytes) -> None:
+        if kept:
+            self._prepared().restore(_unpacked(kept))
+
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
         deltas = self._prepared().finish()
         if deltas is None or self._attempt is None:
@@ -201,6 +212,10 @@ class _Fold(Combiner):
         self._row_count += batch.num_rows
         if self._row_count >= GROUPED_AT_ROWS:
             self._group()
+
+    def restore(self, partials: pa.RecordBatch) -> None:
+        """Take back what ``finish`` returned."""
+        self._partials = [partials]
 
     def finish(self) -> pa.RecordBatch | None:
         self._compact()
@@ -283,6 +298,19 @@ class _Fold(Combiner):
         return BadRecordError(
             f"component {self._component_id!r}: {field.name!r} does not fit into {field.type}: {error}"
         )
+
+
+def _packed(rows: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def _unpacked(packed: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(packed) as reader:
+        return reader.read_next_batch()
 
 
 def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

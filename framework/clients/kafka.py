@@ -59,10 +59,13 @@ _CONSUMER_DEFAULTS = {
     "queued.max.messages.kbytes": 131_072,
     "fetch.queue.backoff.ms": 5,
     "max.partition.fetch.bytes": 2 << 20,
-    # Wait a little for more records: under a trickle, one fetch per record would cost the broker
-    # more than the records.
-    "fetch.min.bytes": 65_536,
-    "fetch.wait.max.ms": 10,
+    # A broker answers as soon as it has a record, so what a batch reads has arrived before it is
+    # asked for; waiting for more bytes cost each small batch 3 ms. The price: 5,000 records a
+    # second that come one by one took 0.49 of a broker's core instead of 0.36. Without records, it
+    # holds the request only this long: a consumer has one request at a time at each broker, and a
+    # partition that begins anew waits for that one.
+    "fetch.min.bytes": 1,
+    "fetch.wait.max.ms": 20,
     "fetch.error.backoff.ms": 100,
 }
 #: What a consumer fetches ahead in all, if each of its partitions has a queue of its own.

@@ -8,6 +8,7 @@ the next level and one report come out. A task reads its input to the end, whate
 from __future__ import annotations
 
 import copy
+import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +36,7 @@ from framework.execution.records import (
     decode_batch,
     encode_batch,
 )
-from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner
+from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.spouts import OnStream, PartitionedSpout, ReadCounts, TransactionalSpout
@@ -52,6 +53,7 @@ class PlannedTopology:
         self.plan = plan
         self.conf = conf
         self._pickled: dict[str, bytes] = {}
+        self._shared = threading.local()
         self._uneven: PlannedTopology | None = None
         self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
 
@@ -65,7 +67,10 @@ class PlannedTopology:
         return self._uneven
 
     def instance(self, component: TaskComponent) -> Any:
-        """A new copy of a component."""
+        """A new copy of a component; of a shared spout, this thread's only one."""
+        shared: dict[str, PartitionedSpout] = self._shared.__dict__
+        if component.id in shared:
+            return shared[component.id]
         if component.factory is not None:
             made = component.factory()
             if isinstance(made, Bolt):
@@ -74,7 +79,10 @@ class PlannedTopology:
         pickled = self._pickled.get(component.id)
         if pickled is None:
             pickled = self._pickled[component.id] = cloudpickle.dumps(component.template)
-        return cloudpickle.loads(pickled)
+        made = cloudpickle.loads(pickled)
+        if isinstance(made, PartitionedSpout) and made.is_shared:
+            shared[component.id] = made
+        return made
 
     def context(self, component: TaskComponent, task: int) -> TopologyContext:
         return TopologyContext(
@@ -148,10 +156,13 @@ class _Runner:
             self.collector.subscribers = frozenset(self._edges)
         self.collector.sink = self._deliver
 
-    def prepare(self) -> None:
+    def prepare(self, kept: bytes | None = None) -> None:
+        """``kept``: what a committer has kept of the processing phase."""
         if self._fresh and isinstance(self.bolt, Bolt):
             with self.guarded():
                 self.bolt.prepare(self.task.topology.conf, self.context, self.collector, self.attempt)
+                if kept is not None and isinstance(self.bolt, Committer):
+                    self.bolt.take_for_commit(kept)
 
     def guarded(self) -> _Guard:
         return _Guard(self.component.id, self.index)
@@ -232,7 +243,13 @@ class _Runner:
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:
-        """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13)."""
+        """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13). One that
+        says what is kept of it is made anew in the commit phase: the same component, in the same
+        attempt, with the same rows taken in. What it has emitted has left its collector."""
+        with self.guarded():
+            kept = self.bolt.keep_for_commit() if isinstance(self.bolt, Committer) else None
+        if kept is not None:
+            return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None
         try:
             pickled = cloudpickle.dumps((self.bolt, self.collector))
@@ -370,14 +387,18 @@ class _LevelTask:
         """Run the fused components of one task from first tuple to last."""
         plan = self.topology.plan
         self.runners = {}
+        kept: dict[str, bytes] = {}
         for component_id in segment.components:
             unpickled = None
             if restored is not None and component_id == restored.component_id:
-                with _Guard(component_id, task):
-                    unpickled = cloudpickle.loads(restored.pickled)
+                if restored.whole:
+                    with _Guard(component_id, task):
+                        unpickled = cloudpickle.loads(restored.pickled)
+                else:
+                    kept[component_id] = restored.pickled
             self.runners[component_id] = _Runner(self, plan.components[component_id], task, unpickled)
-        for runner in self.runners.values():
-            runner.prepare()
+        for component_id, runner in self.runners.items():
+            runner.prepare(kept.get(component_id))
         if seed is not None:
             self.runners[segment.components[0]].read(seed)
         for piece in sorted(pieces, key=arrival):

@@ -19,7 +19,7 @@ There are three kinds. They are separate types because their guarantees differ:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
@@ -247,6 +247,14 @@ class PartitionPlanner(ABC):
         idle."""
         return None
 
+    def watch(self, arrived: Callable[[], None]) -> bool:
+        """Called again and again while ``plan`` returns None. Arrange that ``arrived`` is called
+        once, from any thread, soon after there may be more than ``plan`` has seen, and return True
+        at once: the framework then asks more seldom. While it is so arranged, do nothing more. A
+        call of ``arrived`` for nothing only costs a ``plan``. The default returns False: it cannot
+        be arranged."""
+        return False
+
     @property
     def skips_lost_data(self) -> bool:
         """Whether ``plan`` continues after the records that the source has lost, instead of raising
@@ -382,6 +390,13 @@ class PartitionReader(ABC):
 
 class PartitionedSpout(Spout):
     """The base of both partitioned kinds. Subclass one of the two below, not this class."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True promises that ``reader`` changes nothing in the spout, and that readers leave behind
+        nothing that changes what later ones read. Then one copy serves all batches of a thread. By
+        default each batch and task has a copy of its own."""
+        return False
 
     @abstractmethod
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:

@@ -34,6 +34,9 @@ BESIDE_S = 0.05
 IDLE_SHARE = 0.005
 #: ... but not more seldom than this, however wide it is.
 IDLE_POLL_COSTLY_MAX_S = 2.0
+#: A source that says when something has come is asked this often all the same: it may have new
+#: partitions, or have lost some.
+WATCHED_POLL_S = 1.0
 RETRY_S = 0.2
 
 
@@ -61,12 +64,13 @@ class PlanningThread:
         self._threads = threads
         self._last_plan_at_ms = threads.now_ms()
         self._last_plan: Plan | None = None  # until it is closed
-        self._lock = threading.Lock()  # guards the four below, which other threads set
+        self._lock = threading.Lock()  # guards what other threads set: the next four, and ``_arrived``
         self._asked: AskPlan | None = None
         self._committed: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
         self._closed = False
         self._wake = threads.event()
+        self._arrived = False  # the source says that there may be more
         self._thread: threading.Thread | None = None
         self._cost_s = 0.0  # processor time of the last look at the source
         self.waiting_for: str | None = None
@@ -116,6 +120,8 @@ class PlanningThread:
                     calls, self._calls = self._calls, []
                     committed, self._committed = self._committed, None
                     request, closed = self._asked, self._closed
+                    if self._arrived:
+                        self._arrived, pause_s = False, 0.0
                 if committed is not None:
                     if committed is self._last_plan:
                         self._last_plan = None
@@ -152,6 +158,7 @@ class PlanningThread:
         """Plan once; returns how long to wait before asking again."""
         try:
             plan: Plan | None = yield partial(self._plan, request)
+            pause_max_s = self._pause_max_s(pause_s) if plan is None else 0.0
         except RetryableError as error:
             if self.waiting_for is None:
                 _log.warning("source.waiting", reason=str(error))
@@ -164,8 +171,7 @@ class PlanningThread:
             _log.info("source.back")
             self.waiting_for = None
         if plan is None:
-            costly_s = min(self._cost_s / IDLE_SHARE, IDLE_POLL_COSTLY_MAX_S)
-            return min(max(pause_s * 2, IDLE_POLL_S), max(self._idle_poll_max_s, costly_s))
+            return min(max(pause_s * 2, IDLE_POLL_S), pause_max_s)
         with self._lock:
             if self._asked is not request:
                 return 0.0  # another batch was asked for meanwhile
@@ -183,6 +189,21 @@ class PlanningThread:
         self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
         with self._lock:
             self._asked = None
+
+    def _pause_max_s(self, pause_s: float) -> float:
+        """The longest pause between two looks at a source that has nothing. A source that has had
+        nothing for a while is watched. When a watch ends for nothing, the pauses begin anew, so it
+        costs no more than asking."""
+        costly_s = min(self._cost_s / IDLE_SHARE, IDLE_POLL_COSTLY_MAX_S)
+        asking_s = max(self._idle_poll_max_s, costly_s)
+        if pause_s < asking_s or self._empty_batch_every_s is not None or not self._planner.watch(self._note_arrived):
+            return asking_s
+        return max(asking_s, WATCHED_POLL_S)
+
+    def _note_arrived(self) -> None:
+        with self._lock:
+            self._arrived = True
+        self._wake.set()
 
     def _plan(self, request: AskPlan) -> Plan | None:
         """The source's next batch. When it has none, an empty batch at intervals, for topologies

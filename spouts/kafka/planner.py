@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -34,8 +34,9 @@ from framework.topology.spouts import Meta
 from spouts.codecs.bad_records import BadRecordShare
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka.metadata import METADATA_AGE_MAX_S, KafkaMetadata, KafkaTopics, Offset, truncated
+from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.partitions import Position, position_after, position_of, reaches, topic_and_number
+from spouts.kafka.watch import KafkaWatch
 
 _log = get_logger()
 
@@ -94,6 +95,7 @@ class KafkaPlanner(PartitionPlanner):
         self._settings = settings
         self._reader_group = reader_group
         self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
+        self._watch = KafkaWatch(settings, reader_group)
         self._where = settings.bootstrap_servers
         self._sizer = BatchSizer(limits)
         self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
@@ -122,6 +124,13 @@ class KafkaPlanner(PartitionPlanner):
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
         return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
+
+    def watch(self, arrived: Callable[[], None]) -> bool:
+        ends = self._seen.ends
+        # A request names every partition: a wide source would cost more to watch than to ask.
+        if not 0 < len(ends) <= NARROW_PARTITIONS:
+            return False
+        return self._watch.begin({partition: end.offset for partition, end in ends.items()}, arrived)
 
     def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
         topics = {topic_and_number(partition)[0] for partition in partitions}
@@ -249,6 +258,7 @@ class KafkaPlanner(PartitionPlanner):
         )
 
     def close(self) -> None:
+        self._watch.close()
         self._metadata.close()
         if self._group is not None:
             self._group.close()

@@ -167,6 +167,11 @@ class _KafkaSpout:
             say_fallback(settings)
         return KafkaReader(settings, _reader_group(context), self._format, self._on_bad_record, context.task_index)
 
+    @property
+    def is_shared(self) -> bool:
+        """Readers change nothing but what codecs remember, such as schemas of a registry."""
+        return type(self).reader is _KafkaSpout.reader  # another one may hold more
+
     def release(self) -> None:
         sessions.close()
 

@@ -5,7 +5,7 @@ and delivers only the last one that was asked for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import Queue
 from typing import Any
 
@@ -239,5 +239,112 @@ def test_a_batch_does_not_wait_long_for_one_that_takes_long() -> None:
     try:
         clock.ms = int(BESIDE_S * 1000)
         assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
+    finally:
+        thread.close()
+
+
+class Watched(PartitionPlanner):
+    """Has nothing until the test gives it something, and can be watched."""
+
+    def __init__(self) -> None:
+        self.found: Plan | None = None
+        self.looks: Queue[None] = Queue()
+        self.watches: Queue[Callable[[], None]] = Queue()
+
+    def partitions(self) -> list[str]:
+        return ["p"]
+
+    def plan(self, previous: Mapping[str, Any]) -> Plan | None:
+        self.looks.put(None)
+        return self.found
+
+    def watch(self, arrived: Callable[[], None]) -> bool:
+        self.watches.put(arrived)
+        return True
+
+
+IDLE_POLL_S = 0.002
+
+
+class NoHurry(threading.Event):
+    """A pause that is longer than an unwatched source allows never ends by itself."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout if timeout is not None and timeout <= IDLE_POLL_S else None)
+
+
+class Patient(Threads):
+    def event(self) -> threading.Event:
+        return NoHurry()
+
+    def used_s(self) -> float:
+        return 0.0
+
+
+def watching(planner: PartitionPlanner, **wanted: Any) -> tuple[PlanningThread, Queue[Plan], Queue[TaskFailure]]:
+    made: Queue[Plan] = Queue()
+    failures: Queue[TaskFailure] = Queue()
+    thread = PlanningThread(
+        planner,
+        Patient(),
+        on_plan=lambda asked, plan: made.put(plan),
+        on_failure=failures.put,
+        idle_poll_max_s=IDLE_POLL_S,
+        **wanted,
+    )
+    thread.start()
+    thread.ask(AskPlan(0, 1, None))
+    return thread, made, failures
+
+
+def test_a_source_that_is_watched_is_asked_when_something_has_come() -> None:
+    planner = Watched()
+    thread, made, _ = watching(planner)
+    try:
+        arrived = planner.watches.get(timeout=TIMEOUT_S)
+        assert made.empty()
+        planner.found = {"p": {"first": 0, "next": 10}}
+        arrived()
+        assert made.get(timeout=TIMEOUT_S) == planner.found
+    finally:
+        thread.close()
+
+
+def test_a_watch_that_ended_for_nothing_is_begun_again_after_a_pause() -> None:
+    planner = Watched()
+    thread, made, _ = watching(planner)
+    try:
+        arrived = planner.watches.get(timeout=TIMEOUT_S)
+        before = planner.looks.qsize()
+        arrived()
+        arrived = planner.watches.get(timeout=TIMEOUT_S)
+        assert planner.looks.qsize() == before + 2  # at once, and once more after the first pause
+        planner.found = {"p": {"first": 0, "next": 10}}
+        arrived()
+        assert made.get(timeout=TIMEOUT_S) == planner.found
+    finally:
+        thread.close()
+
+
+def test_a_source_that_is_to_make_empty_batches_is_asked_as_often_as_before() -> None:
+    planner = Watched()
+    thread, _, _ = watching(planner, empty_batch_every_s=0.5)
+    try:
+        for _ in range(20):
+            planner.looks.get(timeout=TIMEOUT_S)
+        assert planner.watches.empty()
+    finally:
+        thread.close()
+
+
+class CannotBeWatched(Watched):
+    def watch(self, arrived: Callable[[], None]) -> bool:
+        raise ValueError("who goes there")
+
+
+def test_an_error_of_a_watch_ends_the_run_as_any_error_of_a_planner() -> None:
+    thread, _, failures = watching(CannotBeWatched())
+    try:
+        assert failures.get(timeout=TIMEOUT_S).message == "ValueError: who goes there"
     finally:
         thread.close()
