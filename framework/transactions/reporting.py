@@ -27,6 +27,7 @@ class TermReport:
         self._waits = Waits(topology=self._topology_id)
 
     def leads(self, epoch: int, currtx: int) -> None:
+        self._journal.leads()
         self.update(phase="running", epoch=epoch, committed_txid=currtx - 1, in_flight={})
         _log.info("driver.leads", topology=self._topology_id, epoch=epoch, next_txid=currtx)
 
@@ -50,7 +51,7 @@ class TermReport:
 
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
         """A cause that repeats is logged once, with its trace."""
-        self._journal.failed(txid, attempt_id, str(failure))
+        self._journal.failed(txid, attempt_id, str(failure), kind=failure.kind.value, component=failure.component_id)
         self.update(last_error=str(failure), repeating=str(failure))
         self._waits.again(
             "batch.failed",
@@ -71,6 +72,8 @@ class TermReport:
             source_rows=read.records,
             source_bytes=read.bytes,
             bad_records=read.bad_records,
+            oldest_ms=read.oldest_ms,
+            newest_ms=read.newest_ms,
         )
 
     def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:

@@ -85,7 +85,7 @@ class Run(RunningThread):
     def _collector(self) -> Collector:
         from framework.observe.metrics import RunCollector
 
-        return RunCollector(self.status)
+        return RunCollector(self.status, self._driver.journal.figures, [each.value for each in FailureKind])
 
     def status(self) -> RunStatus:
         """Where the run stands now."""
