@@ -66,8 +66,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Prints a JSON line per workload, and draws docs/benchmarks.svg.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --plot docs/benchmarks.svg
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
