@@ -474,7 +474,9 @@ def run_level(
                     task.outbox.records.append((task.onward(), record))
             if first_of_commit:
                 if states:
-                    task.report.name = f"{'+'.join(each.component_id for each in states)} {partition} of {width}"
+                    task.report.name = (
+                        f"{'+'.join(dict.fromkeys(each.component_id for each in states))} {partition} of {width}"
+                    )
                 for state in states:
                     segment = plan.segment_of[(phase, state.component_id)]
                     emitted = [

@@ -57,9 +57,9 @@ _TEXT_MAX = 1_000
 _SEND_S = 5.0
 #: How long the end of a run waits for the collector.
 _CLOSING_MS = 2_000
-#: What the steps of a commit are called.
-_CALLS = {
-    "_job": "prepare",
+#: What steps are called, and what those of a commit are called, which are about one state each.
+_CALLS = {"_job": "prepare"}
+_OF_STATES = {
     "_raise": "raise header",
     "_finish": "set done",
     "_sweep": "sweep",
@@ -85,13 +85,14 @@ class TimedTask(Protocol):
 
 class Part(NamedTuple):
     """A task or a call. Times: seconds since the Unix epoch. ``phase``: processing, commit or
-    rollback."""
+    rollback. ``state``: which state the call is about."""
 
     phase: str
     name: str
     began: float
     ended: float
     error: str = ""
+    state: str = ""
 
 
 class TransactionTraces:
@@ -100,8 +101,7 @@ class TransactionTraces:
     to use from several threads. Raises ``ConfigError`` for an endpoint that is no URL."""
 
     def __init__(self, endpoint: str, topology_id: str, ratio: float = 1.0) -> None:
-        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
-            raise ConfigError(f"tracing.otlp.endpoint {endpoint!r} is no URL: write http://HOST:4318/v1/traces")
+        _check(endpoint)
         _silence_the_exporter()
         self._provider = TracerProvider(
             sampler=TraceIdRatioBased(ratio),
@@ -140,18 +140,34 @@ class TransactionTraces:
                 self._make(root, Part("", "call save", began, time.time()))
 
     def timed(
-        self, steps: Generator[Callable[[], Any], Any, T], txid: int, attempt_id: int, phase: str
+        self,
+        steps: Generator[Callable[[], Any], Any, T],
+        attempt: tuple[int, int],
+        phase: str,
+        states: Sequence[str] = (),
     ) -> Generator[Callable[[], Any], Any, T]:
-        """The same steps; each becomes a span of the attempt."""
+        """The same steps; each becomes a span of the attempt. ``attempt``: its txid and number.
+        ``states``: where the states are that steps of a commit name by their place."""
 
-        def note(name: str, began: float, error: str) -> None:
-            self._add(txid, attempt_id, [Part(phase, f"call {name}", began, time.time(), error)])
+        def performed(step: Callable[[], Any]) -> Any:
+            called = step.func if isinstance(step, partial) else step
+            name = getattr(called, "__name__", type(called).__name__)
+            state = states[step.args[0]] if states and isinstance(step, partial) and name in _OF_STATES else ""
+            name = _OF_STATES.get(name) or _CALLS.get(name, name)
+            began, failed = time.time(), ""
+            try:
+                return step()
+            except BaseException as error:
+                failed = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                self._add(*attempt, [Part(phase, f"call {name}", began, time.time(), failed, state)])
 
         try:
             step = next(steps)
             while True:
                 try:
-                    answer = yield partial(_timed_step, step, note)
+                    answer = yield partial(performed, step)
                 except BaseException as error:  # noqa: BLE001 - the steps decide what it means
                     step = steps.throw(error)
                 else:
@@ -258,23 +274,12 @@ class TransactionTraces:
         span = self._start(parent, part.name, part.began)
         if part.error:
             span.set_status(Status(StatusCode.ERROR, _text(part.error)))
+        if part.state:
+            span.set_attribute("ratchet.state", _text(part.state))
         span.end(_ns(part.ended))
 
     def _start(self, parent: Span, name: str, began: float) -> Span:
         return self._tracer.start_span(_text(name), context=set_span_in_context(parent), start_time=_ns(began))
-
-
-def _timed_step(step: Callable[[], Any], note: Callable[[str, float, str], None]) -> Any:
-    called = step.func if isinstance(step, partial) else step
-    name = getattr(called, "__name__", type(called).__name__)
-    began, error = time.time(), ""
-    try:
-        return step()
-    except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"
-        raise
-    finally:
-        note(_CALLS.get(name, name), began, error)
 
 
 def _ns(seconds: float) -> int:
@@ -299,12 +304,12 @@ class _Exporter(SpanExporter):
         try:
             result = self._inner.export(spans)
         except Exception as error:  # noqa: BLE001 - nothing depends on it
-            self._waits.again("traces.unsent", f"{type(error).__name__} at {_without_user(self._endpoint)}")
+            self._waits.again("traces.unsent", f"{type(error).__name__} at {self._endpoint}")
             return SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
             self._waits.over()
         else:
-            self._waits.again("traces.unsent", f"{_without_user(self._endpoint)} does not take them")
+            self._waits.again("traces.unsent", f"{self._endpoint} does not take them")
         return result
 
     def shutdown(self) -> None:
@@ -314,9 +319,14 @@ class _Exporter(SpanExporter):
         return self._inner.force_flush(timeout_millis)
 
 
-def _without_user(endpoint: str) -> str:
+def _check(endpoint: str) -> None:
     parts = urlsplit(endpoint)
-    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+    if parts.username or parts.password:
+        raise ConfigError(
+            "tracing.otlp.endpoint has a password in it: give it by OTEL_EXPORTER_OTLP_HEADERS in the environment"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"tracing.otlp.endpoint {endpoint!r} is no URL: write http://HOST:4318/v1/traces")
 
 
 def _silence_the_exporter() -> None:

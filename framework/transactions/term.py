@@ -244,7 +244,8 @@ class Term:
         """The same steps; where transactions are traced, each is a span."""
         if self._traces is None:
             return steps
-        return self._traces.timed(steps, header.txid, header.attempt_id, phase)
+        states = [each.location for each in self._topology.states]
+        return self._traces.timed(steps, (header.txid, header.attempt_id), phase, states)
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)

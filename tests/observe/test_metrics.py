@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.core.checkpoints import CheckpointStatus
 from framework.core.rounds import Counts
 from framework.core.status import CoreStatus
@@ -35,9 +36,13 @@ from framework.observe.metrics import (
     serve_metrics,
 )
 from framework.topology import PartitionProgress
+from framework.transactions import MemoryStore
 from integration.packages import find_program
 from integration.server import free_port
+from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.reference import METRICS_PAGE, metrics_page
+from tests.kit.waiting import wait_for
 
 KINDS = [each.value for each in FailureKind]
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -330,6 +335,43 @@ def test_a_taken_port_is_an_error_that_names_it() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics.prometheus.port {port} on 127.0.0.1: .*; take another"):
             serve_metrics(Broken(), "127.0.0.1", port, lambda: health_of("orders", "running"))
+
+
+def test_a_standby_takes_over_while_it_is_scraped(tmp_path: Path) -> None:
+    """No scrape fails, and none of the standby's has a txid before it leads."""
+
+    def topology() -> Topology:
+        spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 20}, Fields(word=str), 1)
+        builder = TransactionalTopologyBuilder("words", "lines", spout)
+        state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+        builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("lines")
+        return builder.build()
+
+    store, ports, done, seen = MemoryStore(), [free_port(), free_port()], threading.Event(), []
+
+    def scrape() -> None:
+        while not done.is_set():
+            text = urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=30).read().decode()
+            found = {
+                sample.name: sample.value for each in text_string_to_metric_families(text) for sample in each.samples
+            }
+            seen.append((found["ratchet_leading"], found["ratchet_standby"], found.get("ratchet_committed_txid")))
+
+    with (
+        submit(topology(), {"metrics.prometheus.port": ports[0]}, store, "local") as leader,
+        submit(topology(), {"metrics.prometheus.port": ports[1]}, store, "local", standby=True) as standby,
+    ):
+        leader.wait_until_caught_up(60)
+        wait_for(lambda: standby.status().phase == "standby", what="the standby")
+        scraper = threading.Thread(target=scrape)
+        scraper.start()
+        wait_for(lambda: seen, what="a scrape of the standby")
+        leader.stop()
+        wait_for(lambda: seen[-1] == (1, 0, 20), what="the standby to lead")
+        done.set()
+        scraper.join()
+    assert seen[0] == (0, 1, None)
+    assert {txid for leading, _, txid in seen if not leading} == {None}
 
 
 def test_scrapes_while_transactions_go_on_see_counters_that_never_fall() -> None:

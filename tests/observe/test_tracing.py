@@ -147,6 +147,8 @@ def test_a_transaction_is_a_trace_with_its_attempts_phases_tasks_and_calls(
     assert [part for part in named["commit"] if part.startswith("task ")] == ["task count 0 of 1"]
     calls = [part for part in named["commit"] if part.startswith("call ")]
     assert calls == ["call raise header", "call commit", "call set done"]
+    states = {attributes(part).get("ratchet.state") for part in below[phases[2].span_id] if "header" in part.name}
+    assert all("words" in each for each in states)
     saves = [each.name for each in below[roots[2].span_id] if each.name == "call save"]
     assert len(saves) >= 2  # to emit it, and to close it
 
@@ -173,7 +175,7 @@ def test_a_hostile_name_and_a_huge_error_are_sent(collector: Collector) -> None:
     traces = TransactionTraces(collector.endpoint, "half \ud83d <script>")
     traces.began(1, 1, time.time())
     with pytest.raises(ValueError, match="x"):
-        steps = traces.timed(failing("x\ud83d" * 100_000), 1, 1, "processing")
+        steps = traces.timed(failing("x\ud83d" * 100_000), (1, 1), "processing")
         step = next(steps)
         try:
             step()
@@ -242,6 +244,12 @@ def test_a_broken_collector_delays_no_transaction_and_is_one_warning(
 def test_an_endpoint_that_is_no_url_is_refused(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(ConfigError, match="is no URL: write http://HOST:4318/v1/traces"):
         started(tmp_path, endpoint)
+
+
+def test_a_password_in_the_endpoint_is_refused_and_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has a password in it") as refused:
+        started(tmp_path, "http://me:s3cret@collector:4318/v1/traces")
+    assert "s3cret" not in str(refused.value)
 
 
 def test_without_the_extra_it_says_what_to_install_and_without_the_key_nothing_is_loaded() -> None:
