@@ -18,7 +18,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import parts, ranges, reading, states, wide, workload
+from benchmarks import parts, plots, ranges, reading, states, wide, workload
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
@@ -54,6 +54,8 @@ def main() -> int:
         if "states" in arguments.workloads:
             for each in states.measure(folder, arguments.repeat, tuple(arguments.keys)):
                 _print(each)
+    if arguments.plot is not None:
+        plots.draw(_results, arguments.plot)
     return 0
 
 
@@ -224,6 +226,7 @@ def _config(servers: EmbeddedServers, pending: int) -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an SVG file, too")
     parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading, ranges: messages in the topic")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
@@ -237,7 +240,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+#: What was measured so far.
+_results: list[dict[str, Any]] = []
+
+
 def _print(result: dict[str, Any]) -> None:
+    _results.append(result)
     print(json.dumps(result))
     sys.stdout.flush()
 

@@ -31,6 +31,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework.observe.plots import picture
 from integration import EmbeddedServers
 from integration.spark import descendants
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
@@ -213,25 +214,15 @@ def _figures(folder: Path) -> tuple[int, dict[str, int]]:
 
 def plot(soak: Soak, file: Path) -> None:
     """Draw one panel per series over the time of the run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "ratchet"
-    from matplotlib import pyplot
-
-    seconds = [sample["seconds"] / 60 for sample in soak.samples]
-    figure, panels = pyplot.subplots(len(SERIES) + 1, 1, sharex=True, figsize=(8, 10), layout="constrained")
-    for panel, (series, unit) in zip(
-        panels, [*((name, unit) for name, (unit, _) in SERIES.items()), ("txid", "")], strict=True
-    ):
-        panel.plot(seconds, [sample[series] for sample in soak.samples], linewidth=1)
-        panel.set_ylim(bottom=0)
-        panel.set_ylabel(f"{series} ({unit})" if unit else series)
-        panel.grid(alpha=0.3)
-    panels[0].set_title(f"{soak.transactions:,} transactions, {soak.records:,} records in {soak.minutes:g} minutes")
-    panels[-1].set_xlabel("minutes")
-    figure.savefig(file, metadata={"Date": None})
-    pyplot.close(figure)
+    minutes = [sample["seconds"] / 60 for sample in soak.samples]
+    units = {**{name: unit for name, (unit, _) in SERIES.items()}, "txid": ""}
+    title = f"{soak.transactions:,} transactions, {soak.records:,} records in {soak.minutes:g} minutes"
+    with picture(file, title, len(units), width=8, height=1.7) as panels:
+        for panel, (series, unit) in zip(panels, units.items(), strict=True):
+            panel.plot(minutes, [sample[series] for sample in soak.samples], linewidth=1)
+            panel.set_ylim(bottom=0)
+            panel.set_ylabel(f"{series} ({unit})" if unit else series)
+        panels[-1].set_xlabel("minutes")
 
 
 def main() -> int:

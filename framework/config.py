@@ -208,6 +208,15 @@ class Config(BaseModel):
     metrics_host: str = Field(
         "127.0.0.1", alias="metrics.prometheus.host", description="The address where metrics are served."
     )
+    tracing_endpoint: str | None = Field(
+        None,
+        alias="tracing.otlp.endpoint",
+        description="Where traces of transactions are sent by OTLP over HTTP, such as http://collector:4318/v1/traces. "
+        "Not set: nowhere. Needs the extra otel.",
+    )
+    tracing_ratio: Annotated[float, Field(ge=0, le=1, strict=False)] = Field(
+        1.0, alias="tracing.otlp.ratio", description="The share of transactions that are traced, from 0 to 1."
+    )
     spark: Mapping[str, str] = Field(default_factory=dict)
     kafka: Mapping[str, Any] = Field(default_factory=dict)
     app: Mapping[str, Any] = Field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Union, overload
+from typing import TYPE_CHECKING, Any, Union, overload
 
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
@@ -16,6 +16,9 @@ from framework.observe.logs import get_logger
 from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
 from framework.transactions.reset import reset_positions
 from framework.transactions.run import Run
+
+if TYPE_CHECKING:
+    from framework.observe.tracing import TransactionTraces
 
 _log = get_logger()
 
@@ -97,17 +100,20 @@ def submit(
             component.instance.check_before_start(conf)
     plan = plan_execution(topology)
     runner = _batch_executor(executor, plan, conf, checked) if isinstance(executor, str) else executor
+    traces = _traces_of(topology, checked)
     owned = store is None
-    if store is None:
-        store = store_of(checked)
     try:
+        if store is None:
+            store = store_of(checked)
         if fresh:
             txid = reset_positions(topology, store, checked.zookeeper_election_timeout_secs)
             _log.warning("positions.forgotten", topology=topology.id, next_txid=txid)
         runner.start()
     except BaseException:
-        if owned:
+        if owned and store is not None:
             store.close()
+        if traces is not None:
+            traces.close()
         raise
     return Run(
         topology,
@@ -117,6 +123,7 @@ def submit(
         config=checked,
         accept_changed_topology=accept_changed_topology,
         standby=standby,
+        traces=traces,
     )
 
 
@@ -132,6 +139,15 @@ def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], con
         collapse_records_max=config.collapse_records_max,
         resident=config.collapse_resident,
     )
+
+
+def _traces_of(topology: Topology, config: Config) -> TransactionTraces | None:
+    """Raises ``ConfigError`` when traces are wanted and cannot be made."""
+    if config.tracing_endpoint is None:
+        return None
+    from framework.observe.tracing import TransactionTraces  # loads OpenTelemetry
+
+    return TransactionTraces(config.tracing_endpoint, topology.id, config.tracing_ratio)
 
 
 def check_reach(topology: Topology, master: str) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from integration.background import DEFAULT_FOLDER, down, up
 from integration.errors import ServerError
+from integration.prometheus import RULES, TARGET
 from integration.servers import Shape, read_state
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -30,9 +31,15 @@ def up_command(
     brokers: Annotated[int, typer.Option(min=1, max=9, help="Kafka brokers.")] = 1,
     zookeepers: Annotated[int, typer.Option("--zookeepers", min=1, max=9, help="ZooKeeper servers.")] = 1,
     spark_workers: Annotated[int, typer.Option(min=0, max=9, help="Workers of a standalone Spark cluster.")] = 0,
+    observe: Annotated[bool, typer.Option("--observe", help="A Prometheus too, with Ratchet's alert rules.")] = False,
+    scrape: Annotated[
+        list[str] | None,
+        typer.Option("--scrape", metavar="HOST:PORT", help=f"A driver that it watches; by default {TARGET}."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start Kafka and ZooKeeper, on request a Spark cluster too. They run until `down`."""
+    """Start Kafka and ZooKeeper, on request a Spark cluster and Prometheus too. They run until
+    `down`."""
     try:
         state = up(
             folder,
@@ -40,11 +47,18 @@ def up_command(
             zookeeper_port=zookeeper_port,
             shape=Shape(brokers, zookeepers),
             spark_workers=spark_workers,
+            scraped=[*(scrape or [TARGET])] if observe else [],
             progress=_progress,
         )
     except ServerError as error:
         _fail(error)
     _show(state, as_json)
+    if observe and not as_json:
+        if not state.get("prometheus"):
+            _progress("these servers were started without --observe: down and up again")
+        elif not RULES.is_file():
+            _progress("no alert rules: they are in deploy/prometheus of Ratchet's repository")
+        _progress("Grafana is in no package of Debian: import deploy/grafana/ratchet.json into yours")
 
 
 @app.command("down")
@@ -90,8 +104,8 @@ def _show(state: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"type": "servers", "running": True, **state}))
         return
-    for kind in ("kafka", "zookeeper", "spark"):
-        if state[kind]:
+    for kind in ("kafka", "zookeeper", "spark", "prometheus"):
+        if state.get(kind):
             pids = ", ".join(str(pid) for name, pid in state["pids"].items() if name.startswith(kind))
             typer.echo(f"{kind:<10} {state[kind]}   (pid {pids})")
     for log in state["logs"]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from integration.errors import ServerError
 from integration.hosts import STOP_TIMEOUT_S
 from integration.jars import Progress
+from integration.prometheus import PrometheusServer
 from integration.server import Server, wait_until
 from integration.servers import STATE_FILE, EmbeddedServers, Shape, is_ours, read_state
 from integration.spark import SparkCluster
@@ -26,13 +28,16 @@ def up(
     zookeeper_port: int | None = None,
     shape: Shape | None = None,
     spark_workers: int = 0,
+    scraped: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Start servers that run until ``down``. If servers already run in this folder, only report
-    them.
+    them. ``scraped``: HOST:PORT of the drivers that a Prometheus watches; without any there is
+    none.
 
     Returns: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or
-    null), ``pids`` (name -> pid), ``logs``. If it raises ``ServerError``, no server is left
+    null), ``prometheus`` (``http://host:port``, or null), ``pids`` (name -> pid), ``logs``. If it
+    raises ``ServerError``, no server is left
     running.
     """
     folder = folder.absolute()
@@ -43,20 +48,27 @@ def up(
         folder, kafka_port=kafka_port, zookeeper_port=zookeeper_port, guarded=False, progress=progress, shape=shape
     )
     spark = SparkCluster(folder, spark_workers, guarded=False) if spark_workers else None
+    prometheus = PrometheusServer(folder / "prometheus", targets=scraped, guarded=False) if scraped else None
     servers.start()
     try:
+        if prometheus is not None:
+            prometheus.start()
         if spark is not None:
             spark.start()
         every: list[Server] = [*servers.all, *(spark.all if spark is not None else ())]
+        every += [prometheus] if prometheus is not None else []
         state = {
             "kafka": servers.bootstrap_servers,
             "zookeeper": servers.zookeeper,
             "spark": spark.address if spark is not None else None,
+            "prometheus": prometheus.url if prometheus is not None else None,
             "logs": [str(server.log_file) for server in every],
             "pids": {server.folder.name: server.pid for server in every},
         }
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
     except BaseException:
+        if prometheus is not None:
+            prometheus.stop()
         if spark is not None:
             spark.stop()
         servers.stop()
@@ -65,14 +77,14 @@ def up(
 
 
 def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Stop what ``up`` started. Returns False if nothing ran. Stops Spark first, then the brokers,
-    then ZooKeeper."""
+    """Stop what ``up`` started. Returns False if nothing ran. Stops Prometheus and
+    Spark first, then the brokers, then ZooKeeper."""
     folder = folder.absolute()
     state = read_state(folder)
     if state is None:
         return False
     pids: dict[str, int] = state["pids"]
-    for kind in ("spark", "kafka", "zookeeper"):
+    for kind in ("prometheus", "spark", "kafka", "zookeeper"):
         _end([pid for name, pid in pids.items() if name.startswith(kind)], folder, timeout_s)
     (folder / STATE_FILE).unlink(missing_ok=True)
     return True

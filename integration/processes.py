@@ -17,7 +17,7 @@ from integration.java import find_java
 from integration.packages import find_program
 
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
-PACKAGES = {"postgres": "postgresql", "redis": "redis-server"}
+PACKAGES = {"postgres": "postgresql", "prometheus": "prometheus", "redis": "redis-server"}
 FOLDERS = {"postgres": ("usr/lib/postgresql/*/bin",)}
 
 

@@ -19,6 +19,7 @@ from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
+from framework.observe.journal import RECORDS_MAX
 from framework.overview import TopologyOverview, read_topologies, read_topology
 from framework.transactions.documents import read_history, read_transaction
 
@@ -86,7 +87,13 @@ def show_history(
     failed: Annotated[
         bool, typer.Option("--failed", help="Only transactions that took more than one attempt.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Show so many, the last ones.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, max=1000, help="So many, the last ones; by default 20, and 1,000 for --plot."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them into an SVG file; needs the extra plot.")
+    ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -94,14 +101,18 @@ def show_history(
     """Show the transactions that are recorded: of each topology the last thousand that were
     closed."""
     with _opened(config, overrides) as store:
+        if plot is not None and txid is not None:
+            raise ConfigError("--plot draws many transactions, and --txid is one: leave one of the two out")
         if read_topology(store, topology) is None:
             raise _unknown(store, topology)
         if txid is not None:
             records = [_recorded(store, topology, txid)]
         else:
             records = [each for each in read_history(store, topology) if each.attempts_total > 1 or not failed]
-        records = records[-limit:]
-        if as_json:
+        records = records[-(limit or (20 if plot is None else RECORDS_MAX)) :]
+        if plot is not None and records:
+            _plot(records, plot, topology, as_json)
+        elif as_json:
             for each in records:
                 _print_json("transaction", {"topology": topology, **each.document()})
         elif txid is not None:
@@ -112,6 +123,16 @@ def show_history(
                 typer.echo(line)
         else:
             typer.echo("no transaction failed" if failed else "no transaction is recorded")
+
+
+def _plot(records: list[TransactionRecord], file: Path, topology: str, as_json: bool) -> None:
+    from framework.observe.plots import plot_history  # loads the library of plots
+
+    failed = plot_history(records, file, topology)
+    if as_json:
+        _print_json("plot", {"topology": topology, "file": str(file), "transactions": len(records), "failed": failed})
+    else:
+        typer.echo(f"wrote {file}: {len(records):,} transactions, {failed:,} of them not at the first attempt")
 
 
 # --- what is shown ---

@@ -40,6 +40,7 @@ from framework.core.rounds import (
 )
 from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
+from framework.observe.figures import CoreFigures, CoreFiguresBuilder
 from framework.observe.logs import get_logger
 
 _log = get_logger()
@@ -123,6 +124,7 @@ class RoundDriver:
         self._awaited = 0  # how many callers wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
+        self._figures = CoreFiguresBuilder()
         self._stopping = threading.Event()
         self._status = CoreStatus(
             phase="starting",
@@ -140,6 +142,11 @@ class RoundDriver:
     def status(self) -> CoreStatus:
         with self._changed:
             return self._status
+
+    def figures(self) -> CoreFigures:
+        """What was counted so far."""
+        with self._changed:
+            return self._figures.seen()
 
     def request_stop(self) -> None:
         self._stopping.set()
@@ -170,6 +177,8 @@ class RoundDriver:
         self._confirm, self._confirmed_at = confirm, self._clock()
         try:
             self._checkpoints = checkpoints() if checkpoints is not None else None
+            with self._changed:
+                self._figures.leads()
             self._show(phase="running")
             with ThreadPoolExecutor(thread_name_prefix="ratchet-round") as pool:
                 self._go_on(pool)
@@ -244,6 +253,9 @@ class RoundDriver:
             settles=step.drain,
         )
         self._under_way.append(round_)
+        if round_.prepares and step.marker is not None:
+            with self._changed:
+                self._figures.preparing(step.marker.txid, now)
         return round_
 
     def end(self, round_: Round, result: Callable[[], Sequence[RoundRecord]]) -> bool:
@@ -358,6 +370,8 @@ class RoundDriver:
         for error in errors:
             say = _log.warning if error.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
             say("component.error", component=error.component_id, task=error.task, error=error.message)
+            with self._changed:
+                self._figures.failed(error.component_id, error.kind.value)
         if errors:
             self._show(last_error=str(errors[-1]))
         self._judge(errors)
@@ -519,8 +533,11 @@ class RoundDriver:
         components = {component_id: Counts() for component_id in self._plan.plan.components}
         for (component_id, _), counts in self._totals.items():
             components[component_id].add(counts)
+        checkpoint = self._checkpoints.status() if self._checkpoints is not None else None
         with self._changed:
             known = self._status
+            if checkpoint is not None:
+                self._figures.checkpoint(checkpoint.txid, self._clock(), checkpoint.recoveries)
             self._status = replace(
                 known,
                 phase=phase or known.phase,
@@ -529,6 +546,6 @@ class RoundDriver:
                 components=components,
                 trees=sum(self._trees.values()),
                 last_error=last_error or known.last_error,
-                checkpoint=self._checkpoints.status() if self._checkpoints is not None else None,
+                checkpoint=checkpoint,
             )
             self._changed.notify_all()

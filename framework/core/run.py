@@ -85,7 +85,7 @@ class CoreRun(RunningThread):
     def _collector(self) -> Collector:
         from framework.observe.metrics import CoreRunCollector
 
-        return CoreRunCollector(self._topology.id, self.status)
+        return CoreRunCollector(self._topology.id, self.status, self._driver.figures)
 
     def _begin_anew(self) -> None:
         """Start over with new tasks. This driver no longer leads, so what its tasks know and hold

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
@@ -34,14 +34,30 @@ class ProcessingJob:
     partition_records: Mapping[str, int | None] = field(default_factory=dict)
 
 
+class TaskTime(NamedTuple):
+    """When a task worked, in seconds since the Unix epoch, by the clock of its host. ``name``: its
+    components and its number. ``failed``: why it failed, or empty."""
+
+    name: str
+    began: float
+    ended: float
+    failed: str
+
+    @staticmethod
+    def of(report: TaskReport) -> TaskTime:
+        failed = str(report.failure) if report.failure is not None else ""
+        return TaskTime(report.name, report.began, report.ended, failed)
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
     """How a phase ended. ``rows``: edge label -> (sent, received). Without a failure, all row
-    counts agree."""
+    counts agree. ``tasks``: the tasks that have reported, in order of their ends."""
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     read: ReadCounts = field(default_factory=ReadCounts)
+    tasks: Sequence[TaskTime] = ()
 
 
 class DeadAttempts:
@@ -167,7 +183,7 @@ def summarise(
     read = ReadCounts()
     for report in collected:
         read.add(report.read)
-    return PhaseResult(failure, by_label, read)
+    return PhaseResult(failure, by_label, read, [TaskTime.of(each) for each in collected])
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

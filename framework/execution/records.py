@@ -107,7 +107,8 @@ Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
 
 @dataclass(slots=True)
 class TaskReport:
-    """What one task reports to the driver."""
+    """What one task reports to the driver. ``name``: its components and its number. ``began`` and
+    ``ended``: seconds since the Unix epoch, by the clock of its host."""
 
     header: AttemptHeader
     phase: Phase
@@ -117,6 +118,9 @@ class TaskReport:
     committers: int = 0
     read: ReadCounts = field(default_factory=ReadCounts)
     failure: TaskFailure | None = None
+    name: str = ""
+    began: float = 0.0
+    ended: float = 0.0
 
 
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

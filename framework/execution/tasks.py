@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -337,7 +338,8 @@ class _LevelTask:
     cancelled: Callable[[], bool] | None
 
     def __post_init__(self) -> None:
-        self.report = TaskReport(self.header, self.phase)
+        name = f"level {self.level} task {self.partition} of {self.width}"
+        self.report = TaskReport(self.header, self.phase, name=name, began=time.time())
         self.outbox = _Outbox(self)
         self.runners: dict[str, _Runner] = {}
         plan = self.topology.plan
@@ -497,6 +499,10 @@ def run_level(
                 else:
                     task.outbox.records.append((task.onward(), record))
             if first_of_commit:
+                if states:
+                    task.report.name = (
+                        f"{'+'.join(dict.fromkeys(each.component_id for each in states))} {partition} of {width}"
+                    )
                 for state in states:
                     segment = plan.segment_of[(phase, state.component_id)]
                     emitted = [
@@ -508,6 +514,7 @@ def run_level(
                     task.report.committers += 1
             else:
                 segment, index = plan.levels(phase)[level].slot(partition)
+                task.report.name = f"{'+'.join(segment.components)} {index} of {segment.parallelism}"
                 frame = (phase, segment.components[0])
                 if frame not in plan.frame_outputs:
                     task.run_segment(segment, index, seed, pieces, None)
@@ -517,7 +524,7 @@ def run_level(
                     task.gather_frame(frame[1], pieces)
     except _UserCodeFailed as stopped:
         failure = stopped.failure
-    task.report.failure = failure
+    task.report.failure, task.report.ended = failure, time.time()
     report(task.report)
     if failure is None:
         yield from task.outbox.records

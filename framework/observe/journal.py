@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from framework.observe.figures import FiguresBuilder, TransactionFigures
+
 #: Events kept. A transaction without failures makes four.
 EVENTS_MAX = 6_000
 #: Closed transactions kept (C19).
@@ -43,9 +45,10 @@ class AttemptRecord:
 
     ``started_at``: seconds since the Unix epoch. ``waiting_ms``: from the end of processing to the
     start of the commit. A phase that did not end has None. ``source_rows``: the records read;
-    ``bad_records`` of them could not be decoded. ``rows``: edge label -> rows received over that
-    edge. ``outcome``: running, committed, failed, cancelled, or rolled back. ``reason``: why it
-    failed, was cancelled or was rolled back.
+    ``bad_records`` of them could not be decoded. ``oldest_ms`` and ``newest_ms``: the times of the
+    oldest and the newest of them, as of ``ReadCounts``. ``rows``: edge label -> rows received over
+    that edge. ``outcome``: running, committed, failed, cancelled, or rolled back. ``reason``: why
+    it failed, was cancelled or was rolled back.
     """
 
     attempt_id: int
@@ -57,6 +60,8 @@ class AttemptRecord:
     source_rows: int = 0
     source_bytes: int = 0
     bad_records: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
@@ -110,6 +115,7 @@ class Journal:
         self.committed_bad_records = 0
         self.read_rows = 0
         self.attempts_failed = 0
+        self._figures = FiguresBuilder()
 
     # --- steps, in the order in which an attempt goes through them --------------------------------
 
@@ -122,11 +128,12 @@ class Journal:
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
             self._phase_since_s[(txid, attempt_id)] = time.monotonic()
 
-    def processed(self, txid: int, attempt_id: int, rows: Mapping[str, int], **counts: int) -> None:
-        """``counts``: ``source_rows``, ``source_bytes``, ``bad_records``."""
+    def processed(self, txid: int, attempt_id: int, rows: Mapping[str, int], **counts: int | None) -> None:
+        """``counts``: ``source_rows``, ``source_bytes``, ``bad_records``, ``oldest_ms``,
+        ``newest_ms``."""
         with self._lock:
             self._note("processed", txid, attempt_id)
-            self.read_rows += counts.get("source_rows", 0)
+            self.read_rows += counts.get("source_rows") or 0
             self._change(txid, attempt_id, processing_ms=self._lap(txid, attempt_id), rows=rows, **counts)
 
     def committing(self, txid: int, attempt_id: int) -> None:
@@ -151,15 +158,18 @@ class Journal:
             if closed is not None and attempt is not None:
                 self.committed_rows += attempt.source_rows
                 self.committed_bad_records += attempt.bad_records
+                self._figures.committed(attempt)
                 self._closed.append(closed)
             for key in [each for each in self._phase_since_s if each[0] <= txid]:
                 del self._phase_since_s[key]
             return attempt
 
-    def failed(self, txid: int, attempt_id: int, reason: str) -> None:
+    def failed(self, txid: int, attempt_id: int, reason: str, *, kind: str = "error", component: str = "") -> None:
+        """``kind``: of the failure. ``component``: where it failed."""
         with self._lock:
             self._note("failed", txid, attempt_id, reason)
             self.attempts_failed += 1
+            self._figures.failed(kind, component)
             self._end(txid, attempt_id, "failed", reason)
 
     def cancelled(self, txid: int, attempt_id: int, reason: str) -> bool:
@@ -184,6 +194,11 @@ class Journal:
             since_s = self._phase_since_s.get((txid, attempt_id))
             return time.monotonic() - since_s if since_s is not None else 0.0
 
+    def leads(self) -> None:
+        """A leadership has begun."""
+        with self._lock:
+            self._figures.leaderships += 1
+
     # --- what was seen ----------------------------------------------------------------------------
 
     def events(self) -> list[TransactionEvent]:
@@ -201,9 +216,15 @@ class Journal:
         with self._lock:
             return self._open.get(txid)
 
+    def figures(self) -> TransactionFigures:
+        """What was counted so far."""
+        with self._lock:
+            return self._figures.seen()
+
     def forget_open(self) -> None:
         """A leadership has ended. Forget the transactions in flight: they are the next leader's."""
         with self._lock:
+            self._figures.forget_retrying()
             self._open.clear()
             self._phase_since_s.clear()
 
@@ -237,5 +258,6 @@ class Journal:
         if known is None or known.outcome not in ("running", "committed"):
             return False
         self._change(txid, attempt_id, outcome=outcome, reason=reason)
+        self._figures.ended(outcome)
         self._phase_since_s.pop((txid, attempt_id), None)
         return True

@@ -1,53 +1,166 @@
-"""Metrics of a run in Prometheus' format, read from its status at each scrape.
+"""Metrics of a run in Prometheus' format, read from its status and figures at each scrape.
+
+Invariants:
+
+1. A scrape reads what the run has counted. It takes no lock for longer than a copy, and asks
+   neither the source nor a store.
+2. Figures of a leadership (txid, lag, partitions) are served by the leader alone.
+3. What can grow has a bound: at most ``PARTITIONS_MAX`` partitions have figures of their own.
+4. A counter never falls while the process lives.
 
 Served on the loopback interface by default, read-only. Source:
-https://prometheus.io/docs/practices/naming/.
+https://prometheus.io/docs/practices/naming/ and https://prometheus.io/docs/instrumenting/writing_exporters/.
 """
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from heapq import nlargest
+from itertools import accumulate
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from framework.errors import ConfigError
+from framework.observe.figures import CoreFigures, Distribution, TransactionFigures
+
+#: So many partitions have figures of their own, those with the greatest lag first: five series
+#: each are what Prometheus stores easily. ``ratchet_lag_records`` covers all of them.
+PARTITIONS_MAX = 1_000
+#: A client that sends nothing for this long is disconnected.
+_CLIENT_S = 10.0
+#: How an attempt can end.
+_OUTCOMES = ("committed", "failed", "cancelled", "rolled back")
+
+_Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily | SummaryMetricFamily
+_FAMILIES: dict[str, Callable[..., _Family]] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "summary": SummaryMetricFamily,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """What is measured. ``kind``: gauge, or counter, whose name ends in ``_total`` where it is
-    served."""
+    """What is measured. ``kind``: gauge, counter, histogram or summary. ``topologies``: which kind
+    of topology serves it: "transactional", "core" or "both"."""
 
     name: str
     kind: str
     text: str
     labels: tuple[str, ...] = ("topology",)
+    topologies: str = "transactional"
 
-    def family(self) -> GaugeMetricFamily | CounterMetricFamily:
-        kind = GaugeMetricFamily if self.kind == "gauge" else CounterMetricFamily
-        return kind(self.name, self.text, labels=self.labels)
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its series, as a query has them."""
+        if self.kind == "counter":
+            return (f"{self.name}_total",)
+        parts = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}.get(self.kind, ("",))
+        return tuple(f"{self.name}{part}" for part in parts)
+
+    def family(self) -> Any:
+        return _FAMILIES[self.kind](self.name, self.text, labels=self.labels)
 
 
 _BY_PARTITION = ("topology", "partition")
 _BY_COMPONENT = ("topology", "component")
+_BY_KIND = ("topology", "kind")
+
+
+def _of_components(name: str, text: str, kind: str = "counter", *more: str) -> MetricDescription:
+    return MetricDescription(name, kind, text, (*_BY_COMPONENT, *more), "core")
+
+
+def _of_core(name: str, kind: str, text: str) -> MetricDescription:
+    return MetricDescription(name, kind, text, topologies="core")
+
+
 #: Everything that is served, by name.
 METRICS = {
     each.name: each
     for each in (
-        MetricDescription("ratchet_leading", "gauge", "Whether this process leads the topology."),
-        MetricDescription("ratchet_epoch", "gauge", "The epoch of the leadership."),
+        MetricDescription(
+            "ratchet_leading", "gauge", "Whether this process leads the topology: 1 or 0.", topologies="both"
+        ),
+        MetricDescription(
+            "ratchet_standby", "gauge", "Whether this process waits to take over: 1 or 0.", topologies="both"
+        ),
+        MetricDescription(
+            "ratchet_leaderships",
+            "counter",
+            "How often this process has begun to lead.",
+            topologies="both",
+        ),
+        MetricDescription("ratchet_epoch", "gauge", "The epoch of the leadership; it rises with each new leader."),
         MetricDescription("ratchet_committed_txid", "gauge", "The last committed transaction."),
+        MetricDescription(
+            "ratchet_last_commit_timestamp_seconds",
+            "gauge",
+            "When this process last committed a transaction, in seconds since the Unix epoch.",
+        ),
         MetricDescription(
             "ratchet_transactions_in_flight", "gauge", "Transactions that are planned and not committed."
         ),
         MetricDescription("ratchet_rows_read", "counter", "Source rows processed; those of a replay count again."),
         MetricDescription("ratchet_rows_committed", "counter", "Source rows committed."),
         MetricDescription("ratchet_bad_records", "counter", "Committed records that could not be decoded."),
-        MetricDescription("ratchet_attempts_failed", "counter", "Attempts at transactions that failed."),
+        MetricDescription(
+            "ratchet_attempts", "counter", "Attempts at transactions, by how they ended.", ("topology", "outcome")
+        ),
+        MetricDescription(
+            "ratchet_attempts_failed", "counter", "Failures of attempts, by what follows from them.", _BY_KIND
+        ),
+        MetricDescription(
+            "ratchet_retrying_since_timestamp_seconds",
+            "gauge",
+            "Since when a failure is being retried, in seconds since the Unix epoch; absent when none is.",
+            ("topology", "component", "kind"),
+        ),
+        MetricDescription(
+            "ratchet_processing_seconds",
+            "histogram",
+            "Duration of the processing phase of committed transactions.",
+        ),
+        MetricDescription(
+            "ratchet_waiting_seconds",
+            "histogram",
+            "Time of committed transactions between their processing and their turn to commit.",
+        ),
+        MetricDescription(
+            "ratchet_commit_seconds", "histogram", "Duration of the commit phase of committed transactions."
+        ),
+        MetricDescription("ratchet_batch_records", "histogram", "Records of committed transactions."),
+        MetricDescription(
+            "ratchet_batch_bytes",
+            "histogram",
+            "Bytes of committed transactions, keys and values as the source holds them.",
+        ),
+        MetricDescription(
+            "ratchet_end_to_end_latency_seconds",
+            "histogram",
+            "Age of a batch's oldest and newest record, by their timestamps, when their transaction was closed.",
+            ("topology", "record"),
+        ),
+        MetricDescription("ratchet_lag_records", "gauge", "Records of the source that are not committed."),
+        MetricDescription("ratchet_source_waiting", "gauge", "Whether the source does not answer: 1 or 0."),
+        MetricDescription("ratchet_source_partitions", "gauge", "Partitions of the source."),
         MetricDescription("ratchet_source_end_offset", "gauge", "Where the source ends.", _BY_PARTITION),
         MetricDescription("ratchet_source_committed_offset", "gauge", "The next to commit.", _BY_PARTITION),
         MetricDescription("ratchet_source_in_flight", "gauge", "Offsets planned, not committed.", _BY_PARTITION),
@@ -55,36 +168,34 @@ METRICS = {
         MetricDescription(
             "ratchet_source_lost_records", "gauge", "Offsets gone before they were read, and skipped.", _BY_PARTITION
         ),
-        MetricDescription("ratchet_rounds", "counter", "Rounds of a core topology."),
-        MetricDescription("ratchet_rounds_lost", "counter", "Rounds of which nothing came back."),
-        MetricDescription("ratchet_trees", "gauge", "Tuple trees that the ackers track."),
-        MetricDescription("ratchet_checkpoint", "gauge", "The last committed checkpoint."),
-        MetricDescription("ratchet_recoveries", "counter", "How often all states went back to the last checkpoint."),
-        MetricDescription("ratchet_tuples_pending", "gauge", "Tuples of a spout whose fate is open.", _BY_COMPONENT),
-        MetricDescription("ratchet_tuples_emitted", "counter", "Tuples that a component emitted.", _BY_COMPONENT),
-        MetricDescription("ratchet_tuples_executed", "counter", "Tuples that a bolt executed.", _BY_COMPONENT),
-        MetricDescription("ratchet_tuples_acked", "counter", "Tuples that a bolt acked.", _BY_COMPONENT),
-        MetricDescription(
-            "ratchet_tuples_failed",
-            "counter",
-            "Tuples that a bolt failed, or that a spout was told have failed.",
-            _BY_COMPONENT,
+        _of_core("ratchet_rounds", "counter", "Rounds of a core topology."),
+        _of_core("ratchet_rounds_lost", "counter", "Rounds of which nothing came back."),
+        _of_core("ratchet_trees", "gauge", "Pending tuple trees: those that the ackers track."),
+        _of_core("ratchet_checkpoint", "gauge", "The last committed checkpoint."),
+        _of_core(
+            "ratchet_last_checkpoint_timestamp_seconds",
+            "gauge",
+            "When this process last committed a checkpoint, in seconds since the Unix epoch.",
         ),
-        MetricDescription(
-            "ratchet_tuples_completed", "counter", "Tuples of a spout that were fully processed.", _BY_COMPONENT
+        _of_core(
+            "ratchet_checkpoint_seconds",
+            "histogram",
+            "Duration of committed checkpoints, from the first marker until all tasks have committed.",
         ),
-        MetricDescription(
-            "ratchet_tuples_timed_out",
-            "counter",
-            "Tuples of a spout that were not fully processed in time.",
-            _BY_COMPONENT,
-        ),
-        MetricDescription("ratchet_tuples_died", "counter", "Instances that an error of theirs ended.", _BY_COMPONENT),
-        MetricDescription(
-            "ratchet_tuple_latency_seconds",
-            "counter",
-            "Seconds from emission to completion, summed over what was completed.",
-            _BY_COMPONENT,
+        _of_core("ratchet_recoveries", "counter", "How often all states went back to the last checkpoint."),
+        _of_components("ratchet_component_errors", "Errors in user code, by what they did.", "counter", "kind"),
+        _of_components("ratchet_tuples_pending", "Tuples of a spout whose fate is open.", "gauge"),
+        _of_components("ratchet_tuples_emitted", "Tuples that a component emitted."),
+        _of_components("ratchet_tuples_executed", "Tuples that a bolt executed."),
+        _of_components("ratchet_tuples_acked", "Tuples that a bolt acked."),
+        _of_components("ratchet_tuples_failed", "Tuples that a bolt failed, or that a spout was told have failed."),
+        _of_components("ratchet_tuples_completed", "Tuples of a spout that were fully processed."),
+        _of_components("ratchet_tuples_timed_out", "Tuples of a spout that were not fully processed in time."),
+        _of_components("ratchet_tuples_died", "Instances that an error of theirs ended."),
+        _of_components(
+            "ratchet_complete_latency_seconds",
+            "From the emission of a spout's tuple until the spout was told of its completion.",
+            "summary",
         ),
     )
 }
@@ -119,7 +230,9 @@ class ObservedRun(Protocol):
     @property
     def committed_rows(self) -> int: ...
     @property
-    def attempts_failed(self) -> int: ...
+    def lag(self) -> int | None: ...
+    @property
+    def waiting_for(self) -> str | None: ...
     @property
     def bad_records(self) -> int: ...
     @property
@@ -131,43 +244,114 @@ class ObservedRun(Protocol):
 
 
 class RunCollector(Collector):
-    """Turns a status into metrics at every scrape."""
+    """Turns the status and the figures of a run into metrics at every scrape. ``kinds``: all kinds
+    of failures, so that each has a series before the first one comes."""
 
-    def __init__(self, status: Callable[[], ObservedRun]) -> None:
+    def __init__(
+        self, status: Callable[[], ObservedRun], figures: Callable[[], TransactionFigures], kinds: Sequence[str] = ()
+    ) -> None:
         self._status = status
+        self._figures = figures
+        self._kinds = kinds
 
     def describe(self) -> Iterable[Metric]:
         return []  # the metrics depend on the partitions; Prometheus need not know them in advance
 
     def collect(self) -> Iterable[Metric]:
-        status = self._status()
-        topology = [status.topology_id]
+        status, figures = self._status(), self._figures()
+        topology = status.topology_id
+        yield from _leadership(topology, status.phase, figures.leaderships)
         yield from _measured(
             topology,
-            ratchet_leading=float(status.phase == "running"),
-            ratchet_epoch=status.epoch,
-            ratchet_committed_txid=status.committed_txid,
-            ratchet_transactions_in_flight=len(status.in_flight),
             ratchet_rows_read=status.read_rows,
             ratchet_rows_committed=status.committed_rows,
             ratchet_bad_records=status.bad_records,
-            ratchet_attempts_failed=status.attempts_failed,
         )
+        yield _by_label(topology, "ratchet_attempts", figures.outcomes, _OUTCOMES)
+        yield _by_label(topology, "ratchet_attempts_failed", figures.failures, self._kinds)
+        yield from _distributions(
+            topology,
+            ratchet_processing_seconds=figures.processing_s,
+            ratchet_waiting_seconds=figures.waiting_s,
+            ratchet_commit_seconds=figures.commit_s,
+            ratchet_batch_records=figures.batch_records,
+            ratchet_batch_bytes=figures.batch_bytes,
+        )
+        latency = METRICS["ratchet_end_to_end_latency_seconds"].family()
+        for record, seen in (("oldest", figures.oldest_s), ("newest", figures.newest_s)):
+            _add_distribution(latency, [topology, record], seen)
+        yield latency
+        if status.phase == "running":
+            yield from self._led(topology, status, figures)
+
+    def _led(self, topology: str, status: ObservedRun, figures: TransactionFigures) -> Iterable[Metric]:
+        """What only a leader can say."""
+        yield from _measured(
+            topology,
+            ratchet_epoch=status.epoch,
+            ratchet_committed_txid=status.committed_txid or None,
+            ratchet_last_commit_timestamp_seconds=figures.last_commit_at,
+            ratchet_transactions_in_flight=len(status.in_flight),
+            ratchet_lag_records=status.lag,
+            ratchet_source_waiting=float(status.waiting_for is not None),
+            ratchet_source_partitions=len(status.partitions),
+        )
+        retrying = METRICS["ratchet_retrying_since_timestamp_seconds"].family()
+        if figures.retrying is not None:
+            known = figures.retrying
+            retrying.add_metric(_safe(topology, known.component, known.kind), known.since)
+        yield retrying
+        shown = nlargest(PARTITIONS_MAX, status.partitions.items(), key=lambda each: each[1].lag or 0)
         for field in ("end_offset", "committed_offset", "in_flight", "lag", "lost_records"):
             family = METRICS[f"ratchet_source_{field}"].family()
-            for partition, progress in status.partitions.items():
+            for partition, progress in shown:
                 value = getattr(progress, field)
                 if value is not None:  # what is not known is left out
-                    family.add_metric([*topology, partition], value)
+                    family.add_metric(_safe(topology, partition), value)
             yield family
 
 
-def _measured(labels: Sequence[str], **values: float) -> Iterable[Metric]:
-    """One figure of each name."""
+def _safe(*labels: str) -> list[str]:
+    """Labels that can be encoded: a name may have half of a surrogate pair."""
+    return [each.encode("utf-8", "backslashreplace").decode() for each in labels]
+
+
+def _leadership(topology: str, phase: str, leaderships: int) -> Iterable[Metric]:
+    yield from _measured(
+        topology,
+        ratchet_leading=float(phase == "running"),
+        ratchet_standby=float(phase == "standby"),
+        ratchet_leaderships=leaderships,
+    )
+
+
+def _measured(topology: str, **values: float | None) -> Iterable[Metric]:
+    """One figure of each name; without those that are not known."""
     for name, value in values.items():
+        if value is not None:
+            family = METRICS[name].family()
+            family.add_metric(_safe(topology), value)
+            yield family
+
+
+def _by_label(topology: str, name: str, values: Mapping[str, int], known: Sequence[str]) -> Metric:
+    """One figure for each value of the last label: all ``known`` ones, and what else there is."""
+    family: Metric = METRICS[name].family()
+    for label in dict.fromkeys((*known, *sorted(values))):
+        family.add_metric(_safe(topology, label), values.get(label, 0))  # type: ignore[attr-defined]
+    return family
+
+
+def _distributions(topology: str, **values: Distribution) -> Iterable[Metric]:
+    for name, seen in values.items():
         family = METRICS[name].family()
-        family.add_metric(labels, value)
+        _add_distribution(family, [topology], seen)
         yield family
+
+
+def _add_distribution(family: HistogramMetricFamily, labels: Sequence[str], seen: Distribution) -> None:
+    bounds = [*map(floatToGoString, seen.bounds), "+Inf"]
+    family.add_metric(_safe(*labels), list(zip(bounds, accumulate(seen.counts), strict=True)), seen.sum)
 
 
 class ObservedCounts(Protocol):
@@ -198,13 +382,13 @@ class ObservedCheckpoint(Protocol):
 
     @property
     def txid(self) -> int: ...
-    @property
-    def recoveries(self) -> int: ...
 
 
 class ObservedCoreRun(Protocol):
     """The part of the status of a core topology that becomes metrics."""
 
+    @property
+    def phase(self) -> str: ...
     @property
     def rounds(self) -> int: ...
     @property
@@ -218,54 +402,114 @@ class ObservedCoreRun(Protocol):
 
 
 class CoreRunCollector(Collector):
-    """Turns the status of a core topology into metrics at every scrape."""
+    """Turns the status and the figures of a core topology into metrics at every scrape."""
 
-    def __init__(self, topology_id: str, status: Callable[[], ObservedCoreRun]) -> None:
+    def __init__(
+        self, topology_id: str, status: Callable[[], ObservedCoreRun], figures: Callable[[], CoreFigures]
+    ) -> None:
         self._topology_id = topology_id
         self._status = status
+        self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        status = self._status()
-        topology = [self._topology_id]
-        yield from _measured(
-            topology,
-            ratchet_rounds=status.rounds,
-            ratchet_rounds_lost=status.rounds_lost,
-            ratchet_trees=status.trees,
-        )
+        status, figures = self._status(), self._figures()
+        topology = self._topology_id
+        yield from _leadership(topology, status.phase, figures.leaderships)
+        yield from _measured(topology, ratchet_rounds=status.rounds, ratchet_rounds_lost=status.rounds_lost)
+        if status.phase == "running":
+            yield from _measured(topology, ratchet_trees=status.trees)
         if status.checkpoint is not None:
+            yield from _measured(topology, ratchet_recoveries=figures.recoveries)
+            yield from _distributions(topology, ratchet_checkpoint_seconds=figures.checkpoint_s)
+        if status.checkpoint is not None and status.phase == "running":
             yield from _measured(
                 topology,
-                ratchet_checkpoint=status.checkpoint.txid,
-                ratchet_recoveries=status.checkpoint.recoveries,
+                ratchet_checkpoint=status.checkpoint.txid or None,
+                ratchet_last_checkpoint_timestamp_seconds=figures.last_checkpoint_at,
             )
+        errors = METRICS["ratchet_component_errors"].family()
+        for (component, kind), count in sorted(figures.errors.items()):
+            errors.add_metric(_safe(topology, component, kind), count)
+        yield errors
         for name, field in _OF_COMPONENTS.items():
             family = METRICS[name].family()
             for component, counts in status.components.items():
-                family.add_metric([*topology, component], getattr(counts, field))
+                family.add_metric(_safe(topology, component), getattr(counts, field))
             yield family
+        latency = METRICS["ratchet_complete_latency_seconds"].family()
+        for component, counts in status.components.items():
+            if counts.completed:
+                latency.add_metric(_safe(topology, component), counts.completed, counts.latency_s)
+        yield latency
 
 
-_OF_COMPONENTS = {
-    "ratchet_tuple_latency_seconds": "latency_s",
-    **{name: name.removeprefix("ratchet_tuples_") for name in METRICS if name.startswith("ratchet_tuples_")},
-}
+_OF_COMPONENTS = {name: name.removeprefix("ratchet_tuples_") for name in METRICS if name.startswith("ratchet_tuples_")}
 
 
-def serve_metrics(collector: Collector, host: str, port: int) -> Callable[[], None]:
-    """Serve ``http://host:port/metrics`` from a thread. Returns a function that ends it. Raises
-    ``ConfigError`` when the server cannot listen on the port, for instance because it is taken."""
+class _Handler(WSGIRequestHandler):
+    timeout = _CLIENT_S  # otherwise clients that send nothing hold threads
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Scrapes are not logged."""
+
+
+def _server_for(host: str, port: int) -> type[ThreadingWSGIServer]:
+    """A server for IPv4 or IPv6, as the address asks for."""
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+
+    return Server
+
+
+def health_of(topology_id: str, phase: str) -> tuple[bool, bool, dict[str, str]]:
+    """Whether a run in this phase is alive, whether it is ready (it leads, or stands by to take
+    over), and what to say of it."""
+    alive = phase not in ("failed", "stopped")
+    return alive, phase in ("running", "standby"), {"topology": topology_id, "phase": phase}
+
+
+def serve_metrics(
+    collector: Collector, host: str, port: int, health: Callable[[], tuple[bool, bool, dict[str, str]]]
+) -> Callable[[], None]:
+    """Serve from a thread: ``/metrics``; ``/healthz``, status 200 while the run is alive; and
+    ``/readyz``, status 200 while it leads or stands by; 503 otherwise. ``health``: as of
+    ``health_of``. Returns a function that ends it. Raises ``ConfigError`` when the server cannot
+    listen on the port, for instance because it is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [("Content-Length", "0")])
+            return []
+        if path in ("/", "/metrics"):
+            return metrics(environ, start_response)  # type: ignore[no-any-return]
+        if path not in ("/healthz", "/readyz"):
+            start_response("404 Not Found", [("Content-Length", "0")])
+            return []
+        alive, ready, said = health()
+        body = json.dumps(said).encode() + b"\n"
+        good = alive if path == "/healthz" else ready
+        start_response(
+            "200 OK" if good else "503 Service Unavailable",
+            [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],
+        )
+        return [body]
+
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
+        server = make_server(host, port, app, _server_for(host, port), _Handler)
     except OSError as error:
         raise ConfigError(
             f"metrics.prometheus.port {port} on {host}: {error.strerror or error}; take another"
         ) from error
+    thread = threading.Thread(target=server.serve_forever, name="ratchet-metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()

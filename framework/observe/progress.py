@@ -18,6 +18,10 @@ _CLEAR = "\r\x1b[2K"
 class Observed(Protocol):
     """A status that can be shown."""
 
+    @property
+    def phase(self) -> str:
+        """starting, standby, running, stopped or failed."""
+
     def rows_done(self) -> int:
         """The number of rows done so far, from which the rate is computed."""
 

@@ -54,10 +54,17 @@ class RunningThread(ABC):
         """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
         be started."""
         if config.metrics_port is not None:
-            from framework.observe.metrics import serve_metrics
+            from framework.observe.metrics import health_of, serve_metrics
 
             try:
-                self._owned.callback(serve_metrics(self._collector(), config.metrics_host, config.metrics_port))
+                self._owned.callback(
+                    serve_metrics(
+                        self._collector(),
+                        config.metrics_host,
+                        config.metrics_port,
+                        lambda: health_of(self._topology_id, self.status().phase),
+                    )
+                )
             except BaseException:
                 for each in owned:
                     each()

@@ -59,16 +59,26 @@ DEAD_LETTER_FIELDS = Fields.of(
 class ReadCounts:
     """What was read for a batch. ``records`` includes those that could not be decoded. ``bytes``:
     of keys and values, as the source holds them. ``bad_records``: those that could not be
-    decoded."""
+    decoded. ``oldest_ms`` and ``newest_ms``: the times of the oldest and the newest record, in
+    milliseconds since the Unix epoch, as far as the reader looked at them; None when it did not."""
 
     records: int = 0
     bytes: int = 0
     bad_records: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
 
     def add(self, other: ReadCounts) -> None:
         self.records += other.records
         self.bytes += other.bytes
         self.bad_records += other.bad_records
+        if other.oldest_ms is not None and other.newest_ms is not None:
+            self.sampled(other.oldest_ms, other.newest_ms)
+
+    def sampled(self, oldest_ms: int, newest_ms: int) -> None:
+        """Take in the times of some of the records."""
+        self.oldest_ms = oldest_ms if self.oldest_ms is None else min(self.oldest_ms, oldest_ms)
+        self.newest_ms = newest_ms if self.newest_ms is None else max(self.newest_ms, newest_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination.steps import Threads
@@ -13,6 +13,9 @@ from framework.coordination.store import CoordinationStore
 from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
+
+if TYPE_CHECKING:
+    from framework.observe.tracing import TransactionTraces
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class DriverContext:
     ``accept_changed_topology``: the user allows the topology to go on from the state of another
     shape. ``purge_every``: tombstones are removed once in this many transactions.
     ``stop_requested``: set when the run is to end. ``update``: changes fields of the driver's
-    status."""
+    status. ``traces``: of a run that traces its transactions; None in all others."""
 
     topology: Topology
     executor: BatchExecutor
@@ -51,3 +54,4 @@ class DriverContext:
     threads: Threads
     stop_requested: threading.Event
     update: Callable[..., None]
+    traces: TransactionTraces | None = None

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination.election import Candidate
@@ -25,6 +25,9 @@ from framework.transactions.context import DriverContext, DriverStatus
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term
+
+if TYPE_CHECKING:
+    from framework.observe.tracing import TransactionTraces
 
 _log = get_logger()
 
@@ -45,6 +48,7 @@ class Driver:
         standby: bool = False,
         purge_every: int = PURGE_EVERY,
         threads: Threads | None = None,
+        traces: TransactionTraces | None = None,
     ) -> None:
         threads = threads or Threads()
         self._topology = topology
@@ -70,6 +74,7 @@ class Driver:
             threads=threads,
             stop_requested=self._stop_requested,
             update=self._update,
+            traces=traces,
         )
 
     # --- for other threads ------------------------------------------------------------------------
@@ -157,6 +162,8 @@ class Driver:
         finally:
             self._end_term()
             self.journal.forget_open()
+            if self._context.traces is not None:
+                self._context.traces.forget_open()
         return self.failure is not None
 
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:

@@ -23,16 +23,20 @@ class TermReport:
     def __init__(self, context: DriverContext) -> None:
         self._topology_id = context.topology.id
         self._journal = context.journal
+        self._traces = context.traces
         self.update = context.update
         self._waits = Waits(topology=self._topology_id)
 
     def leads(self, epoch: int, currtx: int) -> None:
+        self._journal.leads()
         self.update(phase="running", epoch=epoch, committed_txid=currtx - 1, in_flight={})
         _log.info("driver.leads", topology=self._topology_id, epoch=epoch, next_txid=currtx)
 
     def closed(self, txid: int) -> None:
         """The transaction is closed in the store."""
         attempt = self._journal.committed(txid)
+        if self._traces is not None:
+            self._traces.closed(txid, attempt)
         if attempt is not None:
             self._log_committed(txid, attempt)
         self._waits.over()
@@ -40,6 +44,7 @@ class TermReport:
 
     def cancelled(self, command: Cancel) -> None:
         if self._journal.cancelled(command.txid, command.attempt_id, command.reason):
+            self._trace_ended(command.txid, command.attempt_id)
             _log.info(
                 "batch.cancelled",
                 topology=self._topology_id,
@@ -50,7 +55,8 @@ class TermReport:
 
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
         """A cause that repeats is logged once, with its trace."""
-        self._journal.failed(txid, attempt_id, str(failure))
+        self._journal.failed(txid, attempt_id, str(failure), kind=failure.kind.value, component=failure.component_id)
+        self._trace_ended(txid, attempt_id)
         self.update(last_error=str(failure), repeating=str(failure))
         self._waits.again(
             "batch.failed",
@@ -71,6 +77,8 @@ class TermReport:
             source_rows=read.records,
             source_bytes=read.bytes,
             bad_records=read.bad_records,
+            oldest_ms=read.oldest_ms,
+            newest_ms=read.newest_ms,
         )
 
     def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
@@ -79,6 +87,7 @@ class TermReport:
 
     def rolled_back(self, txid: int, attempt_id: int) -> None:
         self._journal.rolled_back(txid, attempt_id)
+        self._trace_ended(txid, attempt_id)
         _log.warning("batch.rolled_back", topology=self._topology_id, txid=txid, attempt=attempt_id)
 
     def topology_failed(self, failure: TaskFailure) -> None:
@@ -100,6 +109,13 @@ class TermReport:
             _log.info("fence.stale", topology=self._topology_id, attempt=attempt, reason=str(error))
         else:
             _log.warning("fence.open", topology=self._topology_id, attempt=attempt, reason=str(error))
+
+    def _trace_ended(self, txid: int, attempt_id: int) -> None:
+        """The attempt has ended, and is not closed."""
+        record = self._journal.record(txid) if self._traces is not None else None
+        if self._traces is not None and record is not None:
+            ended = [each for each in record.attempts if each.attempt_id == attempt_id]
+            self._traces.ended(txid, ended[0] if ended else None)
 
     def _log_committed(self, txid: int, attempt: AttemptRecord) -> None:
         """Write the one log line of an attempt that succeeded."""

@@ -21,6 +21,8 @@ from framework.transactions.status import RunStatus
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
+    from framework.observe.tracing import TransactionTraces
+
 
 class TopologyFailed(RatchetError):
     """A run ended because its topology failed. The message is the failure's."""
@@ -64,6 +66,7 @@ class Run(RunningThread):
         config: Config,
         accept_changed_topology: bool = False,
         standby: bool = False,
+        traces: TransactionTraces | None = None,
     ) -> None:
         self._topology = topology
         self._driver = Driver(
@@ -73,11 +76,13 @@ class Run(RunningThread):
             config,
             accept_changed_topology=accept_changed_topology,
             standby=standby,
+            traces=traces,
         )
         self._started = time.monotonic()
         super().__init__(topology.id)
         presence = Presence(store, topology.id, "transactional", lambda: self.status().summary())
-        self._begin(config, executor.close, presence.close, *([store.close] if owned else []))
+        owns = [executor.close, presence.close, *([traces.close] if traces is not None else [])]
+        self._begin(config, *owns, *([store.close] if owned else []))
 
     def _work(self) -> None:
         self._driver.run()
@@ -85,7 +90,7 @@ class Run(RunningThread):
     def _collector(self) -> Collector:
         from framework.observe.metrics import RunCollector
 
-        return RunCollector(self.status)
+        return RunCollector(self.status, self._driver.journal.figures, [each.value for each in FailureKind])
 
     def status(self) -> RunStatus:
         """Where the run stands now."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
@@ -51,6 +52,8 @@ from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
 from framework.transactions.reporting import TermReport
 from framework.transactions.sources import spout_kind_of
+
+T = TypeVar("T")
 
 TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
@@ -89,6 +92,7 @@ class Term:
         self._topology = topology
         self._executor = context.executor
         self._journal = context.journal
+        self._traces = context.traces
         self._threads = context.threads
         self._leadership = leadership
         self._planner = planner
@@ -198,19 +202,17 @@ class Term:
                 self._planning.ask(command)
             case Process(txid, attempt_id, plan):
                 header = self._begin(txid, attempt_id, plan)
-                self._spawn("process", header, self._processing(header, plan))
+                self._spawn("process", header, self._traced(self._processing(header, plan), header, "processing"))
             case RollBack(txid, attempt_id, plan):
                 header = self._begin(txid, attempt_id, plan)
                 self._journal.rolling_back(txid, attempt_id)
-                self._spawn("rollback", header, self._on_states(header, RolledBack, self._commit.rolling_back(header)))
+                rolling_back = self._traced(self._commit.rolling_back(header), header, "rollback")
+                self._spawn("rollback", header, self._on_states(header, RolledBack, rolling_back))
             case Commit(txid=txid, attempt_id=attempt_id, replay=replay):
                 self._journal.committing(txid, attempt_id)
                 header = self._headers[(txid, attempt_id)]
-                self._spawn(
-                    "commit",
-                    header,
-                    self._on_states(header, Committed, self._commit.committing(header, replay=replay)),
-                )
+                committing = self._traced(self._commit.committing(header, replay=replay), header, "commit")
+                self._spawn("commit", header, self._on_states(header, Committed, committing))
             case Cancel():
                 self._cancel(command)
             case Release(txid, attempt_id):
@@ -219,15 +221,31 @@ class Term:
                 self._topology_failed(failure)
 
     def _persist(self, command: Persist) -> None:
+        began = time.time()
         if command.currtx is None:
             self._documents.save(command)
+            self._trace_save(command, began)
             return
         closed = command.currtx - 1
         self._documents.save(command, self._journal.record(closed))
+        self._trace_save(command, began)
         self._report.closed(closed)
         plan = self._coordinator.committed_plan
         if plan is not None:
             self._planning.committed(plan)
+
+    def _trace_save(self, command: Persist, began: float) -> None:
+        if self._traces is not None:
+            opened = [command.opens.txid] if command.opens is not None else []
+            closed = [command.currtx - 1] if command.currtx is not None else []
+            self._traces.saved(began, planned=command.plans, known=[*opened, *closed])
+
+    def _traced(self, steps: Steps[T], header: AttemptHeader, phase: str) -> Steps[T]:
+        """The same steps; where transactions are traced, each is a span."""
+        if self._traces is None:
+            return steps
+        states = [each.location for each in self._topology.states]
+        return self._traces.timed(steps, (header.txid, header.attempt_id), phase, states)
 
     def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
         digest = plan_digest(plan)
@@ -242,6 +260,8 @@ class Term:
         )
         self._headers[(txid, attempt_id)] = header
         self._journal.emitted(txid, attempt_id, epoch, plan, digest)
+        if self._traces is not None:
+            self._traces.began(txid, attempt_id, time.time())
         return header
 
     def _cancel(self, command: Cancel) -> None:
@@ -313,6 +333,9 @@ class Term:
         txid, attempt_id = event.txid, event.attempt_id
         if (txid, attempt_id) not in self._headers:
             return event
+        if self._traces is not None:
+            phase = "processing" if isinstance(event, Processed) else "commit"
+            self._traces.tasks(txid, attempt_id, phase, result.tasks)
         if isinstance(event, Processed) and event.failure is None:
             event = self._learned_from(event, result)
         if event.failure is not None:

@@ -8,6 +8,7 @@ order, and rows are in the order of their partitions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +31,13 @@ class RecordChunk(ABC):
     @abstractmethod
     def value_bytes(self) -> int:
         """The bytes of all values."""
+
+    @property
+    @abstractmethod
+    def sampled_ms(self) -> tuple[int, int] | None:
+        """The times of the oldest and the newest of a few of the records: the first and the last
+        of each partition are among them. None when they have no time. Milliseconds since the Unix
+        epoch."""
 
     @abstractmethod
     def raw(self, what: str) -> Values | pa.BinaryArray:
@@ -57,6 +65,18 @@ class MessageChunk(RecordChunk):
     @property
     def value_bytes(self) -> int:
         return sum(map(len, self.messages))
+
+    @property
+    def sampled_ms(self) -> tuple[int, int] | None:
+        """Of the first and the last record of each partition. The messages of a partition follow
+        each other."""
+        stamps, at = [], 0
+        while at < len(self.messages):
+            last = bisect_right(self.messages, _partition_of(self.messages[at]), lo=at, key=_partition_of) - 1
+            stamps += [self.messages[at].timestamp(), self.messages[last].timestamp()]
+            at = last + 1
+        known = [stamp for kind, stamp in stamps if kind != TIMESTAMP_NOT_AVAILABLE]
+        return (min(known), max(known)) if known else None
 
     def raw(self, what: str) -> Values:
         if what == "value":
@@ -117,6 +137,7 @@ class ColumnChunk(RecordChunk):
         headers: pa.ListArray | None = None,
         timestamps: pa.Int64Array | None = None,
         run_of: Any = None,
+        sampled_ms: tuple[int, int] | None = None,
     ) -> None:
         self._runs = runs
         self._values = values
@@ -125,6 +146,7 @@ class ColumnChunk(RecordChunk):
         self._keys = keys
         self._headers = headers
         self._timestamps = timestamps
+        self._sampled_ms = sampled_ms
         self._run_of = run_of  # the run of each row; None while rows are where their runs say
 
     def __len__(self) -> int:
@@ -133,6 +155,10 @@ class ColumnChunk(RecordChunk):
     @property
     def value_bytes(self) -> int:
         return self._value_bytes
+
+    @property
+    def sampled_ms(self) -> tuple[int, int] | None:
+        return self._sampled_ms
 
     def raw(self, what: str) -> pa.BinaryArray:
         if what == "value":
@@ -167,6 +193,7 @@ class ColumnChunk(RecordChunk):
             headers=taken(self._headers),
             timestamps=taken(self._timestamps),
             run_of=self._rows_of().take(wanted),
+            sampled_ms=self._sampled_ms,
         )
 
     def _rows_of(self) -> pa.Int64Array:
@@ -183,6 +210,10 @@ class ColumnChunk(RecordChunk):
         last = np.full(len(self), -1, np.int64)
         np.maximum.at(last, rows, found)
         return each.field("value").take(pa.array(last, pa.int64(), mask=last < 0))
+
+
+def _partition_of(message: Message) -> tuple[str, int]:
+    return message.topic() or "", message.partition() or 0
 
 
 def _asked_for(column: pa.Array | None, what: str) -> pa.Array:

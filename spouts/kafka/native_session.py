@@ -369,6 +369,7 @@ class _Chunk:
             keys=_binary(columns["keys"], rows) if self._parts.keys else None,
             headers=_headers(columns["headers"], rows) if self._parts.headers else None,
             timestamps=_timestamps(columns["timestamps"], rows) if self._parts.timestamps else None,
+            sampled_ms=columns.get("sampled_ms"),
         )
 
 

@@ -49,6 +49,8 @@ class KafkaReader(PartitionReader):
             for chunk in session.read(asked, self._decoder.parts):
                 self._counts.records += len(chunk)
                 self._counts.bytes += chunk.value_bytes
+                if chunk.sampled_ms is not None:
+                    self._counts.sampled(*chunk.sampled_ms)
                 for decoded in self._decoder.decode(chunk, topic_ids):
                     if decoded.letters:
                         self._counts.bad_records += len(decoded.chunk)

@@ -163,6 +163,12 @@ def test_history_shows_transactions_and_one_of_them_whole(words: Words) -> None:
     assert "lines->count: 1 rows" in whole
     assert words.ask("history", "words", "--failed").stdout == "no transaction failed\n"
     assert words.ask("history", "words", "--txid", "2", "--failed").stdout == whole
+    picture = words.folder / "history.svg"
+    drawn = words.ask("history", "words", "--plot", str(picture))
+    assert drawn.stdout == f"wrote {picture}: 2 transactions, 0 of them not at the first attempt\n"
+    assert "words: transactions 1 to 2" in picture.read_text()
+    both = words.ask("history", "words", "--plot", str(picture), "--txid", "2")
+    assert (both.returncode, "leave one of the two out" in both.stderr) == (2, True)
     answer = words.ask("history", "words", "--txid", "3")
     assert answer.returncode == 2
     assert "no record of transaction 3" in answer.stderr

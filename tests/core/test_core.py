@@ -538,18 +538,18 @@ def test_a_run_can_be_waited_for_until_idle_and_stopped(key: str) -> None:
 
 def test_the_figures_of_a_run_are_metrics(key: str) -> None:
     stepped = Stepped(built(key, [1, 2, 3], Rich(key, ack))).step(2)
-    collector = CoreRunCollector("chain", stepped.driver.status)
+    collector = CoreRunCollector("chain", stepped.driver.status, stepped.driver.figures)
     found = {
         (sample.name, sample.labels.get("component")): sample.value
         for family in collector.collect()
         for sample in family.samples
     }
     assert found[("ratchet_rounds_total", None)] == 2
-    assert found[("ratchet_trees", None)] == 0
     assert found[("ratchet_tuples_completed_total", "spout")] == 3
     assert found[("ratchet_tuples_acked_total", "bolt0")] == 3
     assert found[("ratchet_tuples_pending", "spout")] == 0
-    assert found[("ratchet_tuple_latency_seconds_total", "spout")] > 0
+    assert found[("ratchet_complete_latency_seconds_count", "spout")] == 3
+    assert found[("ratchet_complete_latency_seconds_sum", "spout")] > 0
 
 
 @pytest.mark.parametrize("kind", [DataLossError, BadRecordError])

@@ -502,6 +502,9 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
     assert f"ratchet_source_committed_offset{label} 4.0" in text
     assert f"ratchet_source_lag{label} 0.0" in text
     assert f'ratchet_rows_committed_total{{topology="{name}"}} 14.0' in text
+    assert f'ratchet_batch_records_sum{{topology="{name}"}} 14.0' in text
+    latency = f'ratchet_end_to_end_latency_seconds_bucket{{le="86400.0",record="oldest",topology="{name}"}} '
+    assert float(text.partition(latency)[2].split()[0]) >= 1  # the records were written during this test
 
 
 @pytest.mark.behaviour("2.12")

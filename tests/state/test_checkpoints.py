@@ -61,10 +61,12 @@ def test_the_hooks_of_a_stateful_bolt_are_called_in_order(key: str) -> None:
         assert (status.guarantee, status.phase, status.recoveries) == ("at-least-once", "COMMITTED", 0)
         assert f"checkpoint {status.txid} (at-least-once)" in run.status().progress_line(0.0)
         assert run.status().document()["checkpoint"]["txid"] == status.txid
-        metrics = {
-            each.name: each.samples[0].value for each in CoreRunCollector(key, run.status).collect() if each.samples
-        }
-        assert (metrics["ratchet_checkpoint"], metrics["ratchet_recoveries"]) == (status.txid, 0)
+        collected = CoreRunCollector(key, run.status, run._driver.figures).collect()
+        metrics = {sample.name: sample.value for each in collected for sample in each.samples}
+        assert (metrics["ratchet_checkpoint"], metrics["ratchet_recoveries_total"]) == (status.txid, 0)
+        assert metrics["ratchet_checkpoint_seconds_count"] >= 1
+        assert abs(metrics["ratchet_last_checkpoint_timestamp_seconds"] - time.time()) < 600
+        assert (metrics["ratchet_leading"], metrics["ratchet_standby"], metrics["ratchet_trees"]) == (1, 0, 0)
         assert status.txid >= 1
     steps = steps_of(key)
     assert steps[:2] == ["prepare", "init_state 0"]

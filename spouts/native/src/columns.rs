@@ -172,6 +172,8 @@ pub struct Columns {
     timestamps: Option<Timestamps>,
     offsets: Vec<i64>,
     size: usize,
+    /// The oldest and the newest timestamp of the records that `sample` was called with.
+    sampled_ms: Option<(i64, i64)>,
 }
 
 /// A record that no column can hold.
@@ -198,6 +200,7 @@ impl Columns {
             }),
             offsets: Vec::with_capacity(rows),
             size: 0,
+            sampled_ms: None,
         }
     }
 
@@ -261,11 +264,21 @@ impl Columns {
         self.offsets.push(message.offset());
     }
 
-    /// The buffers by column, and the bytes of the values.
+    /// Take the time of a record into `sampled_ms`. For a few records of a chunk: asking for all
+    /// times would cost something for each record.
+    pub fn sample(&mut self, message: &Message) {
+        if let Some(stamp) = message.timestamp_ms() {
+            let (oldest, newest) = self.sampled_ms.unwrap_or((stamp, stamp));
+            self.sampled_ms = Some((oldest.min(stamp), newest.max(stamp)));
+        }
+    }
+
+    /// The buffers by column, the bytes of the values, and the times of the sampled records.
     pub fn finish<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = PyDict::new(py);
         found.set_item("rows", self.offsets.len())?;
         found.set_item("value_bytes", self.values.data.len())?;
+        found.set_item("sampled_ms", self.sampled_ms)?;
         found.set_item("values", self.values.finish(py)?)?;
         found.set_item(
             "offsets",

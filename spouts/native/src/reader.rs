@@ -465,13 +465,15 @@ impl TooLargeAt {
 /// How a `fill` ended: a word, an offset, a code or an epoch, a text.
 type End = (&'static str, i64, i32, String);
 
-/// Move records into the columns. Returns None when there is none left, and more are wanted.
+/// Move records into the columns. The first and the last of those that are ahead, and of the range,
+/// are sampled. Returns None when there is none left, and more are wanted.
 fn add(
     ahead: &mut VecDeque<Message>,
     columns: &mut Columns,
     range: &mut Range,
     limits: &Limits,
 ) -> Result<Option<End>, TooLargeAt> {
+    let mut is_first = true;
     loop {
         if range.next >= range.end {
             return Ok(Some(("complete", -1, 0, String::new())));
@@ -504,6 +506,10 @@ fn add(
             }
             columns.push(message);
             range.next = offset + 1;
+            if is_first || ahead.len() == 1 || range.next >= range.end {
+                columns.sample(message);
+                is_first = false;
+            }
         }
         ahead.pop_front();
     }

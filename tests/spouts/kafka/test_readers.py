@@ -212,6 +212,29 @@ def test_both_readers_hand_out_the_same_records_of_consecutive_ranges(
 
 @needs_native
 @pytest.mark.integration
+@pytest.mark.parametrize("side_by_side", [0, 20_000])
+def test_the_sampled_times_have_the_first_and_the_last_record_of_each_partition(
+    log: Log, readers: list[Any], side_by_side: int
+) -> None:
+    """Without asking for the column of times."""
+    ranges = {(log.name, number): Range(0, log.ends[number]) for number in range(PARTITIONS)}
+    with limits(50_000, 1 << 20, side_by_side):
+        for reader in readers:
+            stamps: dict[int, list[int]] = {number: [] for number in range(PARTITIONS)}
+            for chunk in reader.read(ranges, EVERYTHING):
+                for number, stamp in zip(
+                    chunk.metadata("partition").to_pylist(), chunk.metadata("timestamp_ms").to_pylist(), strict=True
+                ):
+                    stamps[number].append(stamp)
+            ends = [stamp for its in stamps.values() for stamp in (its[0], its[-1])]
+            every = [stamp for its in stamps.values() for stamp in its]
+            sampled = [chunk.sampled_ms for chunk in reader.read(ranges, Parts(False, False, False))]
+            assert min(every) <= min(each[0] for each in sampled) <= min(ends)
+            assert max(ends) <= max(each[1] for each in sampled) <= max(every)
+
+
+@needs_native
+@pytest.mark.integration
 def test_chunks_are_limited_by_records_and_by_bytes(log: Log, readers: list[Any]) -> None:
     ranges = {(log.name, 0): Range(0, log.ends[0])}
     native = readers[0]
