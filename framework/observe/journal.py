@@ -20,6 +20,9 @@ RECORDS_MAX = 1_000
 #: The last attempts of one transaction that are kept. ``TransactionRecord.attempts_total`` counts
 #: all.
 ATTEMPTS_KEPT = 20
+#: Failed attempts whose moment is kept, and of the last ones their trace.
+FAILURES_KEPT = 1_000
+TRACES_KEPT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class Journal:
         self.committed_bad_records = 0
         self.read_rows = 0
         self.attempts_failed = 0
+        self._failed_at_s: deque[float] = deque(maxlen=FAILURES_KEPT)
+        self._traces: deque[tuple[int, int, str]] = deque(maxlen=TRACES_KEPT)
 
     # --- steps, in the order in which an attempt goes through them --------------------------------
 
@@ -156,10 +161,14 @@ class Journal:
                 del self._phase_since_s[key]
             return attempt
 
-    def failed(self, txid: int, attempt_id: int, reason: str) -> None:
+    def failed(self, txid: int, attempt_id: int, reason: str, trace: str = "") -> None:
+        """``trace``: that of an error in user code."""
         with self._lock:
             self._note("failed", txid, attempt_id, reason)
             self.attempts_failed += 1
+            self._failed_at_s.append(time.monotonic())
+            if trace:
+                self._traces.append((txid, attempt_id, trace))
             self._end(txid, attempt_id, "failed", reason)
 
     def cancelled(self, txid: int, attempt_id: int, reason: str) -> bool:
@@ -200,6 +209,17 @@ class Journal:
         """The record of a transaction that is not closed yet, or None."""
         with self._lock:
             return self._open.get(txid)
+
+    def failures_within(self, seconds: float) -> int:
+        """How many attempts failed lately; at most ``FAILURES_KEPT`` are counted."""
+        since_s = time.monotonic() - seconds
+        with self._lock:
+            return sum(each >= since_s for each in self._failed_at_s)
+
+    def traces(self, txid: int) -> dict[int, str]:
+        """The traces of the attempts of a transaction, of those that are kept."""
+        with self._lock:
+            return {attempt_id: trace for each, attempt_id, trace in self._traces if each == txid}
 
     def forget_open(self) -> None:
         """A leadership has ended. Forget the transactions in flight: they are the next leader's."""

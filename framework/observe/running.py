@@ -50,18 +50,26 @@ class RunningThread(ABC):
         """The collector of the run's metrics. Called only when metrics are served; only then is
         their library loaded."""
 
+    @abstractmethod
+    def _page(self, config: Config) -> Callable[[], None]:
+        """Serve the run's page. Returns what ends it. Called only when a page is served; only then
+        are its libraries loaded."""
+
     def _begin(self, config: Config, *owned: Callable[[], object]) -> None:
         """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
         be started."""
-        if config.metrics_port is not None:
-            from framework.observe.metrics import serve_metrics
+        try:
+            if config.metrics_port is not None:
+                from framework.observe.metrics import serve_metrics
 
-            try:
                 self._owned.callback(serve_metrics(self._collector(), config.metrics_host, config.metrics_port))
-            except BaseException:
-                for each in owned:
-                    each()
-                raise
+            if config.ui_port is not None:
+                self._owned.callback(self._page(config))
+        except BaseException:
+            self._owned.close()
+            for each in owned:
+                each()
+            raise
         for each in reversed(owned):
             self._owned.callback(each)
         self._thread.start()

@@ -50,7 +50,8 @@ class TermReport:
 
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
         """A cause that repeats is logged once, with its trace."""
-        self._journal.failed(txid, attempt_id, str(failure))
+        where = f"at {failure.where}\n" if failure.where else ""
+        self._journal.failed(txid, attempt_id, str(failure), f"{where}{failure.trace}".rstrip())
         self.update(last_error=str(failure), repeating=str(failure))
         self._waits.again(
             "batch.failed",
