@@ -173,11 +173,13 @@ class Watched(Generic[T]):
     async def _until(self, wait_s: float, enough: Callable[[Answer[T]], bool]) -> Answer[T]:
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
-        answer = self._kept.look()
-        while not enough(answer) and self._kept.reading and loop.time() < end:
-            await asyncio.sleep(_POLL_S)
+        self._kept.look()
+        while True:
+            reading = self._kept.reading  # before the look: what was read in between is seen by it
             answer = self._kept.look()
-        return answer
+            if enough(answer) or not reading or loop.time() >= end:
+                return answer
+            await asyncio.sleep(_POLL_S)
 
     def encoded(self, answer: Answer[View]) -> Encoded | None:
         if answer.value is not None and (self._encoded is None or self._encoded.number != answer.number):

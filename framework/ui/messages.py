@@ -29,11 +29,15 @@ class Encoded:
     def last_txid(self) -> int:
         return self._txids[-1] if self._txids else 0
 
-    def transactions_since(self, txid: int) -> bytes:
+    @property
+    def first_txid(self) -> int:
+        return self._txids[0] if self._txids else 0
+
+    def transactions_since(self, txid: int, known_first: int = 0) -> bytes:
         """The event with the transactions after ``txid``; with all of them, and ``anew``, where the
-        ones before are not those that the viewer has. Empty when there is nothing new."""
-        first = self._txids[0] if self._txids else 1
-        anew = not first - 1 <= txid <= self.last_txid
+        ones before are not those that the viewer has, from ``known_first`` on. Empty when there is
+        nothing new."""
+        anew = not self.first_txid - 1 <= txid <= self.last_txid or self.first_txid < known_first
         begin = 0 if anew else bisect_right(self._txids, txid)
         if begin == len(self._txids) and not anew:
             return b""
@@ -50,13 +54,13 @@ class Viewer:
 
     def __init__(self) -> None:
         self._parts: dict[str, bytes] = {}
-        self._txid = -1
+        self._first, self._last = 0, -2
 
     def news(self, encoded: Encoded) -> bytes:
         """What this viewer lacks of a view. From now on it has it."""
         changed = [event for name, event in encoded.parts.items() if self._parts.get(name) != event]
-        changed.append(encoded.transactions_since(self._txid))
-        self._parts, self._txid = encoded.parts, encoded.last_txid
+        changed.append(encoded.transactions_since(self._last, self._first))
+        self._parts, self._first, self._last = encoded.parts, encoded.first_txid, encoded.last_txid
         return b"".join(changed)
 
 
