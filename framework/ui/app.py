@@ -21,7 +21,7 @@ from framework.observe.logs import get_logger
 from framework.ui.guard import WRONG_BURST, WRONG_PER_SECOND, Buckets, Token
 from framework.ui.kept import Answer, Kept
 from framework.ui.messages import Encoded, Viewer, encode
-from framework.ui.view import ROW, Source, View, row
+from framework.ui.view import ROW, Source, View, now, row
 
 STATIC = Path(__file__).parent / "static"
 #: Browsers that get events at once.
@@ -68,7 +68,7 @@ class Page:
         self.app = Starlette(routes=routes, exception_handlers={Exception: _failed})
 
     def _read_list(self) -> View:
-        return View({"topologies": {"title": self._source.title, "topologies": self._source.topologies()}})
+        return View({"topologies": {"title": self._source.title, "at": now(), "topologies": self._source.topologies()}})
 
     # --- JSON -------------------------------------------------------------------------------------
 
