@@ -27,6 +27,7 @@ class Drivers:
         others = [each for each in self._kept.look().value or () if (each.host, each.pid) != self._here]
         host, pid = self._here
         own = driver_document(host=host, pid=pid, phase=phase, started_at=self._started_at, said_at=time.time())
+        own["here"] = True
         found = [*map(document_of, others)]
         return [*found, own] if phase == "standby" else [own, *found]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from framework.config import Config
 from framework.coordination.others import Drivers
+from framework.coordination.presence import EVERY_S
 from framework.coordination.store import CoordinationStore
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.observe.standing import trouble_in, waits
@@ -39,8 +40,9 @@ class RunSource:
         self._status = status
         self._drivers = Drivers(store, topology.id)
         self._about = {"graph": topology.shape(), "configuration": view.configuration(config)}
-        history = HistoryReader(store, topology.id)
-        self._earlier: Kept[list[TransactionRecord]] = Kept("history", history.read, float("inf"))
+        self._history = HistoryReader(store, topology.id)
+        self._read: list[TransactionRecord] | None = None
+        self._others: Kept[list[TransactionRecord]] = Kept("history", self._read_others, EVERY_S)
 
     @property
     def title(self) -> str:
@@ -95,11 +97,16 @@ class RunSource:
         return None if found is None else view.transaction_document(found, journal.traces(txid))
 
     def _closed(self) -> list[TransactionRecord]:
-        """Those that this process closed, and those before them, which the store keeps."""
-        own = [each for each in self._driver.journal.records() if each.closed_at is not None]
-        earlier = self._earlier.look().value or []
-        first = own[0].txid if own else self._status().committed_txid + 1
-        return [*(each for each in earlier if each.txid < first), *own][-RECORDS_MAX:]
+        """Those that this process closed, and those of other leaders, which the store keeps."""
+        found = {each.txid: each for each in self._others.look().value or ()}
+        found |= {each.txid: each for each in self._driver.journal.records() if each.closed_at is not None}
+        return [found[txid] for txid in sorted(found)][-RECORDS_MAX:]
+
+    def _read_others(self) -> list[TransactionRecord]:
+        """Once; and again while another driver leads."""
+        if self._read is None or self._status().phase == "standby":
+            self._read = self._history.read()
+        return self._read
 
     def _document(self, status: RunStatus, closed: list[TransactionRecord]) -> dict[str, Any]:
         summary = {**status.summary(), "failures_last_hour": self._driver.journal.failures_within(3600)}

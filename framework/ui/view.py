@@ -106,20 +106,32 @@ def edges(closed: Sequence[TransactionRecord]) -> Document:
 
 
 def failures(records: Iterable[TransactionRecord], open_records: Iterable[TransactionRecord] = ()) -> list[Document]:
-    """The attempts that came to nothing, the latest first."""
-    found = (
-        {
-            "txid": record.txid,
-            "attempt": attempt.attempt_id,
-            "at": _rounded(attempt.started_at, 3),
-            "outcome": attempt.outcome,
-            "reason": shortened(attempt.reason, REASON_MAX),
-        }
-        for record in [*reversed([*records, *open_records])]
-        for attempt in reversed(record.attempts)
-        if attempt.outcome not in ("running", "committed")
-    )
-    return list(islice(found, FAILURES_SHOWN))
+    """The attempts that came to nothing, the latest first. Attempts at one transaction that failed
+    for one reason are one entry: ``attempts`` of them, the last one is ``attempt``. Those that were
+    cancelled because an earlier transaction failed are left out."""
+    found: list[Document] = []
+    for record in reversed([*records, *open_records]):
+        before: AttemptRecord | None = None
+        for attempt in reversed(record.attempts):
+            if attempt.outcome not in ("failed", "rolled back"):
+                continue
+            if before is not None and (before.outcome, before.reason) == (attempt.outcome, attempt.reason):
+                found[-1]["attempts"] += 1
+            elif len(found) == FAILURES_SHOWN:
+                return found
+            else:
+                found.append(
+                    {
+                        "txid": record.txid,
+                        "attempt": attempt.attempt_id,
+                        "attempts": 1,
+                        "at": _rounded(attempt.started_at, 3),
+                        "outcome": attempt.outcome,
+                        "reason": shortened(attempt.reason, REASON_MAX),
+                    }
+                )
+            before = attempt
+    return found
 
 
 def transaction_document(record: TransactionRecord, traces: Mapping[int, str] | None = None) -> Document:

@@ -28,7 +28,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Watched:
-    """A tab, and everything that went wrong in it: errors of scripts, warnings, refused requests."""
+    """A tab, and what went wrong in it: errors of scripts, warnings, refused requests."""
 
     def __init__(self, browser: Browser, *, dark: bool = False, phone: bool = False, script: bool = True) -> None:
         self.context = browser.new_context(

@@ -50,7 +50,7 @@ def main() -> None:
         World(servers, "shop", Path(data)) as world,
     ):
         orders, port = world.start("orders", partitions=12)
-        core, core_port = world.start_core()
+        _, core_port = world.start_core()
         payments, payments_port = world.start("payments")
         stopped, _ = world.start("returns")
         root = world.root_page()

@@ -46,8 +46,16 @@ def test_failures_are_listed_with_the_latest_first_shortened_and_bounded() -> No
     closed = [record(txid, attempts=3, reason="x" * 1_000) for txid in range(1, 101)]
     found = view.failures(closed)
     assert len(found) == view.FAILURES_SHOWN
-    assert (found[0]["txid"], found[0]["attempt"]) == (100, 2)
+    assert (found[0]["txid"], found[0]["attempt"], found[0]["attempts"]) == (100, 2, 2)
     assert len(found[0]["reason"]) == view.REASON_MAX
+
+
+def test_attempts_that_failed_for_other_reasons_are_listed_apart_and_cancelled_ones_not() -> None:
+    one = record(1, attempts=4, reason="away")
+    first, second, third, last = one.attempts
+    other, cancelled = replace(second, reason="broken"), replace(third, outcome="cancelled", reason="txid 0 failed")
+    found = view.failures([replace(one, attempts=(first, other, cancelled, last))])
+    assert [(each["reason"], each["attempt"], each["attempts"]) for each in found] == [("broken", 2, 1), ("away", 1, 1)]
 
 
 def test_a_transaction_shows_traces_and_a_bounded_plan() -> None:

@@ -14,11 +14,11 @@ function frame(width, height, label) {
   return s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, preserveAspectRatio: "none" });
 }
 
-/** The upper end of an axis: 1, 2 or 5 times a power of ten. */
+/** The upper end of an axis: a round number. */
 export function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= value * 0.999999);
+  return [1, 1.5, 2, 3, 5, 7.5, 10].map((each) => each * power).find((each) => each >= value * 0.999999);
 }
 
 const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
@@ -191,7 +191,7 @@ export class Strip {
     this.all = all;
     const most = Math.max(...all.map(([, lag]) => lag ?? 0), 1);
     const svg = frame(1000, 80, `Lag of each of ${count(all.length)} partitions, at most ${count(most)} records`);
-    const step = 1000 / Math.max(all.length, 20);
+    const step = 1000 / Math.max(all.length, 1);
     const gap = step > 4 ? 1 : 0;
     const shapes = { known: [], unknown: [] };
     all.forEach(([, lag], index) => {

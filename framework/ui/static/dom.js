@@ -63,6 +63,11 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+/** How long ago, in whole seconds: nobody reads more of a figure that runs. */
+export function ago(seconds) {
+  return seconds < 2 ? "just now" : `${duration(Math.round(seconds)).replace(".0", "")} ago`;
+}
+
 export function moment(at) {
   return at === null || at === undefined ? "" : new Date(at * 1000).toLocaleTimeString("en-GB");
 }

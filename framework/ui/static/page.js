@@ -1,7 +1,7 @@
 // The two pages: all topologies, and one. Both draw what the events of the server bring.
 
 import { Histogram, Strip, TimeLine, Trend } from "./charts.js";
-import { badge, changed, clock, compact, count, day, duration, h, moment, plural, say, table } from "./dom.js";
+import { ago, badge, changed, clock, compact, count, day, duration, h, moment, plural, say, table } from "./dom.js";
 import { draw, edgeLabel, flowsOf } from "./graph.js";
 
 const main = document.getElementById("main");
@@ -58,7 +58,7 @@ function showList() {
   let last = [];
   const ages = () => {
     for (const each of holder.querySelectorAll("[data-at]")) {
-      say(each, each.dataset.at ? `${duration(clock.since(Number(each.dataset.at)))} ago` : "never");
+      say(each, each.dataset.at ? ago(clock.since(Number(each.dataset.at))) : "never");
     }
   };
   const heads = [
@@ -79,8 +79,9 @@ function showList() {
       (leader ? `${leader.host}:${leader.pid}` : "none") + (standbys ? ` + ${plural(standbys, "standby", "standbys")}` : ""),
       each.txid === null ? "none" : count(each.txid), each.status && each.kind === "transactional" ? compact(status.lag) : "",
       status.rows_per_second === undefined ? "" : compact(status.rows_per_second),
-      h("span", { "data-at": each.committed_at ?? "" }),
-      status.failures_last_hour === undefined ? "" : count(status.failures_last_hour), each.trouble ?? "",
+      each.kind === "core" ? "" : h("span", { "data-at": each.committed_at ?? "" }),
+      status.failures_last_hour === undefined ? "" : count(status.failures_last_hour),
+      each.trouble ? `${each.state === "running" ? "last error: " : ""}${each.trouble}` : "",
     ];
   };
   const ORDER = ["unreadable", "failed", "waiting", "starting", "running", "standby", "led", "stopped"];
@@ -242,7 +243,7 @@ class TopologyPage {
     const status = live.status;
     const since = clock.since(live.committed_at);
     const known = [
-      ["Last commit", since === null ? "none" : `${duration(since)} ago`, live.committed_at ? `at ${moment(live.committed_at)}` : "nothing is committed yet",
+      ["Last commit", since === null ? "none" : ago(since), live.committed_at ? `at ${moment(live.committed_at)}` : "nothing is committed yet",
         "Time since the last transaction was committed. It grows when nothing comes in, too."],
       ["Committed up to", live.txid === null ? "nothing" : count(live.txid), "transaction", "The last transaction that every sink holds. They are numbered 1, 2, 3 and so on."],
     ];
@@ -383,7 +384,7 @@ class TopologyPage {
       const heads = transactional ? [{ name: "when" }, { name: "transaction" }, { name: "attempt", number: true }, { name: "outcome" }, { name: "reason", wide: true }]
         : [{ name: "when" }, { name: "component" }, { name: "what it did" }, { name: "reason", wide: true }];
       const rows = failures.map((each) => transactional
-        ? [moment(each.at), h("button", { type: "button", class: "link", onclick: () => this.open(each.txid) }, count(each.txid)), count(each.attempt), each.outcome, each.reason]
+        ? [moment(each.at), h("button", { type: "button", class: "link", onclick: () => this.open(each.txid) }, count(each.txid)), each.attempts > 1 ? `${count(each.attempt - each.attempts + 1)} to ${count(each.attempt)}` : count(each.attempt), each.outcome, each.reason]
         : [moment(each.at), `${each.component}[${each.task}]`, each.outcome, each.trace ? h("details", {}, h("summary", {}, each.reason), h("pre", { tabindex: "0" }, each.trace)) : each.reason]);
       this.failures.replaceChildren(table(heads, rows, { label: "Failed attempts" }));
     });
@@ -423,7 +424,7 @@ class TopologyPage {
     this.changed.drivers(live.drivers.map(({ said_at, ...rest }) => rest), () => this.drivers.replaceChildren(live.drivers.length
       ? table([{ name: "role" }, { name: "host" }, { name: "process", number: true }, { name: "since" }, { name: "page" }],
         live.drivers.map((each) => [each.phase === "standby" ? "standby" : "leader", each.host, String(each.pid), day(each.started_at),
-          each.page ? h("a", { href: each.page, rel: "noreferrer" }, each.page) : "none"]), { label: "Drivers" })
+          each.here ? "this page" : each.page ? h("a", { href: each.page, rel: "noreferrer" }, each.page) : "none"]), { label: "Drivers" })
       : h("p", { class: "quiet" }, "No driver lives.")));
     const configuration = this.parts.about?.configuration;
     if (!configuration) return;
