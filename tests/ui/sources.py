@@ -81,9 +81,9 @@ class Told:
 
 
 @contextmanager
-def served(source: view.Source, **settings: Any) -> Iterator[int]:
+def served(source: view.Source, port: int | None = None, **settings: Any) -> Iterator[int]:
     """The page over a source on a port of this machine."""
-    port = free_port()
+    port = port or free_port()
     config = Config.of({"ui.port": port, **{f"ui.{key.replace('_', '.')}": value for key, value in settings.items()}})
     stop = serve_page(source, config)
     try:

@@ -19,6 +19,8 @@ from framework.ui.server import serve_page
 from tests.kit.waiting import wait_for
 from tests.ui.sources import Events, Told, get, record, served
 
+pytestmark = pytest.mark.behaviour("6.4")
+
 
 def read(port: int, path: str) -> Any:
     status, _, body = get(port, path)

@@ -20,6 +20,9 @@ from framework.ui.server import serve_page
 from integration.server import free_port
 from tests.kit.certificates import make_certificates
 from tests.ui.sources import Told, served
+from tests.ui.vendor import FOLDER, SUMS, VENDORED, sums
+
+pytestmark = pytest.mark.behaviour("6.4")
 
 TOKEN = "a-token-of-some-length"
 MARKUP = re.compile(
@@ -194,3 +197,10 @@ def test_nothing_is_asked_of_another_machine() -> None:
     for file in [*STATIC.glob("*.js"), *STATIC.glob("*.css")]:
         found = set(re.findall(r"https?://[\w.]*", file.read_text(encoding="utf-8")))
         assert found <= {"http://www.w3.org"}, file
+
+
+def test_libraries_are_those_whose_sums_are_written_down_and_bring_their_licences() -> None:
+    assert SUMS.read_text(encoding="utf-8") == sums()
+    named = {name for files in VENDORED.values() for name in files.values()}
+    assert {each.name for each in FOLDER.iterdir()} == {*named, SUMS.name}
+    assert any(name.endswith("LICENSE") for name in named)

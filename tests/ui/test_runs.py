@@ -29,6 +29,8 @@ from tests.kit.processes import ROOT
 from tests.kit.waiting import wait_for
 from tests.ui.sources import Events, get
 
+pytestmark = pytest.mark.behaviour("6.4")
+
 
 class Flaky(OpaqueMapState):
     """Does not answer as often as ``left`` says."""

@@ -60,12 +60,16 @@ class Words(BaseBasicBolt):
 
 
 class Prints(BaseBasicBolt):
-    """Does nothing, slowly enough to be seen."""
+    """Does nothing, slowly enough to be seen, and some of it twice."""
+
+    def __init__(self) -> None:
+        self.refused: set[int] = set()
 
     def execute(self, tup: Any, collector: Any) -> None:
-        if tup[0] % 50 == 7:
-            raise FailedException("not this one")
-        time.sleep(0.0005)
+        time.sleep(0.001)
+        if tup[0] % 50 == 7 and tup[0] not in self.refused:
+            self.refused.add(tup[0])
+            raise FailedException("not the first time")
 
 
 class World:
@@ -109,7 +113,7 @@ class World:
         config = {**self.settings, "ui.port": port, "app.password": "not to be seen", **settings}
         return self._stack.enter_context(submit(builder.build(), config, executor="local")), port
 
-    def start_core(self, topology: str = "numbers", *, count: int = 20_000) -> tuple[CoreRun, int]:
+    def start_core(self, topology: str = "numbers", *, count: int = 200_000) -> tuple[CoreRun, int]:
         """A core topology, and the port of its page."""
         port = free_port()
         builder = TopologyBuilder(topology)

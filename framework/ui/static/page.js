@@ -38,14 +38,17 @@ function listen(url, handlers, lost) {
   });
 }
 
-/** An event source that was refused says not why. */
+/** An event source does not say why it was refused: ask until it would be served. */
 async function again(url, handlers, lost) {
+  let reason = null;
   try {
     const answer = await fetch(url.replace("/events", ""));
     if (answer.status === 401) location.assign("/enter");
-    if (answer.status === 404) lost("there is no such topology here", true);
-  } catch { /* nothing listens there: connect again */ }
-  listen(url, handlers, lost);
+    if (answer.ok) return listen(url, handlers, lost);
+    reason = answer.status === 404 ? "There is no such topology here." : (await answer.text()).slice(0, 300);
+  } catch { /* nothing listens there */ }
+  lost(reason, true);
+  return setTimeout(() => again(url, handlers, lost), RETRY_MS);
 }
 
 // --- all topologies ---
@@ -274,6 +277,7 @@ class TopologyPage {
     const { status } = live;
     if (!status) return live.txid === null ? [] : [["Checkpoint", count(live.txid), "committed", "The last committed checkpoint of the states."]];
     const sum = (name) => Object.values(status.components).reduce((all, each) => all + each[name], 0);
+    const failed = Object.values(status.components).reduce((all, each) => all + (each.executed ? 0 : each.failed), 0);
     const [completed, latency] = [sum("completed"), sum("latency_s")];
     const [was, at] = [this.before?.completed, this.before?.at];
     if (live.at !== at) {
@@ -284,7 +288,7 @@ class TopologyPage {
       ["Pending", compact(status.pending), "tuples", "Spout tuples whose tree is not complete yet."],
       ["Completed", compact(completed), this.rate === null || this.rate === undefined ? "tuples" : `${compact(this.rate)} tuples/s`, "Spout tuples that were fully processed."],
       ["Complete latency", completed ? duration(latency / completed) : "unknown", "mean since the start", "From the emission of a spout tuple until its tree is complete."],
-      ["Failed", compact(sum("failed")), `${compact(sum("timed_out"))} timed out`, "Tuples that a bolt failed, or that took too long. The spout emits them again.", sum("failed") > 0],
+      ["Failed", compact(failed), `${compact(sum("timed_out"))} timed out`, "Spout tuples that a bolt failed, or that took too long. The spout was told of each.", failed > 0],
       ["Trees", compact(status.trees), "tracked", "Tuple trees that the ackers track."],
       ["Died", count(sum("died")), "instances", "Instances of components that an error of theirs ended. A new one took the place of each.", sum("died") > 0],
       ["Rounds", compact(status.rounds), `${count(status.rounds_lost)} lost`, "Rounds since the start; of a lost one nothing came back.", status.rounds_lost > 0],
