@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser
 
 from integration import EmbeddedServers
@@ -18,7 +19,8 @@ from tests.ui.browser import Watched, chromium
 from tests.ui.worlds import TROUBLE, World
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "page"
-#: Name -> shown in the docs.
+#: The pictures of the docs show so many pixels from the top, in so many colours.
+HIGH, COLOURS = 1500, 96
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"phone": True}}
 
 
@@ -30,7 +32,7 @@ def take(browser: Browser, url: str, name: str, folder: Path, looks: dict[str, d
             tab.page.wait_for_selector(".connection.live, .connection.stale, .connection.lost")
             tab.page.wait_for_selector(".badge")
             time.sleep(7)  # so that a trend can be seen
-            tab.page.screenshot(path=folder / f"{name}-{look}.png", full_page=look != "top")
+            tab.page.screenshot(path=folder / f"{name}-{look}.png", full_page=True)
             if tab.errors:
                 print(name, look, tab.errors)
 
@@ -82,7 +84,19 @@ def main() -> None:
                     browser, f"http://127.0.0.1:{port}/topology?id=orders", "running", folder, {"phone": LOOKS["phone"]}
                 )
                 take(browser, f"http://127.0.0.1:{port}/topology?id=orders", "running", folder, {"dark": LOOKS["dark"]})
+    if options.docs:
+        for path in folder.glob("*.png"):
+            shrink(path)
     print(folder)
+
+
+def shrink(path: Path) -> None:
+    """Make a picture small enough for a repository."""
+    with Image.open(path) as picture:
+        top = picture.convert("RGB").crop(
+            (0, 0, picture.width, min(picture.height, HIGH * picture.width // 1280 + HIGH // 4))
+        )
+    top.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ class TopologyPage {
     return [
       ["Lag", compact(status.lag), "records", "Records in the source that are not committed yet.", status.lag > 0 && this.lag.slope() > 0],
       ["Rate", recent === null ? compact(status.rows_per_second) : compact(recent), recent === null ? "rows/s since the start" : "rows/s lately",
-        "Source rows committed per second, over the last hundred transactions; while there are none, since the driver started."],
+        "Source rows committed per second, up to now: over the last minute, or the last hundred transactions if those are fewer. If there are none, since the driver started."],
       ...known,
       ["In flight", count((live.in_flight ?? []).length), status.in_flight_rows ? `${compact(status.in_flight_rows)} rows` : "transactions", "Transactions that are planned and not committed yet."],
       ["Failed attempts", count(status.failures_last_hour ?? status.attempts_failed), status.failures_last_hour === undefined ? "since the start" : `in the last hour, ${count(status.attempts_failed)} since the start`,
@@ -268,9 +268,9 @@ class TopologyPage {
   }
 
   recentRate() {
-    const rows = this.rows.slice(-100).filter((row) => row.closed_at);
-    const seconds = rows.length > 1 ? rows.at(-1).closed_at - rows[0].closed_at : 0;
-    return seconds > 0 && clock.since(rows.at(-1).closed_at) < 60 ? rows.slice(1).reduce((sum, row) => sum + row.rows, 0) / seconds : null;
+    const rows = this.rows.slice(-100).filter((row) => row.closed_at && clock.since(row.closed_at) < 60);
+    const seconds = rows.length > 1 ? clock.since(rows[0].closed_at) : 0;
+    return seconds > 1 ? rows.slice(1).reduce((sum, row) => sum + row.rows, 0) / seconds : null;
   }
 
   core(live) {
