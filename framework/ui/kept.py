@@ -37,7 +37,7 @@ class Answer(Generic[T]):
 
 class Kept(Generic[T]):
     """Reads at most every ``every_s`` seconds, when somebody looks. ``what`` names it in the log,
-    which gets each error once."""
+    which gets one line when it begins to fail."""
 
     def __init__(self, what: str, read: Callable[[], T], every_s: float) -> None:
         self._what = what
@@ -75,7 +75,7 @@ class Kept(Generic[T]):
             text = f"{type(error).__name__}: {error}"[:ERROR_MAX]
             with self._lock:
                 known, self._error, self._reading = self._error, text, False
-            if known != text:
+            if known is None:  # not again before it has succeeded: the text may differ each time
                 _log.warning("page.unread", what=self._what, reason=text)
             return
         with self._lock:
