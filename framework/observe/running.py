@@ -58,20 +58,16 @@ class RunningThread(ABC):
     def _begin(self, config: Config, *owned: Callable[[], object]) -> None:
         """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
         be started."""
-        try:
+        with ExitStack() as owning:  # closes all of it, should something not start
+            for each in reversed(owned):
+                owning.callback(each)
             if config.metrics_port is not None:
                 from framework.observe.metrics import serve_metrics
 
-                self._owned.callback(serve_metrics(self._collector(), config.metrics_host, config.metrics_port))
+                owning.callback(serve_metrics(self._collector(), config.metrics_host, config.metrics_port))
             if config.ui_port is not None:
-                self._owned.callback(self._page(config))
-        except BaseException:
-            self._owned.close()
-            for each in owned:
-                each()
-            raise
-        for each in reversed(owned):
-            self._owned.callback(each)
+                owning.callback(self._page(config))
+            self._owned = owning.pop_all()  # the servers end first: they read what is owned
         self._thread.start()
 
     def _main(self) -> None:

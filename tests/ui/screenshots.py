@@ -6,6 +6,7 @@ Those that ``docs/page.md`` shows are made by ``python -m tests.ui.screenshots -
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -42,14 +43,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("screenshots"))
     parser.add_argument("--docs", action="store_true", help="write those that the docs show, where they show them")
     options = parser.parse_args()
-    folder = DOCS if options.docs else options.folder
+    folder = DOCS if options.docs else options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     looks = {"light": LOOKS["light"]} if options.docs else LOOKS
     with (
         tempfile.TemporaryDirectory() as data,
         EmbeddedServers(Path(data) / "servers") as servers,
         chromium() as browser,
-        World(servers, "shop", Path(data)) as world,
+        contextlib.chdir(data),
+        World(servers, "shop", Path()) as world,
     ):
         orders, port = world.start("orders", partitions=12)
         _, core_port = world.start_core()
@@ -76,7 +78,8 @@ def main() -> None:
             take(browser, f"http://127.0.0.1:{port}/topology?id=orders", "running", folder, looks)
             take(browser, f"http://127.0.0.1:{payments_port}/topology?id=payments", "waiting", folder, looks)
             take(browser, f"http://127.0.0.1:{root}/", "all", folder, looks)
-            take(browser, f"http://127.0.0.1:{root}/topology?id=orders", "root", folder, looks)
+            if not options.docs:
+                take(browser, f"http://127.0.0.1:{root}/topology?id=orders", "root", folder, looks)
             take(browser, f"http://127.0.0.1:{root}/topology?id=returns", "stopped", folder, looks)
             take(browser, f"http://127.0.0.1:{core_port}/topology?id=numbers", "core", folder, looks)
             if options.docs:
