@@ -22,7 +22,7 @@ from tests.ui.worlds import TROUBLE, World
 pytestmark = pytest.mark.behaviour("6.4")
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'`${1}&lt;\u202e\u0000{{7*7}}"
-PATIENT_MS = 30_000
+PATIENT_MS = 120_000
 
 
 @pytest.fixture(scope="module")
