@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -42,7 +43,15 @@ _SECRET_FRAGMENTS = (
     "oauthbearer.config",
     "private.key",
 )
+#: The fewest characters of ``ui.token``.
+TOKEN_MIN = 16
+#: What is shown in place of a value that may be a secret.
+HIDDEN = "(hidden)"
 _PROVIDER_CONFIG = "topology.state.provider.config"
+#: In a value: a URL with a password, or a password among other settings. In a key of Spark: what
+#: Spark itself hides, and keys of object stores.
+_CREDENTIALS = re.compile(r"://[^/@\s]*@|passw|secret|token", re.IGNORECASE)
+_SPARK_SECRET = re.compile(r"access.?key|account.?key|sas\b|auth|javaoptions", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Spark settings that the protocol depends on (C10), each with the reason.
@@ -217,11 +226,38 @@ class Config(BaseModel):
     tracing_ratio: Annotated[float, Field(ge=0, le=1, strict=False)] = Field(
         1.0, alias="tracing.otlp.ratio", description="The share of transactions that are traced, from 0 to 1."
     )
+    ui_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        None, alias="ui.port", description="The port where a run serves its page. Not set: nowhere."
+    )
+    ui_host: str = Field(
+        "127.0.0.1",
+        alias="ui.host",
+        description="The address where the page is served. Any but a loopback address needs ui.token or ui.tls.client.ca.",
+    )
+    ui_token: SecretStr | None = Field(
+        None,
+        alias="ui.token",
+        description="What a viewer of the page must show, 16 characters or more. Secret: give it as ${NAME} from the environment.",
+    )
+    ui_allowed_hosts: tuple[str, ...] = Field(
+        (),
+        alias="ui.allowed.hosts",
+        description="More names under which browsers reach the page, such as that of a proxy.",
+    )
+    ui_tls_certificate: str | None = Field(
+        None, alias="ui.tls.certificate", description="A PEM file with the certificate of the page's server."
+    )
+    ui_tls_key: str | None = Field(None, alias="ui.tls.key", description="A PEM file with the key of that certificate.")
+    ui_tls_client_ca: str | None = Field(
+        None,
+        alias="ui.tls.client.ca",
+        description="A PEM file with the authorities that sign the certificates of viewers, who need one then.",
+    )
     spark: Mapping[str, str] = Field(default_factory=dict)
     kafka: Mapping[str, Any] = Field(default_factory=dict)
     app: Mapping[str, Any] = Field(default_factory=dict)
 
-    @field_validator("zookeeper_servers", mode="before")
+    @field_validator("zookeeper_servers", "ui_allowed_hosts", mode="before")
     @classmethod
     def _servers(cls, value: object) -> object:
         if isinstance(value, str):
@@ -239,6 +275,13 @@ class Config(BaseModel):
         text = value.get_secret_value() if value is not None else "digest::"
         if text.count(":") < 2 or not text.startswith("digest:"):
             raise ValueError("must be digest:user:password; SASL has transactional.zookeeper.sasl.* and TLS .tls.*")
+        return value
+
+    @field_validator("ui_token")
+    @classmethod
+    def _token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < TOKEN_MIN:
+            raise ValueError(f"must have at least {TOKEN_MIN} characters")
         return value
 
     @field_validator("state_provider_config", mode="before")
@@ -338,6 +381,27 @@ class Config(BaseModel):
             server if _has_port(server) else f"{server}:{self.zookeeper_port}" for server in self.zookeeper_servers
         )
 
+    @property
+    def ui_address(self) -> str | None:
+        """Where browsers find the page of a run; None where none is served."""
+        if self.ui_port is None:
+            return None
+        host = socket.gethostname() if self.ui_host in ("0.0.0.0", "::") else self.ui_host
+        scheme = "http" if self.ui_tls_certificate is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.ui_port}/"
+
+    def shown(self) -> list[tuple[str, str, bool]]:
+        """Key, value and whether it was set, of every key of Ratchet and every other that was set,
+        for people to read. What may be a secret is hidden: also each text of ``app.*``, which is
+        the user's own and may hold anything."""
+        rows = []
+        for name, each in type(self).model_fields.items():
+            if each.alias is not None:
+                value = getattr(self, name)
+                rows.append((each.alias, _shown(each.alias, value), name in self.model_fields_set))
+        given = {**self.spark, **self.kafka, **self.app}
+        return sorted(rows) + [(key, _shown(key, given[key]), True) for key in sorted(given)]
+
     def for_components(self) -> dict[str, Any]:
         """The configuration that components get as ``conf``. Secrets of ``kafka.*`` are wrapped, so
         that they do not print. Secrets of ZooKeeper are left out."""
@@ -387,6 +451,21 @@ def is_secret(key: str) -> bool:
 def _hides(key: str) -> bool:
     """Whether one of Ratchet's own keys, including those for ZooKeeper, holds a secret."""
     return "zookeeper.auth" in key or is_secret(key)
+
+
+def _shown(key: str, value: Any) -> str:
+    """A value as people may see it."""
+    if value is None or value in ((), {}):
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)) and not is_secret(key):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    opaque = key.startswith("app.") or isinstance(value, (SecretStr, Mapping))
+    if opaque or _hides(key) or _CREDENTIALS.search(text) or _SPARK_SECRET.search(key):
+        return HIDDEN
+    return text
 
 
 def revealed(value: Any) -> Any:

@@ -12,6 +12,7 @@ from framework.core.checkpoints import CheckpointRecord
 from framework.core.stateful_run import read_record
 from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
+from framework.observe.standing import trouble_in, waits
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction
 
 
@@ -49,7 +50,7 @@ class TopologyOverview:
         led, stopped, or unreadable."""
         if self.unreadable is not None:
             return "unreadable"
-        if any(each.status.get("waiting_for") or each.status.get("repeating") for each in self.drivers):
+        if waits([each.status for each in self.drivers]):
             return "waiting"
         if self.leader is not None:
             return self.leader.phase
@@ -60,11 +61,7 @@ class TopologyOverview:
         """Why it cannot be read, what it waits for, or what failed last."""
         if self.unreadable is not None:
             return self.unreadable
-        for name in ("repeating", "waiting_for", "last_error"):
-            found = [str(each.status[name]) for each in self.drivers if each.status.get(name)]
-            if found:
-                return found[0]
-        return None
+        return trouble_in([each.status for each in self.drivers])
 
     def document(self) -> dict[str, Any]:
         """Everything, JSON-able."""

@@ -22,8 +22,8 @@ from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
-KAFKA, ZOOKEEPER, POSTGRES = (f"canary-{each}-5eed" for each in ("kafka", "zookeeper", "postgres"))
-CANARIES = (KAFKA, ZOOKEEPER, POSTGRES)
+KAFKA, ZOOKEEPER, POSTGRES, VIEWER = (f"canary-{each}-5eed" for each in ("kafka", "zookeeper", "postgres", "viewer"))
+CANARIES = (KAFKA, ZOOKEEPER, POSTGRES, VIEWER)
 
 
 @pytest.fixture
@@ -53,11 +53,13 @@ def test_no_secret_comes_out_anywhere(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not in logs (also of a failure), ps, Spark's environment page, metrics, znodes or tables."""
+    """Not in logs (also of a failure), ps, Spark's environment page, the page, metrics, znodes or
+    tables.
+    """
     topics = Topics(broker.address)
     topics.send(topics.create(name), [f"w{number % 5}".encode() for number in range(50)])
     table = name.replace("-", "_")
-    page, metrics = free_port(), free_port()
+    page, metrics, own = free_port(), free_port(), free_port()
     config = tmp_path / "run.toml"
     config.write_text(
         f"""
@@ -78,6 +80,9 @@ def test_no_secret_comes_out_anywhere(
         sasl.password = "${{MY_ZOOKEEPER}}"
         [metrics.prometheus]
         port = {metrics}
+        [ui]
+        port = {own}
+        token = "${{MY_VIEWER}}"
         [spark]
         master = "local[2]"
         ui.enabled = "true"
@@ -91,6 +96,7 @@ def test_no_secret_comes_out_anywhere(
     monkeypatch.setenv("RATCHET_KAFKA_SASL_PASSWORD", KAFKA)
     monkeypatch.setenv("MY_ZOOKEEPER", ZOOKEEPER)
     monkeypatch.setenv("MY_POSTGRES", POSTGRES)
+    monkeypatch.setenv("MY_VIEWER", VIEWER)
     run = RunProcess(tmp_path / "run.log", "tests.kit.guarded:topology", {})
     shown: dict[str, str] = {}
     try:
@@ -111,6 +117,12 @@ def test_no_secret_comes_out_anywhere(
         for what, port, path in (("environment page", page, "environment/"), ("metrics", metrics, "metrics")):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
                 shown[what] = answer.read().decode()
+        for path in ("topologies", f"topology?id={name}", f"topology/transaction?id={name}&txid=1"):
+            asked = urllib.request.Request(
+                f"http://127.0.0.1:{own}/api/{path}", headers={"Authorization": f"Bearer {VIEWER}"}
+            )
+            with urllib.request.urlopen(asked, timeout=20) as answer:
+                shown[f"page {path}"] = answer.read().decode()
         # A record that no bolt can count: the topology fails with a long message.
         topics.send(name, [b"poison"])
         assert run.finish() != 0
@@ -122,6 +134,7 @@ def test_no_secret_comes_out_anywhere(
         shown["table"] = repr(database.execute(f"SELECT * FROM {table}").fetchall())
         shown["headers"] = repr(database.execute("SELECT * FROM _ratchet_headers").fetchall())
     assert "spark.master" in shown["environment page"]
+    assert "kafka.sasl.password" in shown[f"page topology?id={name}"]
     assert "poison" in shown["log"] and "Traceback" in shown["log"]
     assert "currtx" in shown["znodes"]
     for what, text in shown.items():

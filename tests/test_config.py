@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from framework import Config
+from framework.config import HIDDEN
 from framework.errors import ConfigError
 
 
@@ -83,3 +85,32 @@ def test_secrets_are_not_shown_and_do_not_reach_components() -> None:
     config = Config.of({"transactional.zookeeper.auth": "digest:me:canary"})
     assert "canary" not in repr(config)
     assert "canary" not in str(config.for_components())
+
+
+def test_what_is_shown_of_a_configuration_hides_whatever_may_be_a_secret() -> None:
+    secrets = {
+        "kafka.sasl.password": "canary-1",
+        "kafka.schema.registry.url": "https://ann:canary-2@registry.example",
+        "spark.hadoop.fs.s3a.access.key": "canary-3",
+        "spark.driver.extraJavaOptions": "-Dpassword=canary-4",
+        "app.database": "postgresql://ann:canary-5@host/db",
+        "app.list": ["canary-6"],
+        "topology.state.provider.config": {"password": "canary-7", "other": "canary-8"},
+        "transactional.zookeeper.auth": "digest:ann:canary-9",
+        "ui.token": "canary-10-canary-10",
+        "app.token": 12345,
+    }
+    config = Config.of({**secrets, "spark.master": "local[2]", "app.level": 7, "kafka.bootstrap.servers": "a:1,b:2"})
+    shown = {key: (value, given) for key, value, given in config.shown()}
+    assert {key: shown[key] for key in secrets} == dict.fromkeys(secrets, (HIDDEN, True))
+    assert "canary" not in repr(shown) and "12345" not in repr(shown)
+    assert shown["spark.master"] == ("local[2]", True) and shown["kafka.bootstrap.servers"] == ("a:1,b:2", True)
+    assert shown["app.level"] == ("7", True) and shown["ui.host"] == ("127.0.0.1", False)
+
+
+def test_the_address_of_the_page_is_one_that_a_browser_takes() -> None:
+    assert Config.of({}).ui_address is None
+    assert Config.of({"ui.port": 8470}).ui_address == "http://127.0.0.1:8470/"
+    assert Config.of({"ui.port": 8470, "ui.host": "::1"}).ui_address == "http://[::1]:8470/"
+    everywhere = Config.of({"ui.port": 8470, "ui.host": "0.0.0.0", "ui.tls.certificate": "page.pem"}).ui_address
+    assert everywhere == f"https://{socket.gethostname()}:8470/"

@@ -22,6 +22,7 @@ COMMANDS = {
     "list": ("framework.commands.topologies:list_app", "Show all topologies: what runs, where it stands."),
     "status": ("framework.commands.topologies:status_app", "Show where one topology stands."),
     "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
+    "ui": ("framework.commands.ui:app", "Show all topologies in a browser."),
     "verify": ("framework.commands.verify:app", "Recompute the sinks from the source, and compare."),
     "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),
     "reset": ("framework.commands.reset:app", "Forget positions, or everything."),

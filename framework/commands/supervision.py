@@ -94,7 +94,7 @@ class StopSignal(threading.Event):
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopSignal]:
+def stop_on_signal(says: str = _STOPPING) -> Iterator[StopSignal]:
     """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal
     ends the process at once: nothing is lost by that either."""
     stopped = StopSignal()
@@ -105,7 +105,7 @@ def stop_on_signal() -> Iterator[StopSignal]:
         stopped.interrupted = number == signal.SIGINT
         stopped.set()
         with suppress(RuntimeError):  # the signal came while the same stream was written to
-            sys.stderr.write(_STOPPING)
+            sys.stderr.write(says)
 
     before = {name: signal.signal(name, on_signal) for name in (signal.SIGTERM, signal.SIGINT)}
     try:

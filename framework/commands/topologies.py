@@ -35,7 +35,7 @@ history_app = typer.Typer(pretty_exceptions_enable=False)
 def list_topologies(config: ConfigFile = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show every topology under transactional.zookeeper.root: running or not, transactional or
     core. Exit status: 1 when one of them cannot be read."""
-    with _opened(config, overrides) as store:
+    with opened(config, overrides) as store:
         found = read_topologies(store)
         if as_json:
             for each in found:
@@ -60,7 +60,7 @@ def show_status(
 ) -> None:
     """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit
     status: 1 when nothing leads it."""
-    with _opened(config, overrides) as store:
+    with opened(config, overrides) as store:
         while True:
             found = read_topology(store, topology)
             if found is None:
@@ -100,7 +100,7 @@ def show_history(
 ) -> None:
     """Show the transactions that are recorded: of each topology the last thousand that were
     closed."""
-    with _opened(config, overrides) as store:
+    with opened(config, overrides) as store:
         if plot is not None and txid is not None:
             raise ConfigError("--plot draws many transactions, and --txid is one: leave one of the two out")
         if read_topology(store, topology) is None:
@@ -278,7 +278,7 @@ def _print_json(kind: str, document: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _opened(config: Path | None, overrides: list[str] | None) -> Iterator[CoordinationStore]:
+def opened(config: Path | None, overrides: list[str] | None) -> Iterator[CoordinationStore]:
     """The store that the configuration names. Raises ``ConfigError`` where it names none."""
     configure_logging(level="warning")
     with exit_codes():

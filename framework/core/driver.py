@@ -49,6 +49,8 @@ _log = get_logger()
 #: there is nothing.
 SPOUT_WAIT_MAX_S = 5.0
 _SPOUT_WAIT_MIN_S = 0.005
+#: The last errors in user code that are kept for the page.
+ERRORS_KEPT = 50
 #: The longest pause before a driver tries again after a round was lost.
 LOST_PAUSE_MAX_S = 5.0
 _STUCK_PAUSE_S = 0.025
@@ -134,6 +136,8 @@ class RoundDriver:
             trees=0,
             last_error=None,
         )
+        #: The last errors in user code, with the moment of each in seconds since the epoch.
+        self.recent_errors: deque[tuple[float, ComponentError]] = deque(maxlen=ERRORS_KEPT)
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
@@ -372,6 +376,7 @@ class RoundDriver:
             say("component.error", component=error.component_id, task=error.task, error=error.message)
             with self._changed:
                 self._figures.failed(error.component_id, error.kind.value)
+            self.recent_errors.append((time.time(), error))
         if errors:
             self._show(last_error=str(errors[-1]))
         self._judge(errors)

@@ -65,6 +65,7 @@ class CoreRun(RunningThread):
     ) -> None:
         self._topology = topology
         self._executor = executor
+        self._store = store
         self._driver = RoundDriver(
             plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
         )
@@ -74,7 +75,10 @@ class CoreRun(RunningThread):
         super().__init__(topology.id)
         owns: list[Callable[[], None]] = [executor.close]
         if store is not None:
-            owns.append(Presence(store, topology.id, "core", lambda: self.status().summary()).close)
+            address = config.ui_address
+            owns.append(
+                Presence(store, topology.id, "core", lambda: {**self.status().summary(), "page": address}).close
+            )
             if owned:
                 owns.append(store.close)
         self._begin(config, *owns)
@@ -86,6 +90,12 @@ class CoreRun(RunningThread):
         from framework.observe.metrics import CoreRunCollector
 
         return CoreRunCollector(self._topology.id, self.status, self._driver.figures)
+
+    def _page(self, config: Config) -> Callable[[], None]:
+        from framework.core.view import CoreSource
+        from framework.ui.server import serve_page
+
+        return serve_page(CoreSource(self._topology, self._driver, self._store, config, self.status), config)
 
     def _begin_anew(self) -> None:
         """Start over with new tasks. This driver no longer leads, so what its tasks know and hold

@@ -22,6 +22,9 @@ RECORDS_MAX = 1_000
 #: The last attempts of one transaction that are kept. ``TransactionRecord.attempts_total`` counts
 #: all.
 ATTEMPTS_KEPT = 20
+#: Failed attempts whose moment is kept, and of the last ones their trace.
+FAILURES_KEPT = 1_000
+TRACES_KEPT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ class Journal:
         self.read_rows = 0
         self.attempts_failed = 0
         self._figures = FiguresBuilder()
+        self._failed_at_s: deque[float] = deque(maxlen=FAILURES_KEPT)
+        self._traces: deque[tuple[int, int, str]] = deque(maxlen=TRACES_KEPT)
 
     # --- steps, in the order in which an attempt goes through them --------------------------------
 
@@ -164,12 +169,18 @@ class Journal:
                 del self._phase_since_s[key]
             return attempt
 
-    def failed(self, txid: int, attempt_id: int, reason: str, *, kind: str = "error", component: str = "") -> None:
-        """``kind``: of the failure. ``component``: where it failed."""
+    def failed(
+        self, txid: int, attempt_id: int, reason: str, *, kind: str = "error", component: str = "", trace: str = ""
+    ) -> None:
+        """``kind``: of the failure. ``component``: where it failed. ``trace``: that of an error in
+        user code."""
         with self._lock:
             self._note("failed", txid, attempt_id, reason)
             self.attempts_failed += 1
             self._figures.failed(kind, component)
+            self._failed_at_s.append(time.monotonic())
+            if trace:
+                self._traces.append((txid, attempt_id, trace))
             self._end(txid, attempt_id, "failed", reason)
 
     def cancelled(self, txid: int, attempt_id: int, reason: str) -> bool:
@@ -220,6 +231,17 @@ class Journal:
         """What was counted so far."""
         with self._lock:
             return self._figures.seen()
+
+    def failures_within(self, seconds: float) -> int:
+        """How many attempts failed lately; at most ``FAILURES_KEPT`` are counted."""
+        since_s = time.monotonic() - seconds
+        with self._lock:
+            return sum(each >= since_s for each in self._failed_at_s)
+
+    def traces(self, txid: int) -> dict[int, str]:
+        """The traces of the attempts of a transaction, of those that are kept."""
+        with self._lock:
+            return {attempt_id: trace for each, attempt_id, trace in self._traces if each == txid}
 
     def forget_open(self) -> None:
         """A leadership has ended. Forget the transactions in flight: they are the next leader's."""

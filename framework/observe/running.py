@@ -50,14 +50,21 @@ class RunningThread(ABC):
         """The collector of the run's metrics. Called only when metrics are served; only then is
         their library loaded."""
 
+    @abstractmethod
+    def _page(self, config: Config) -> Callable[[], None]:
+        """Serve the run's page. Returns what ends it. Called only when a page is served; only then
+        are its libraries loaded."""
+
     def _begin(self, config: Config, *owned: Callable[[], object]) -> None:
         """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
         be started."""
-        if config.metrics_port is not None:
-            from framework.observe.metrics import health_of, serve_metrics
+        with ExitStack() as owning:  # closes all of it, should something not start
+            for each in reversed(owned):
+                owning.callback(each)
+            if config.metrics_port is not None:
+                from framework.observe.metrics import health_of, serve_metrics
 
-            try:
-                self._owned.callback(
+                owning.callback(
                     serve_metrics(
                         self._collector(),
                         config.metrics_host,
@@ -65,12 +72,9 @@ class RunningThread(ABC):
                         lambda: health_of(self._topology_id, self.status().phase),
                     )
                 )
-            except BaseException:
-                for each in owned:
-                    each()
-                raise
-        for each in reversed(owned):
-            self._owned.callback(each)
+            if config.ui_port is not None:
+                owning.callback(self._page(config))
+            self._owned = owning.pop_all()  # the servers end first: they read what is owned
         self._thread.start()
 
     def _main(self) -> None:

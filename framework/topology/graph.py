@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
-from typing import Union
+from typing import Any, Union
 
 from framework.errors import TopologyError
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, Committer, Input, OutputFieldsDeclarer
@@ -83,6 +83,31 @@ class Graph:
     def parallelisms(self) -> dict[str, int]:
         """Component id -> number of tasks."""
         return {each.id: each.parallelism for each in self.components}
+
+    def shape(self) -> dict[str, list[dict[str, Any]]]:
+        """Components and the edges between them, JSON-able, for whoever draws them."""
+        return {
+            "components": [
+                {
+                    "id": each.id,
+                    "kind": "committer" if each.committer else "bolt" if isinstance(each.instance, Bolt) else "spout",
+                    "class": type(each.instance).__name__,
+                    "parallelism": each.parallelism,
+                    "states": [state.location for state in each.states],
+                }
+                for each in self.components
+            ],
+            "edges": [
+                {
+                    "source": sub.component_id,
+                    "stream": sub.stream,
+                    "target": each.id,
+                    "grouping": sub.grouping.outline(),
+                }
+                for each in self.components
+                for sub in each.subscriptions
+            ],
+        }
 
 
 class BoltDeclarer:

@@ -77,6 +77,11 @@ class CommitPhase:
         self._committed: OpenCommit | None = None  # the last one; attempt 0 where only its plan is known
         self._lock = threading.RLock()
 
+    def headers(self) -> list[tuple[str, Header]]:
+        """Each state's location, and its header as this leader knows it. For observers, from any
+        thread."""
+        return [(self._states[index].location, header) for index, header in sorted(self._headers.copy().items())]
+
     # --- start ------------------------------------------------------------------------------------
 
     def open(self, currtx: int, digests: Mapping[int, str], *, joining: Collection[str] = ()) -> bool:

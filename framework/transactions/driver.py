@@ -19,6 +19,7 @@ from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
+from framework.topology.fencing import Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit import PURGE_EVERY
 from framework.transactions.context import DriverContext, DriverStatus
@@ -116,6 +117,12 @@ class Driver:
         if term is not None:
             self._partitions = term.progress()
         return self._partitions
+
+    def headers(self) -> list[tuple[str, Header]]:
+        """Each sink's location, and its header as the leader knows it; nothing while this driver
+        does not lead."""
+        term = self._term
+        return term.headers() if term is not None else []
 
     # --- the loop ---------------------------------------------------------------------------------
 

@@ -55,7 +55,15 @@ class TermReport:
 
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
         """A cause that repeats is logged once, with its trace."""
-        self._journal.failed(txid, attempt_id, str(failure), kind=failure.kind.value, component=failure.component_id)
+        where = f"at {failure.where}\n" if failure.where else ""
+        self._journal.failed(
+            txid,
+            attempt_id,
+            str(failure),
+            kind=failure.kind.value,
+            component=failure.component_id,
+            trace=f"{where}{failure.trace}".rstrip(),
+        )
         self._trace_ended(txid, attempt_id)
         self.update(last_error=str(failure), repeating=str(failure))
         self._waits.again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,9 @@ class Run(RunningThread):
         )
         self._started = time.monotonic()
         super().__init__(topology.id)
-        presence = Presence(store, topology.id, "transactional", lambda: self.status().summary())
+        self._store = store
+        self._config = config
+        presence = Presence(store, topology.id, "transactional", self._told)
         owns = [executor.close, presence.close, *([traces.close] if traces is not None else [])]
         self._begin(config, *owns, *([store.close] if owned else []))
 
@@ -91,6 +94,17 @@ class Run(RunningThread):
         from framework.observe.metrics import RunCollector
 
         return RunCollector(self.status, self._driver.journal.figures, [each.value for each in FailureKind])
+
+    def _page(self, config: Config) -> Callable[[], None]:
+        from framework.transactions.view import RunSource
+        from framework.ui.server import serve_page
+
+        return serve_page(RunSource(self._topology, self._driver, self._store, config, self.status), config)
+
+    def _told(self) -> dict[str, Any]:
+        """What the run says of itself in the store."""
+        failed = self._driver.journal.failures_within(3600)
+        return {**self.status().summary(), "failures_last_hour": failed, "page": self._config.ui_address}
 
     def status(self) -> RunStatus:
         """Where the run stands now."""

@@ -25,6 +25,7 @@ from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader
+from framework.topology.fencing import Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import (
@@ -140,6 +141,10 @@ class Term:
 
     def progress(self) -> Mapping[str, PartitionProgress]:
         return self._planner.progress(*self._plans)
+
+    def headers(self) -> list[tuple[str, Header]]:
+        """The headers of the sinks, by location."""
+        return self._commit.headers()
 
     # --- the loop ---------------------------------------------------------------------------------
 

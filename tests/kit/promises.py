@@ -82,6 +82,7 @@ BEHAVIOUR: dict[str, str] = {
     "6.1": "One command on a fresh machine starts real servers, runs the demo on real flights, and compares the result.",
     "6.2": "Ctrl-C and `SIGTERM` stop cleanly, a kill loses and doubles nothing, and the next run goes on.",
     "6.3": "Progress is shown (read, in flight, committed, lag, rate, time left), on a terminal, as lines, or as JSON.",
+    "6.4": "A page shows what runs, what waits and what failed, to those who may see it; no driver waits for it.",
 }
 
 RULES: dict[str, str] = {

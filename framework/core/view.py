@@ -1,0 +1,78 @@
+"""The page's view of a run of a core topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from framework.config import Config
+from framework.coordination.others import Drivers
+from framework.coordination.store import CoordinationStore
+from framework.core.driver import RoundDriver
+from framework.core.status import CoreStatus
+from framework.observe.standing import trouble_in, waits
+from framework.topology import CoreTopology
+from framework.ui import view
+
+
+class CoreSource:
+    """What a run knows of itself, read in its own process. Read by the page's threads. ``store``:
+    None for a run without a coordination store."""
+
+    every_s = 1.0
+
+    def __init__(
+        self,
+        topology: CoreTopology,
+        driver: RoundDriver,
+        store: CoordinationStore | None,
+        config: Config,
+        status: Callable[[], CoreStatus],
+    ) -> None:
+        self._topology = topology
+        self._driver = driver
+        self._status = status
+        self._drivers = None if store is None else Drivers(store, topology.id)
+        self._about = {"graph": topology.shape(), "configuration": view.configuration(config)}
+
+    @property
+    def title(self) -> str:
+        return self._topology.id
+
+    def topologies(self) -> list[view.Document]:
+        return [self._document()]
+
+    def topology(self, topology_id: str) -> view.View | None:
+        if topology_id != self._topology.id:
+            return None
+        failures = [
+            {
+                "component": error.component_id,
+                "task": error.task,
+                "at": round(at, 3),
+                "outcome": error.kind.value,
+                "reason": view.shortened(error.message, view.REASON_MAX),
+                "trace": error.trace[-view.REASON_MAX * 4 :],
+            }
+            for at, error in reversed(list(self._driver.recent_errors))
+        ]
+        live = {**self._document(), "at": view.now(), "in_flight": []}
+        return view.View({"about": self._about, "live": live, "failures": failures})
+
+    def transaction(self, topology_id: str, txid: int) -> view.Document | None:
+        return None
+
+    def _document(self) -> dict[str, Any]:
+        status = self._status()
+        summary = status.summary()
+        checkpoint = status.checkpoint
+        return {
+            "topology": self._topology.id,
+            "kind": "core",
+            "state": "waiting" if waits([summary]) else status.phase,
+            "txid": checkpoint.txid or None if checkpoint is not None else None,
+            "committed_at": None,
+            "trouble": trouble_in([summary]),
+            "drivers": [] if self._drivers is None else self._drivers.documents(status.phase),
+            "status": summary,
+        }

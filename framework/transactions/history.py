@@ -1,0 +1,44 @@
+"""The recorded transactions of a topology, read again and again by somebody who watches."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from framework.coordination.store import CoordinationStore
+from framework.errors import CorruptStateError
+from framework.observe.journal import RECORDS_MAX, TransactionRecord
+from framework.transactions.documents import INCARNATION, committed_txid, read_transaction
+
+
+class HistoryReader:
+    """Reads each record once: a call costs what was closed since the call before. Keeps no plans:
+    they may have thousands of partitions. ``unreadable``: why a record is missing, else None. Used
+    by one thread at a time."""
+
+    def __init__(self, store: CoordinationStore, topology_id: str) -> None:
+        self._store = store
+        self._topology_id = topology_id
+        self._incarnation: bytes | None = None
+        self._records: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
+        self._last = 0
+        self.unreadable: str | None = None
+
+    def read(self) -> list[TransactionRecord]:
+        """The last thousand closed transactions, oldest first. Raises ``CorruptStateError`` when
+        the store does not say how far it is."""
+        incarnation = self._store.get(f"{self._topology_id}/{INCARNATION}")
+        last = committed_txid(self._store, self._topology_id)
+        if incarnation != self._incarnation or last < self._last:  # it was begun anew
+            self._records.clear()
+            self._incarnation, self._last, self.unreadable = incarnation, 0, None
+        for txid in range(max(self._last, last - RECORDS_MAX) + 1, last + 1):
+            try:
+                found = read_transaction(self._store, self._topology_id, txid)
+            except CorruptStateError as error:
+                self.unreadable = str(error)
+                found = None
+            if found is not None:
+                self._records.append(replace(found, plan={}))
+            self._last = txid
+        return list(self._records)

@@ -1,0 +1,191 @@
+"""Who may look, how often, and what a browser may do with the page.
+
+Invariants:
+
+1. Nothing but GET and HEAD reaches the pages; the only POST is the form that takes the token.
+2. A request whose Host is none of ours is refused: a name that somebody else's DNS points here
+   reads nothing.
+3. A request that another site's script makes is refused.
+4. Where a token is set, nothing but the form and its style is shown without it.
+5. What is remembered of viewers is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Requests of one address: so many at once, and so many per second on and on. A page takes about
+#: ten.
+BURST = 300
+PER_SECOND = 50
+#: Addresses that are remembered.
+ADDRESSES_MAX = 1_000
+#: Wrong tokens of one address, after which it waits.
+WRONG_BURST = 10
+WRONG_PER_SECOND = 0.2
+#: What is shown without a token.
+OPEN_PATHS = ("/enter", "/static/page.css", "/static/icon.svg")
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+
+
+class Buckets:
+    """So many at once, and so many per second, for each address."""
+
+    def __init__(self, burst: float, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, address: str, count: float = 1.0) -> bool:
+        """Take from an address's bucket. Returns False, and takes nothing, when it is empty."""
+        left = self.left(address)
+        enough = left >= 1.0
+        self._left[address] = (left - count if enough else left, self._clock())
+        self._left.move_to_end(address)
+        if len(self._left) > ADDRESSES_MAX:
+            self._left.popitem(last=False)
+        return enough
+
+    def left(self, address: str) -> float:
+        left, at_s = self._left.get(address, (self._burst, 0.0))
+        return min(self._burst, left + (self._clock() - at_s) * self._per_second)
+
+
+class Token:
+    """The token of a page. Browsers keep a cookie made of it, which ends with the process.
+    ``port``: where the page is, since cookies of one host meet, whatever their ports."""
+
+    def __init__(self, token: str, port: int) -> None:
+        self.cookie_name = f"ratchet-viewer-{port}"
+        self._digest = hashlib.sha256(token.encode()).digest()
+        self._key = secrets.token_bytes(32)
+        self.cookie = hmac.new(self._key, b"viewer", hashlib.sha256).hexdigest()
+
+    def fits(self, token: str) -> bool:
+        """In a time that does not tell how much of it is right."""
+        return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
+
+    def shown_by(self, headers: Headers) -> bool:
+        """Whether a request has the cookie, or the token as ``Authorization: Bearer``."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.fits(token.strip()):
+            return True
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
+        except CookieError:
+            return False
+        return found is not None and hmac.compare_digest(found.value.encode(), self.cookie.encode())
+
+
+class Guard:
+    """Stands before the app. ``names``: the hosts that a browser may have asked for, without port;
+    the address that it is connected to is one too."""
+
+    def __init__(self, app: ASGIApp, *, names: Collection[str], token: Token | None) -> None:
+        self._app = app
+        self._names = {each.lower() for each in names}
+        self._token = token
+        self._requests = Buckets(BURST, PER_SECOND)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        path, method = scope["path"], scope["method"]
+        client = scope.get("client")
+        if not self._requests.take(client[0] if client else ""):
+            return PlainTextResponse("too many requests: wait a second", 429, {"Retry-After": "1"})
+        if method not in ("GET", "HEAD") and (method, path) != ("POST", "/enter"):
+            return PlainTextResponse("this page can only be read", 405, {"Allow": "GET, HEAD"})
+        if not self._is_ours(headers.getlist("host"), scope.get("server")):
+            return PlainTextResponse("this host is not known here: see ui.allowed.hosts", 421)
+        if not _same_site(headers, scope["scheme"], path):
+            return PlainTextResponse("another site asked for this", 403)
+        if self._token is not None and path not in OPEN_PATHS and not self._token.shown_by(headers):
+            if path in ("/", "/topology"):
+                return RedirectResponse("/enter", 303)
+            return PlainTextResponse("show the token", 401, {"WWW-Authenticate": "Bearer"})
+        return None
+
+    def _is_ours(self, hosts: list[str], server: tuple[str, int | None] | None) -> bool:
+        if len(hosts) != 1:
+            return False
+        name = host_of(hosts[0])
+        if name in self._names:
+            return True
+        try:  # an address is nobody's name: no DNS leads here by it
+            return server is not None and ipaddress.ip_address(name) == ipaddress.ip_address(server[0])
+        except ValueError:
+            return False
+
+
+def _same_site(headers: Headers, scheme: str, path: str) -> bool:
+    """Whether our own page asked, or a person: a link on another page may lead here, nothing
+    more."""
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() != f"{scheme}://{headers['host']}".lower():
+        return False
+    site = headers.get("sec-fetch-site", "none")
+    return site in ("none", "same-origin") or (
+        headers.get("sec-fetch-mode") == "navigate" and not path.startswith("/api")
+    )
+
+
+def host_of(text: str) -> str:
+    """The name in a Host header.
+
+    >>> host_of("[::1]:80"), host_of("Localhost:8470")
+    ('::1', 'localhost')
+    """
+    if text.startswith("["):
+        return text[1:].partition("]")[0].lower()
+    return text.partition(":")[0].lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,205 @@
+"""What the page shows: documents, made from what runs and the coordination store say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+from framework.config import Config
+from framework.observe.journal import AttemptRecord, TransactionRecord
+
+#: Failed attempts that are listed, the latest first.
+FAILURES_SHOWN = 50
+#: Of a reason so many characters are listed; the transaction has all of it.
+REASON_MAX = 500
+#: Over how many of the last transactions the rows of an edge are added up.
+EDGES_OVER = 100
+#: Partitions with the longest lag, which are listed. All others are drawn.
+WORST_SHOWN = 20
+#: Of the partitions of one transaction so many are listed.
+PLAN_SHOWN = 1_000
+#: Of a trace so many characters, its end.
+TRACE_MAX = 20_000
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One topology at one moment. ``parts``: documents by name; a viewer gets those that have
+    changed. ``closed``: the transactions that are over, oldest first."""
+
+    parts: Mapping[str, Any]
+    closed: Sequence[TransactionRecord] = field(default=())
+
+
+class Source(Protocol):
+    """Where the page gets what it shows. Every method may block and raise: it is called in threads
+    that nobody waits for."""
+
+    @property
+    def title(self) -> str:
+        """What all of it belongs to: a topology, or a root of ZooKeeper."""
+
+    @property
+    def every_s(self) -> float:
+        """The least seconds between two looks."""
+
+    def topologies(self) -> list[Document]:
+        """One document for each topology, as ``TopologyOverview.document`` makes it."""
+
+    def topology(self, topology_id: str) -> View | None:
+        """One topology; None when there is none."""
+
+    def transaction(self, topology_id: str, txid: int) -> Document | None:
+        """Everything that is known of a transaction; None when it is not kept."""
+
+
+def driver_document(
+    *, host: str, pid: int, phase: str, started_at: float, said_at: float, page: str | None = None
+) -> Document:
+    """A driver, as ``TopologyOverview.document`` shows it. ``page``: where its own page is."""
+    safe = page if page is not None and page.startswith(("http://", "https://")) else None
+    return {"host": host, "pid": pid, "phase": phase, "started_at": started_at, "said_at": said_at, "page": safe}
+
+
+def row(record: TransactionRecord) -> list[Any]:
+    """A transaction as the time line needs it; ``ROW`` names the columns. Times in milliseconds,
+    ``closed_at`` in seconds since the epoch."""
+    last = record.attempts[-1] if record.attempts else None
+    reasons = [each.reason for each in record.attempts if each.reason]
+    return [
+        record.txid,
+        _rounded(record.closed_at, 3),
+        record.attempts_total,
+        *(
+            (last.source_rows, last.bad_records, last.processing_ms, last.waiting_ms, last.commit_ms)
+            if last is not None
+            else (0, 0, None, None, None)
+        ),
+        reasons[-1][:80] if reasons else "",
+    ]
+
+
+ROW = ("txid", "closed_at", "attempts", "rows", "bad", "processing_ms", "waiting_ms", "commit_ms", "reason")
+
+
+def edges(closed: Sequence[TransactionRecord]) -> Document:
+    """Rows over each edge: of the last transaction, and of the last ``EDGES_OVER``, which took
+    ``seconds`` from the first start to the last end."""
+    recent = closed[-EDGES_OVER:]
+    rows: dict[str, list[int]] = {}
+    last: Mapping[str, int] = {}
+    for record in recent:
+        last = record.attempts[-1].rows if record.attempts else {}
+        for label, count in last.items():
+            rows.setdefault(label, [0, 0])[1] += count
+    for label, count in last.items():
+        rows[label][0] = count
+    ends = [each.closed_at for each in recent if each.closed_at is not None]
+    starts = [each.attempts[0].started_at for each in recent if each.attempts]
+    seconds = max(max(ends) - min(starts), 0.0) if ends and starts else 0.0
+    return {"rows": rows, "transactions": len(recent), "seconds": round(seconds, 3)}
+
+
+def failures(records: Iterable[TransactionRecord], open_records: Iterable[TransactionRecord] = ()) -> list[Document]:
+    """The attempts that came to nothing, the latest first. Attempts at one transaction that failed
+    for one reason are one entry: ``attempts`` of them, the last one is ``attempt``. Those that were
+    cancelled because an earlier transaction failed are left out."""
+    found: list[Document] = []
+    for record in reversed([*records, *open_records]):
+        before: AttemptRecord | None = None
+        for attempt in reversed(record.attempts):
+            if attempt.outcome not in ("failed", "rolled back"):
+                continue
+            if before is not None and (before.outcome, before.reason) == (attempt.outcome, attempt.reason):
+                found[-1]["attempts"] += 1
+            elif len(found) == FAILURES_SHOWN:
+                return found
+            else:
+                found.append(
+                    {
+                        "txid": record.txid,
+                        "attempt": attempt.attempt_id,
+                        "attempts": 1,
+                        "at": _rounded(attempt.started_at, 3),
+                        "outcome": attempt.outcome,
+                        "reason": shortened(attempt.reason, REASON_MAX),
+                    }
+                )
+            before = attempt
+    return found
+
+
+def transaction_document(record: TransactionRecord, traces: Mapping[int, str] | None = None) -> Document:
+    """All of one transaction. ``traces``: attempt -> the trace of its failure."""
+    traces = traces or {}
+    return {
+        "txid": record.txid,
+        "plan_digest": record.plan_digest,
+        "attempts_total": record.attempts_total,
+        "attempts": [
+            {**_attempt_document(each), "trace": traces.get(each.attempt_id, "")[-TRACE_MAX:]}
+            for each in record.attempts
+        ],
+        "partitions": len(record.plan),
+        "plan": [
+            [partition, {str(key): value for key, value in meta.items()} if isinstance(meta, Mapping) else str(meta)]
+            for partition, meta in islice(record.plan.items(), PLAN_SHOWN)
+        ],
+    }
+
+
+def _attempt_document(attempt: AttemptRecord) -> Document:
+    document = {name: getattr(attempt, name) for name in AttemptRecord.__slots__}
+    return {**document, "rows": dict(attempt.rows), "reason": shortened(attempt.reason, TRACE_MAX)}
+
+
+def partitions(lags: Mapping[str, tuple[int | None, int, int, int]]) -> Document:
+    """``lags``: partition -> lag, committed offset, offsets in flight, lost records. ``all``: the
+    lag of each, in the order of their names; ``worst``: those that lag most."""
+    known = [(name, each) for name, each in lags.items() if each[0] is not None]
+    worst = sorted(known, key=lambda item: -(item[1][0] or 0))[:WORST_SHOWN]
+    return {
+        "total": len(lags),
+        "all": [[name, each[0]] for name, each in sorted(lags.items(), key=lambda item: _natural(item[0]))],
+        "worst": [[name, *each] for name, each in worst],
+    }
+
+
+def in_flight(phases: Mapping[Any, str], elapsed_s: Mapping[int, float] | None = None) -> list[Document]:
+    """``phases``: txid -> attempt and phase, as a status has it. ``elapsed_s``: txid -> seconds in
+    this phase."""
+    found = []
+    for txid, what in phases.items():
+        attempt, _, phase = str(what).partition(" ")
+        since_s = (elapsed_s or {}).get(int(txid))
+        found.append({"txid": int(txid), "attempt": attempt, "phase": phase, "since_s": _rounded(since_s, 1)})
+    return sorted(found, key=lambda each: each["txid"])
+
+
+def configuration(config: Config) -> list[list[Any]]:
+    """Key, value without secrets, whether it was set."""
+    return [list(each) for each in config.shown()]
+
+
+def now() -> float:
+    """The clock of the page: the viewer's may be wrong."""
+    return round(time.time(), 3)
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """``words-10`` after ``words-9``."""
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail)) if tail.isdecimal() and len(tail) < 12 else (name, -1)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,113 @@
+"""The page's view of all topologies under a ZooKeeper root, for ``ratchet ui``."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from framework.coordination import CoordinationStore
+from framework.coordination.others import document_of
+from framework.coordination.presence import EVERY_S
+from framework.coordination.transactional_state import TransactionalState
+from framework.observe import TransactionRecord
+from framework.overview import TopologyOverview, read_topologies, read_topology
+from framework.transactions.documents import META, read_transaction
+from framework.transactions.history import HistoryReader
+from framework.ui import view
+
+#: As ``Topology.outline`` writes an input.
+_INPUT = re.compile(r"([^/]+)/(.*?) by (.*)", re.DOTALL)
+#: Topologies whose history is kept in memory; a root may hold more.
+READERS_MAX = 50
+
+
+class RootSource:
+    """What the store says of every topology, running or not. Knows neither the lag of single
+    partitions nor configurations: the pages of the drivers show those, and are linked."""
+
+    every_s = EVERY_S
+
+    def __init__(self, store: CoordinationStore, root: str) -> None:
+        self._store = store
+        self._root = root
+        self._readers: dict[str, HistoryReader] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def title(self) -> str:
+        return self._root
+
+    def topologies(self) -> list[view.Document]:
+        return [_document(each) for each in read_topologies(self._store)]
+
+    def topology(self, topology_id: str) -> view.View | None:
+        found = read_topology(self._store, topology_id)
+        if found is None:
+            return None
+        status = found.leader.status if found.leader is not None else {}
+        live: dict[str, Any] = {**_document(found), "at": view.now()}
+        parts: dict[str, Any] = {"live": live}
+        closed: list[TransactionRecord] = []
+        if found.kind == "transactional":
+            reader = self._reader(topology_id)
+            closed = reader.read()
+            live["in_flight"] = view.in_flight(_mapping(status.get("in_flight")))
+            live["edges"] = view.edges(closed)
+            live["trouble"] = live["trouble"] or reader.unreadable
+            parts["failures"] = view.failures(closed)
+            meta = TransactionalState(self._store, topology_id).get_data(META)
+            parts["about"] = {"graph": shape_in(meta.get("outline") if isinstance(meta, dict) else None)}
+        return view.View(parts, closed)
+
+    def transaction(self, topology_id: str, txid: int) -> view.Document | None:
+        found = read_transaction(self._store, topology_id, txid)
+        return None if found is None else view.transaction_document(found)
+
+    def _reader(self, topology_id: str) -> HistoryReader:
+        """The one that was made before, or a new one. The one that was used longest ago goes."""
+        with self._lock:
+            reader = self._readers.pop(topology_id, None) or HistoryReader(self._store, topology_id)
+            self._readers[topology_id] = reader
+            if len(self._readers) > READERS_MAX:
+                self._readers.pop(next(iter(self._readers)))
+            return reader
+
+
+def shape_in(outline: Any) -> dict[str, list[dict[str, Any]]]:
+    """The graph in a topology's outline, in the form of ``Graph.shape``.
+
+    >>> shape_in({"spout": "a", "components": {"b": {"inputs": ["a/default by X()"]}}})["edges"]
+    [{'source': 'a', 'stream': 'default', 'target': 'b', 'grouping': 'X()'}]
+    """
+    outline = _mapping(outline)
+    known = _mapping(outline.get("components"))
+    components, edges = [], []
+    for name, each in known.items():
+        each = _mapping(each)
+        spout = name == outline.get("spout")
+        components.append(
+            {
+                "id": name,
+                "kind": "spout" if spout else "committer" if each.get("committer") else "bolt",
+                "class": None,
+                "parallelism": each.get("parallelism"),
+                "states": list(each.get("states", ())),
+            }
+        )
+        for text in each.get("inputs", ()):
+            match = _INPUT.fullmatch(text)
+            if match is not None:
+                source, stream, grouping = match.groups()
+                edges.append({"source": source, "stream": stream, "target": name, "grouping": grouping})
+    return {"components": components, "edges": edges}
+
+
+def _document(found: TopologyOverview) -> view.Document:
+    return {**found.document(), "drivers": [document_of(each) for each in found.drivers]}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Documents of other versions may hold anything."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,312 @@
+"""The page in Debian's Chromium: what people see, with which keys and on which screens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from framework import submit
+from integration import EmbeddedServers
+from integration.server import free_port
+from tests.kit.waiting import wait_for
+from tests.ui.browser import Watched, chromium
+from tests.ui.sources import Told, record, served
+from tests.ui.test_runs import topology
+from tests.ui.worlds import TROUBLE, World
+
+pytestmark = pytest.mark.behaviour("6.4")
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'`${1}&lt;\u202e\u0000{{7*7}}"
+PATIENT_MS = 120_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+def sees(page: Page, selector: str, text: str | re.Pattern[str]) -> None:
+    """Wait until somebody sees it."""
+    expect(page.locator(selector).first).to_contain_text(text, timeout=PATIENT_MS)
+
+
+def shown(tab: Watched, port: int, path: str) -> Page:
+    tab.page.goto(f"http://127.0.0.1:{port}{path}")
+    sees(tab.page, ".badge", re.compile(r"\w"))
+    return tab.page
+
+
+def figure(page: Page, name: str) -> str:
+    return page.locator(".figures > div", has=page.get_by_text(name, exact=True)).locator("dd").first.inner_text()
+
+
+def all_of_it() -> Told:
+    """A topology that has something of everything, each text of which is hostile."""
+    source = Told(HOSTILE)
+    names = [f"{HOSTILE}{number}" for number in range(4)]
+    source.closed = [record(txid, attempts=1 + txid % 3, reason=HOSTILE) for txid in range(1, 200)]
+    source.live["trouble"] = HOSTILE
+    source.live["state"] = "waiting"
+    source.live["drivers"] = [
+        {"host": HOSTILE, "pid": 1, "phase": "running", "started_at": 1e9, "said_at": 1e9, "page": "http://h:1/"}
+    ]
+    counts = {"lag": 7, "committed_rows": 5, "epoch": 1, "rows_per_second": 2.0, "attempts_failed": 3}
+    source.live["status"] = {
+        **counts,
+        "bad_records": 1,
+        "lost_records": 0,
+        "repeating": HOSTILE,
+        "failures_last_hour": 3,
+    }
+    source.live["in_flight"] = [{"txid": 200, "attempt": HOSTILE, "phase": HOSTILE, "since_s": 1.0}]
+    kinds = ["spout", "bolt", "bolt", "committer"]
+    source.parts = {
+        "about": {
+            "graph": {
+                "components": [
+                    {"id": name, "kind": kind, "class": HOSTILE, "parallelism": 2, "states": [HOSTILE]}
+                    for name, kind in zip(names, kinds, strict=True)
+                ],
+                "edges": [
+                    {"source": names[0], "stream": HOSTILE, "target": each, "grouping": HOSTILE} for each in names[1:]
+                ],
+            },
+            "configuration": [[HOSTILE, HOSTILE, True], ["ui.port", "1", False]],
+        },
+        "partitions": {"total": 2, "all": [[HOSTILE, 3], ["b", None]], "worst": [[HOSTILE, 3, 1, 1, 0]]},
+        "headers": [{"location": HOSTILE, "done": 3, "open": 4, "epoch": 1}],
+    }
+    return source
+
+
+def large() -> Told:
+    """As much as a page has to bear."""
+    source = Told()
+    source.closed = [record(txid, attempts=1 + (txid % 90 == 0), reason="away") for txid in range(1, 1_001)]
+    lags = [[f"words-{number}", number % 977] for number in range(1_000)]
+    components = [
+        {
+            "id": f"component-{number}",
+            "kind": "bolt" if number else "spout",
+            "class": "B",
+            "parallelism": 4,
+            "states": [],
+        }
+        for number in range(50)
+    ]
+    edges = [
+        {"source": f"component-{number // 2}", "stream": "default", "target": f"component-{number}", "grouping": "G()"}
+        for number in range(1, 50)
+    ]
+    worst = [[name, lag, 1, 2, 0] for name, lag in lags[-20:]]
+    source.parts = {
+        "about": {"graph": {"components": components, "edges": edges}},
+        "partitions": {"total": 1_000, "all": lags, "worst": worst},
+    }
+    return source
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing must be scrolled sideways, but in a box of its own."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def accessible(page: Page) -> list[str]:
+    """What axe-core finds, in its words."""
+    found = Axe().run(page).response
+    assert len(found["passes"]) > 10
+    return [f"{each['id']}: {[node['html'][:120] for node in each['nodes'][:3]]}" for each in found["violations"]]
+
+
+def test_a_run_is_shown_with_its_transactions_and_one_of_them_opens(browser: Browser) -> None:
+    port = free_port()
+    with submit(topology(), {"ui.port": port}, executor="local") as run, Watched(browser) as tab:
+        run.wait_until_caught_up(60)
+        page = shown(tab, port, "/topology?id=words")
+        sees(page, ".verdict", "It runs, and has committed all that the source holds.")
+        sees(page, ".title", "running")
+        assert figure(page, "Committed up to") == "3" and figure(page, "Lag") == "0"
+        expect(page.locator(".graph .node")).to_have_count(2)
+        page.locator(".plot.tall").focus()
+        for key in ("End", "ArrowLeft", "Enter"):
+            page.keyboard.press(key)
+        sees(page, "dialog", "Attempt 1: committed")
+        sees(page, "dialog h2", "Transaction 2")
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog")).to_be_hidden()
+        assert tab.errors == []
+        assert all(url.startswith(f"http://127.0.0.1:{port}/") for url in tab.requested)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_topologies_run_wait_fail_and_stop_before_the_eyes_of_a_viewer(
+    browser: Browser, servers: EmbeddedServers, name: str, tmp_path: Path
+) -> None:
+    """Two topologies over real servers, their own pages and the page of all."""
+    with World(servers, name, tmp_path) as world, Watched(browser) as tab, Watched(browser) as all_of_them:
+        orders, port = world.start("orders")
+        other, _ = world.start("returns")
+        root = shown(all_of_them, world.root_page(), "/")
+        world.send("orders", 2_000)
+        world.send("returns", 50)
+        page = shown(tab, port, "/topology?id=orders")
+        sees(page, ".verdict", "It runs")
+        sees(root, ".verdict", "2 topologies at work, none in trouble.")
+
+        TROUBLE[world.topic("orders")] = "away"
+        world.send("orders", 100)
+        sees(page, ".verdict", "It fails and is repeated: words[")
+        sees(page, ".verdict", "connection refused")
+        sees(page, ".title", "waiting")
+        sees(root, ".verdict", "1 topology needs a look: orders.")
+        sees(root, "tr", "state")
+        sees(root, ".state-waiting", "waiting")
+
+        TROUBLE[world.topic("orders")] = "no price for <b>apples</b>"
+        sees(page, ".verdict", "no price for <b>apples</b>")
+        del TROUBLE[world.topic("orders")]
+        sees(page, ".verdict", "It runs, and has committed all that the source holds.")
+        sees(page, "section:has-text('What failed')", "ValueError: no price for <b>apples</b>")
+        # Attempts of other transactions failed over what was away, which has no trace.
+        page.locator("tr", has_text="ValueError: no price for").first.locator("button.link").click()
+        sees(page, "dialog pre", "raise ValueError(trouble)")
+        page.keyboard.press("Escape")
+
+        other.stop()
+        sees(root, ".state-stopped", "stopped")
+        root.get_by_role("link", name="returns").click()
+        sees(root, ".verdict", "Nobody runs it.")
+        expect(root.locator(".graph .node")).to_have_count(4)
+        assert all_of_them.errors == []
+
+        orders.stop()
+        sees(page, "#connection", "not connected")
+        sees(page, ".verdict", "the driver may have ended")
+        assert [each for each in tab.errors if "ERR_CONNECTION" not in each and "ERR_INCOMPLETE" not in each] == []
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_core_topology_is_shown_with_what_its_components_did(
+    browser: Browser, servers: EmbeddedServers, name: str, tmp_path: Path
+) -> None:
+    with World(servers, name, tmp_path) as world, Watched(browser) as tab:
+        _, port = world.start_core(count=500)
+        page = shown(tab, port, "/topology?id=numbers")
+        wait_for(lambda: figure(page, "Completed") == "500")
+        assert figure(page, "Failed") == "10"
+        expect(page.locator(".graph .node")).to_have_count(2)
+        assert tab.errors == [] and accessible(page) == []
+
+
+@pytest.mark.slow
+def test_hostile_names_stay_text(browser: Browser) -> None:
+    with served(all_of_it()) as port, Watched(browser) as tab:
+        page = shown(tab, port, "/")
+        page.locator("td a").first.click()
+        sees(page, ".verdict", "<script>alert(2)</script>")
+        expect(page.locator(".graph .node")).to_have_count(4)
+        page.locator("button.link").first.click()
+        sees(page, "dialog", "<script>alert(2)</script>")
+        assert page.locator("main img, main script, main iframe").count() == 0
+        assert tab.errors == []
+        assert all(url.startswith(f"http://127.0.0.1:{port}/") for url in tab.requested)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_the_page_is_accessible_and_fits(browser: Browser, look: str) -> None:
+    source = all_of_it()
+    with served(source) as port, Watched(browser, dark=look == "dark", phone=look == "phone") as tab:
+        page = shown(tab, port, "/")
+        assert accessible(page) == [] and fits(page)
+        page.locator("td a").first.click()
+        expect(page.locator(".graph .node")).to_have_count(4)
+        page.get_by_role("button", name="Explain").click()
+        for each in page.locator("summary").all():
+            each.click()
+        assert accessible(page) == [] and fits(page)
+        page.locator("button.link").first.click()
+        sees(page, "dialog", "Attempt 1")
+        assert accessible(page) == [] and fits(page)
+
+
+@pytest.mark.slow
+def test_a_page_of_a_thousand_partitions_and_transactions_is_drawn(browser: Browser) -> None:
+    source = large()
+    with served(source) as port, Watched(browser) as tab:
+        page = shown(tab, port, "/topology?id=words")
+        expect(page.locator(".graph .node")).to_have_count(50)
+        sees(page, ".strip + .readout", "Point at a partition.")
+        page.locator(".strip").hover()
+        sees(page, ".strip + .readout", re.compile(r"words-\d+: \d+ records? behind"))
+        page.locator(".plot.tall").hover()
+        sees(page, ".plot.tall ~ .readout", re.compile(r"Transaction [\d,]+ at"))
+        assert page.evaluate("document.querySelectorAll('*').length") < 3_000
+        assert accessible(page) == [] and fits(page) and tab.errors == []
+
+
+@pytest.mark.slow
+def test_a_page_that_was_lost_comes_back_by_itself(browser: Browser) -> None:
+    source, port = Told(), 0
+    with Watched(browser) as tab:
+        with served(source) as port:
+            page = shown(tab, port, "/topology?id=words")
+            sees(page, "#connection", "live")
+        sees(page, "#connection", "not connected")
+        sees(page, ".verdict", "Nothing answers")
+        source.live["state"] = "stopped"
+        with served(source, port=port):
+            sees(page, "#connection", "live")
+            sees(page, ".title", "stopped")
+
+
+@pytest.mark.slow
+def test_what_is_not_current_says_since_when_and_why(browser: Browser) -> None:
+    source = Told()
+    with served(source) as port, Watched(browser) as tab:
+        page = shown(tab, port, "/topology?id=words")
+        source.error = ConnectionError("ZooKeeper does not answer")
+        sees(page, "#connection", "not current")
+        sees(page, ".verdict", "Not current: ConnectionError: ZooKeeper does not answer.")
+        sees(page, "#connection", re.compile(r"not current, \d+ s old"))
+        source.error = None
+        sees(page, "#connection", "live")
+        sees(page, ".verdict", "It runs")
+        assert tab.errors == []
+
+
+@pytest.mark.slow
+def test_an_unknown_topology_is_said_to_be_unknown(browser: Browser) -> None:
+    with served(Told()) as port, Watched(browser) as tab:
+        tab.page.goto(f"http://127.0.0.1:{port}/topology?id=nosuch")
+        sees(tab.page, ".verdict", "There is no such topology here.")
+
+
+@pytest.mark.slow
+def test_a_token_is_asked_for_once(browser: Browser) -> None:
+    with served(Told(), token="a-token-of-some-length") as port, Watched(browser) as tab:
+        page = tab.page
+        page.goto(f"http://127.0.0.1:{port}/topology?id=words")
+        assert accessible(page) == []
+        for token in ("wrong", "a-token-of-some-length"):
+            page.get_by_label("The token of this page").fill(token)
+            page.get_by_role("button").click()
+        sees(page, ".badge", "running")
+        page.goto(f"http://127.0.0.1:{port}/topology?id=words")
+        sees(page, ".badge", "running")
+        assert [each for each in tab.errors if "403" not in each] == []
+
+
+@pytest.mark.slow
+def test_without_scripts_the_page_says_which_command_shows_the_same(browser: Browser) -> None:
+    with served(Told()) as port, Watched(browser, script=False) as tab:
+        tab.page.goto(f"http://127.0.0.1:{port}/")
+        assert "ratchet list and ratchet status ID show the same" in tab.page.inner_text("body")
