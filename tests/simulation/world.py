@@ -604,6 +604,11 @@ class SimStore(CoordinationStore):
         raw = self.written.get(f"{TOPOLOGY}/coordinator/open")
         return None if raw is None else _decoded(raw)
 
+    def last_attempt(self, txid: int) -> int:
+        """The last attempt at a transaction that is noted; 0 for none."""
+        raw = self.written.get(f"{TOPOLOGY}/coordinator/attempts")
+        return int((_decoded(raw) or {}).get(str(txid), 0)) if raw is not None else 0
+
     def plan(self, txid: int) -> dict[str, Any] | None:
         for spout in reversed(SPOUTS):
             raw = self.written.get(f"{TOPOLOGY}/user/{spout}/{txid}")
@@ -748,7 +753,7 @@ class Oracle:
         }
         opened = world.store.opened()
         elsewhere = world.shape.headerless and opened is not None and opened["txid"] == txid
-        last = max([*by_sink.values(), *([opened["attempt_id"]] if elsewhere else [])], default=0)
+        last = max([*by_sink.values(), world.store.last_attempt(txid), *([opened["attempt_id"]] if elsewhere else [])])
         for sink, attempt_id in by_sink.items():
             if attempt_id < last and sink in world.restored:
                 self.behind.add(sink)  # it went back to an attempt before that was done; the next raise notices
