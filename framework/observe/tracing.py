@@ -161,7 +161,7 @@ class TransactionTraces:
                 failed = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                self._add(*attempt, [Part(phase, f"call {name}", began, time.time(), failed=failed, state=state)])
+                self._add(*attempt, [Part(phase, f"call {name}", began, time.time(), error=failed, state=state)])
 
         try:
             step = next(steps)
