@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 SCHEDULES ?= 100000
 
-.PHONY: run test test-embedded test-in-containers test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
+.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -16,15 +16,13 @@ PROCESSES ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --durations=30 --durations-min=10
 
 # What CI runs: every promise, each in its shortest form. docs/promises.md says which are held by test-all only.
-# Side by side: beside the tests, which wait half of their time, linters and containers cost little.
 test: $(STAMP)
-	$(MAKE) --no-print-directory --jobs 3 lint test-embedded test-in-containers
+	$(MAKE) --no-print-directory --jobs 2 lint test-short
 
-test-embedded: $(STAMP)
+# The linters use one core: beside the tests they cost no time.
+test-short: $(STAMP)
 	$(PYTEST) --ignore tests/servers
-
-test-in-containers: $(STAMP)
-	$(PYTEST) --all --servers=containers --numprocesses 2 --quiet $(IN_CONTAINERS)
+	$(PYTEST) --all --servers=containers $(IN_CONTAINERS)
 
 # Nights and releases: the slow tests too, everything that can run in containers, long simulations.
 test-all: $(STAMP) lint
