@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionAttempt, Tuple
+from framework.core.component_task import anchored_class
 from framework.errors import TopologyError
 from framework.topology import CommitFence
 from framework.topology.tuples import tuple_class
@@ -98,6 +99,15 @@ def test_a_tuple_that_a_bolt_keeps_is_pickled_with_it(make: Callable[..., Tuple]
     again = library.loads(library.dumps(tup))
     assert repr(again) == repr(tup)
     assert (again["word"], again.fields, again.source_component) == ("dog", tup.fields, "spout")
+
+
+@pytest.mark.parametrize("library", [pickle, cloudpickle], ids=lambda each: each.__name__)
+def test_a_tuple_of_a_core_topology_is_pickled_with_its_edge_and_its_trees(library: Any) -> None:
+    tup = anchored_class(Fields(word=str), "spout", "default")(("dog",), 7, (1, 2))
+    tup.settled = True
+    again = library.loads(library.dumps(tup))
+    assert (again["word"], again[0], again[-1], again.source_component) == ("dog", "dog", "dog", "spout")
+    assert (again.edge, again.roots, again.settled) == (7, (1, 2), True)
 
 
 def test_a_field_may_have_the_name_of_an_attribute() -> None:
