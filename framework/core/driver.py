@@ -445,10 +445,7 @@ class RoundDriver:
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         if checkpoints.failed_for_good is not None and self.failure is None:
-            self.failure = (
-                died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, checkpoints.failed_for_good)
-            )
-            _log.error("topology.failed", error=str(self.failure), trace=self.failure.trace)
+            self._fail(died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, checkpoints.failed_for_good))
         return checkpoints.settled
 
     def _left_open(self) -> str | None:
@@ -498,11 +495,18 @@ class RoundDriver:
                 failures = self._stuck[key] = failures + 1
                 pause_s = max(pause_s, _pause_s(failures))
             if error.kind is ErrorKind.FATAL or failures >= self._attempts_max:
-                self.failure = error
-                _log.error("topology.failed", error=str(error), trace=error.trace)
+                self._fail(error)
                 return
         if pause_s:
             self._stopping.wait(pause_s)
+
+    def _fail(self, failure: ComponentError) -> None:
+        """End the topology, if this driver still leads. Raises as ``confirm``: what a deposed
+        driver misses may have been read by its successor, and forgotten by the source since."""
+        if self._confirm is not None:
+            self._confirm()
+        self.failure = failure
+        _log.error("topology.failed", error=str(failure), trace=failure.trace)
 
     def _pending(self) -> int:
         return sum(each.pending for each in self._totals.values())

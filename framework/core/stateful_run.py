@@ -235,10 +235,8 @@ class CoreTerms:
         return self._driver.over
 
     def _lead(self, leadership: Leadership) -> None:
-        if self._stateful:  # each write of the record confirms the leadership
-            self._driver.run(checkpoints=partial(self._checkpoints, leadership))
-        else:
-            self._driver.run(leadership.confirm)
+        checkpoints = partial(self._checkpoints, leadership) if self._stateful else None
+        self._driver.run(leadership.confirm, checkpoints)
         if not (self._driver.over or self._durable):
             self._begin_anew()  # else a recovery makes new tasks, from what the next driver has committed
 

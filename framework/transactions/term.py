@@ -162,6 +162,9 @@ class Term:
                 message = Tick()
             if self._leadership.lost:
                 raise LeadershipLostError(f"the leadership of epoch {epoch} has ended")
+            if isinstance(message, _PlannerFailed):
+                yield partial(self._topology_failed, message.failure)
+                message = StopRequested()
             yield from self._handling(self._event_in(message))
             if self._threads.now_ms() - last_tick_ms > TICK_S * 1000:
                 last_tick_ms = self._threads.now_ms()
@@ -169,14 +172,11 @@ class Term:
             self._publish()
         return self._failure
 
-    def _event_in(self, message: _Message) -> Event:
+    def _event_in(self, message: Event | _PhaseEnded | _Deposed) -> Event:
         """The event that a message means for the coordinator. Raises the error of a
         ``_Deposed``."""
         if isinstance(message, _Deposed):
             raise message.error
-        if isinstance(message, _PlannerFailed):
-            self._topology_failed(message.failure)
-            return StopRequested()
         if isinstance(message, _PhaseEnded):
             return self._noted(message)
         return message
@@ -369,6 +369,10 @@ class Term:
         return event
 
     def _topology_failed(self, failure: TaskFailure) -> None:
+        """Note the failure that ends the topology, if this driver still leads. Raises as
+        ``Leadership.confirm``: a deposed leader may miss records that its successor has committed
+        and the source has forgotten since."""
+        self._leadership.confirm()
         self._failure = failure
         self._report.topology_failed(failure)
 

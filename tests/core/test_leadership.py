@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from framework import Config, CoreRun, CoreTopology, Fields, TopologyBuilder, submit
 from framework.core import driver, stateful_run
 from framework.core.stateful_run import read_record, store_for
+from framework.errors import DataLossError
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
 from tests.kit.state_parts import Log, counting, journal, lmdb
@@ -26,6 +28,20 @@ def topology(key: str, instance: str) -> CoreTopology:
     builder.set_spout("words", ListSpout(instance, [1, 2, 3]))
     builder.set_bolt("bolt", Rich(instance, ack)).fields_grouping("words", Fields("n"))
     return builder.build()
+
+
+class Forgetful(Log):
+    """Misses records when it first reads: another driver was elected, and this one's has not
+    heard of it."""
+
+    stores: ClassVar[dict[str, MemoryStore]] = {}  # key -> the store of a run that is to be deposed
+
+    def next_tuple(self) -> None:
+        store = self.stores.pop(self.key, None)
+        if store is not None:
+            store._epochs[self.key] += 1
+            raise DataLossError("the source has forgotten what is read next")
+        super().next_tuple()
 
 
 def phase(run: CoreRun) -> str:
@@ -52,6 +68,25 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
         wait_for(lambda: phase(leading) == "running", 30)
         leading.wait_until_idle(30)
         assert seen(first).opened == 2
+
+
+@pytest.mark.rule("C40")
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_deposed_driver_that_misses_records_stands_by(stateful: bool) -> None:
+    """What its spout still reads, its successor may have read and the source forgotten."""
+    key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    Forgetful.stores[key] = store
+    built = counting(key, Forgetful(key, [["the", "cow"]])) if stateful else None
+    if built is None:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Forgetful(key, [["the", "cow"]]))
+        builder.set_bolt("bolt", Rich(key, ack)).fields_grouping("words", Fields("word"))
+        built = builder.build()
+    with submit(built, {}, executor="local", store=store) as run:
+        run.wait_until_idle(30)
+        assert store._epochs[key] == 3
+    assert sorted(journal(key).acked) == [(0, 0), (0, 1)]
+    assert not stateful or journal(key).results == {"the": 1, "cow": 1}
 
 
 @pytest.mark.dies("core 7")

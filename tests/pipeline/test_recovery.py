@@ -23,6 +23,7 @@ from framework.topology import OpenCommit
 from framework.transactions import Delete, MemoryStore
 from framework.transactions.run import TopologyFailed
 from sinks import Count, OpaqueMapState, StateCommitter
+from spouts import memory
 from tests.kit.words_runs import EXACT, Setup
 
 
@@ -246,6 +247,43 @@ def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
         run.wait_until_caught_up(30)
         assert run.status().epoch == 2
     assert setup.counts() == {**EXACT, "w0": 40}
+
+
+@pytest.mark.parametrize("missed_by", ["planner", "task"])
+@pytest.mark.behaviour("1.11")
+def test_a_deposed_driver_that_misses_records_stands_by(
+    setup: Setup, missed_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it still plans or reads, its successor may have committed and the source forgotten."""
+    deposed = []
+
+    def forgets() -> None:
+        if not deposed:
+            deposed.append(True)
+            setup.store._epochs["words"] += 1  # another one was elected; the leader has not heard of it
+            raise DataLossError("the source has forgotten what is read next")
+
+    class Forgetful(Crash):
+        def process(self, job: Any) -> PhaseResult:
+            try:
+                if job.header.txid == 2 and missed_by == "task":
+                    forgets()
+            except DataLossError as error:
+                return PhaseResult(TaskFailure.of(error, "spout", 0))
+            return self.inner.process(job)
+
+    def planned(planner: Any, previous: Any) -> Any:
+        if previous and missed_by == "planner":
+            forgets()
+        return plan(planner, previous)
+
+    plan = memory._MemoryPlanner.plan
+    monkeypatch.setattr(memory._MemoryPlanner, "plan", planned)
+    setup.wrap = lambda executor: Forgetful(executor, "", 0)
+    with setup.start() as run:
+        run.wait_until_caught_up(30)
+        assert deposed and run.status().epoch == 3
+    assert setup.counts() == EXACT
 
 
 def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None:
