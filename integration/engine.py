@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ import docker
 from docker.errors import DockerException
 
 from integration.errors import ServerError
+from integration.guardian import guarded_by
 from integration.jars import Progress
 from integration.locks import locked, private_folder
 from integration.packages import find_program
@@ -92,15 +92,12 @@ def _launch(dockerd: str, log: Path) -> subprocess.Popen[bytes]:
     command = [dockerd, "--iptables=false", "--ip6tables=false", "--bridge=none", "--data-root", "/var/lib/docker"]
     command += ["--pidfile", str(log.with_name("dockerd.pid")), "--exec-root", str(log.with_name("run"))]
     log.with_name("dockerd.pid").unlink(missing_ok=True)
-    guard = [sys.executable, "-m", "integration.guardian", "TERM"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     with open(log, "ab") as output:
         return subprocess.Popen(
-            [*guard, *command],
+            [*guarded_by("TERM"), *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
             start_new_session=True,
         )
 

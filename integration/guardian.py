@@ -1,9 +1,12 @@
 """Ends a server when the process that started it ends.
 
-``python -m integration.guardian SIGNAL COMMAND...`` runs the command and waits until its own
-standard input closes. This happens when the parent dies, however it dies. Then it ends the command:
-with SIGNAL (such as ``TERM``), and after ``STOP_TIMEOUT_S`` seconds with SIGKILL. If the guardian
-itself is killed, Linux kills the command.
+``guarded_by(SIGNAL) + COMMAND`` runs the command and waits until its own standard input closes.
+This happens when the parent dies, however it dies. Then it ends the command: with SIGNAL (such as
+``TERM``), and after ``STOP_TIMEOUT_S`` seconds with SIGKILL. If the guardian itself is killed,
+Linux kills the command.
+
+It runs as a program of its own and imports nothing but the standard library: there is one beside
+each server, all the time that the server runs.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ import threading
 
 STOP_TIMEOUT_S = 15.0
 _PR_SET_PDEATHSIG = 1
+
+
+def guarded_by(name_of_signal: str) -> list[str]:
+    """The words before a command that is to be guarded."""
+    return [sys.executable, "-I", "-S", __file__, name_of_signal]
 
 
 def main(name_of_signal: str, command: list[str]) -> int:

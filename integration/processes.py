@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.errors import ServerError
+from integration.guardian import guarded_by
 from integration.hosts import STOP_TIMEOUT_S, TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.jars import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, Progress, find_jars, kafka_jars
 from integration.java import find_java
@@ -68,12 +69,8 @@ class ChildProcess(Running):
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        guard = [sys.executable, "-m", "integration.guardian", launch.stop_signal] if launch.guarded else []
+        guard = guarded_by(launch.stop_signal) if launch.guarded else []
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
-        if launch.guarded:
-            environment["PYTHONPATH"] = os.pathsep.join(
-                [str(Path(__file__).parent.parent), *filter(None, [environment.get("PYTHONPATH")])]
-            )
         try:
             with open(launch.log_file, "ab") as log:
                 self._process = subprocess.Popen(
