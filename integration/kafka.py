@@ -69,6 +69,8 @@ class KafkaBroker(Server):
 
     name = "kafka"
     kind = "kafka"
+    #: Options of the broker's Java, and of the one that formats its data folder.
+    java_options: Sequence[str] = QUICK
 
     def __init__(
         self,
@@ -128,11 +130,11 @@ class KafkaBroker(Server):
             properties[key] = properties.get(key, "") + value
         config = self.write("server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
         if not (data / "meta.properties").exists():
-            self._format([java, "-Xmx128m", *QUICK, logging, "-cp", classpath], config)
+            self._format([java, "-Xmx128m", *self.java_options, logging, "-cp", classpath], config)
         return [
             java,
             HEAP,
-            *QUICK,
+            *self.java_options,
             logging,
             "-cp",
             classpath,

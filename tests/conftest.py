@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
 from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
 from integration.hosts import CHOICES, CONTAINERS, EXTERNAL, VARIABLE, chosen
+from tests.kit import class_archives
 from tests.kit.folders import open_folder
 from tests.kit.spark import CLUSTER, SparkMasters
 from tests.kit.topics import Topics
@@ -42,8 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    class_archives.use()
     if hasattr(config, "workerinput"):
         return
+    if not config.option.collectonly:
+        class_archives.make_beside()
     os.environ[VARIABLE] = config.getoption("--servers")  # for the processes that tests start, too
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "kit" / "spark_conf"))
     if chosen() == CONTAINERS:

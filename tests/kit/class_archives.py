@@ -1,0 +1,110 @@
+"""Archives of classes, with which the JVMs of a test run start in half the CPU time.
+
+A JVM spends most of its start in loading and verifying the same few thousand classes. Java can
+keep them in a file and map that file (JEP 350). ``use`` makes every later JVM of this process and
+its children look for such files; ``python -m tests.kit.class_archives`` makes those that are
+missing, by running Kafka and Spark once each. A JVM ignores a file that is missing, or was made by
+another Java or of other jars.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from integration import KafkaBroker, ServerError
+from integration.java import find_java
+from integration.server import QUICK
+
+#: The environment variable with options of the Java of Spark's driver.
+SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
+_FOLDER = Path(sys.prefix) / "class-archives"  # the jars of an environment are its own
+
+
+def use() -> None:
+    """Let the JVMs of brokers and of Spark map their archives, from now on."""
+    try:
+        java = find_java()
+    except ServerError:
+        return  # who needs Java says so
+    KafkaBroker.java_options = (*QUICK, *_reading(_archive(java, "kafka")))
+    os.environ[SPARK_OPTIONS] = " ".join(_reading(_archive(java, "spark")))
+
+
+def make_beside() -> None:
+    """Make the archives that are missing, in a process of its own that nobody waits for."""
+    nowhere = subprocess.DEVNULL
+    subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
+
+
+def make() -> None:
+    """Make the archives that are missing, unless somebody else does so now."""
+    _FOLDER.mkdir(exist_ok=True)
+    java = find_java()
+    with open(_FOLDER / "lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        makers: dict[str, Callable[[Sequence[str]], None]] = {"spark": _run_spark, "kafka": _run_kafka}
+        for name, run in makers.items():
+            archive = _archive(java, name)
+            if not archive.exists():
+                part = archive.with_suffix(f".{os.getpid()}")
+                run(["-Xlog:disable", f"-XX:ArchiveClassesAtExit={part}"])
+                part.replace(archive)
+
+
+def _archive(java: str, name: str) -> Path:
+    found = os.stat(java)
+    return _FOLDER / f"{name}-{found.st_size}-{found.st_mtime_ns}.jsa"
+
+
+def _reading(archive: Path) -> list[str]:
+    # Without a log: Java would warn on the standard output about an archive that it ignores.
+    return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
+
+
+def _run_kafka(options: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        broker = KafkaBroker(Path(folder), where="embedded")
+        broker.start()  # formats the folder: that Java must not write the archive
+        broker.stop()
+        broker.java_options = (*QUICK, *options)
+        broker.start()
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        for created in admin.create_topics([NewTopic("t", 1)]).values():
+            created.result(60)
+        broker.stop()
+
+
+def _run_spark(options: Sequence[str]) -> None:
+    job = (
+        "from framework.execution.spark.session import start_context\n"
+        "context = start_context('classes', {'spark.master': 'local[2]'})\n"
+        "context.parallelize(range(4), 2).map(str).collect()\n"
+        "java = context._gateway.proc\n"
+        "context.stop()\n"
+        "context._gateway.shutdown()\n"
+        "java.stdin.close()\n"
+        "java.wait()\n"  # it writes the archive at its end
+    )
+    subprocess.run(
+        [sys.executable, "-c", job],
+        env={**os.environ, SPARK_OPTIONS: " ".join(options)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+if __name__ == "__main__":
+    make()
