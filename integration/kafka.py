@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from integration.errors import ServerError
 from integration.jars import Progress
-from integration.server import QUICK, Server, free_port, port_taken, start_together, stop_all
+from integration.server import Server, free_port, port_taken, start_together, stop_all
 
 HEAP = "-Xmx512m"
 #: From this many brokers on, the first three are controllers, and any one broker may die.
@@ -69,8 +69,6 @@ class KafkaBroker(Server):
 
     name = "kafka"
     kind = "kafka"
-    #: Options of the broker's Java, and of the one that formats its data folder.
-    java_options: Sequence[str] = QUICK
 
     def __init__(
         self,

@@ -93,6 +93,8 @@ class Server(ABC):
     kind = "server"
     #: The signal for an orderly end.
     stop_signal = "TERM"
+    #: Options of the Java that it runs on, and of its tools'.
+    java_options: Sequence[str] = QUICK
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 from integration.hosts import EMBEDDED
 from integration.jars import spark_jars
-from integration.server import QUICK, Server, free_port, start_together, stop_all, wait_until
+from integration.server import Server, free_port, start_together, stop_all, wait_until
 
 _ANSWER_TIMEOUT_S = 5.0
 _REGISTER_TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ class _SparkProcess(Server):
         """The command, without this process's import path: executors must import only what they are
         sent."""
         home = spark_jars().parent
-        options = f"{' '.join(QUICK)} {self.java_logging()} -Dratchet.folder={self.folder}"
+        options = f"{' '.join(self.java_options)} {self.java_logging()} -Dratchet.folder={self.folder}"
         environment = [
             "env",
             "-u",

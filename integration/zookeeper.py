@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration.server import QUICK, Server, exchange, free_port, port_taken, start_together, stop_all
+from integration.server import Server, exchange, free_port, port_taken, start_together, stop_all
 
 #: Allows sessions of 1 to 60 s. With short sessions, tests and restarted drivers continue quickly.
 TICK_MS = 500
@@ -124,7 +124,7 @@ class ZooKeeperServer(Server):
         }
         config = self.write("zoo.cfg", "".join(f"{key}={value}\n" for key, value in properties.items()))
         data.mkdir(exist_ok=True)
-        options = ["-Xmx256m", *QUICK, self.java_logging()]
+        options = ["-Xmx256m", *self.java_options, self.java_logging()]
         if self._place is not None:
             (data / "myid").write_text(str(self._place.number), encoding="ascii")
         if self._secure is not None and self._secure.users:

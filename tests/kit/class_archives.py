@@ -3,7 +3,7 @@
 A JVM spends most of its start in loading and verifying the same few thousand classes. Java can
 keep them in a file and map that file (JEP 350). ``use`` makes every later JVM of this process and
 its children look for such files; ``python -m tests.kit.class_archives`` makes those that are
-missing, by running Kafka and Spark once each. A JVM ignores a file that is missing, or was made by
+missing, by running each program once. A JVM ignores a file that is missing, or was made by
 another Java or of other jars.
 """
 
@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
 
-from integration import KafkaBroker, ServerError
+from integration import KafkaBroker, ServerError, ZooKeeperServer
 from integration.java import find_java
 from integration.server import QUICK
 
@@ -29,12 +30,13 @@ _FOLDER = Path(sys.prefix) / "class-archives"  # the jars of an environment are 
 
 
 def use() -> None:
-    """Let the JVMs of brokers and of Spark map their archives, from now on."""
+    """Let the JVMs of Kafka, ZooKeeper and Spark map their archives, from now on."""
     try:
         java = find_java()
     except ServerError:
         return  # who needs Java says so
     KafkaBroker.java_options = (*QUICK, *_reading(_archive(java, "kafka")))
+    ZooKeeperServer.java_options = (*QUICK, *_reading(_archive(java, "zookeeper")))
     os.environ[SPARK_OPTIONS] = " ".join(_reading(_archive(java, "spark")))
 
 
@@ -55,7 +57,11 @@ def make() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        makers: dict[str, Callable[[Sequence[str]], None]] = {"spark": _run_spark, "kafka": _run_kafka}
+        makers: dict[str, Callable[[Sequence[str]], None]] = {
+            "spark": _run_spark,
+            "kafka": _run_kafka,
+            "zookeeper": _run_zookeeper,
+        }
         for name, run in makers.items():
             archive = _archive(java, name)
             if not archive.exists():
@@ -85,6 +91,18 @@ def _run_kafka(options: Sequence[str]) -> None:
         for created in admin.create_topics([NewTopic("t", 1)]).values():
             created.result(60)
         broker.stop()
+
+
+def _run_zookeeper(options: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = ZooKeeperServer(Path(folder), where="embedded")
+        server.java_options = (*QUICK, *options)
+        with server:
+            client = KazooClient(server.address)
+            client.start(60)
+            client.create("/archived", b"", ephemeral=True)
+            client.stop()
+            client.close()
 
 
 def _run_spark(options: Sequence[str]) -> None:
