@@ -11,7 +11,6 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.collectonly:
         class_archives.make_beside()
     os.environ[VARIABLE] = config.getoption("--servers")  # for the processes that tests start, too
-    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "kit" / "spark_conf"))
     if chosen() == CONTAINERS:
         _make_containers_possible()
     elif "TMPDIR" not in os.environ and has_room(MEMORY_FOLDER):

@@ -26,6 +26,9 @@ from integration.server import QUICK
 
 #: The environment variable with options of the Java of Spark's driver.
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
+#: Executors live for seconds too. No ``SPARK_CONF_DIR`` says so: Java takes no archive where a
+#: folder with files is on the class path.
+_EXECUTORS = f'--conf "spark.executor.extraJavaOptions={" ".join(QUICK)}" pyspark-shell'
 _FOLDER = Path(sys.prefix) / "class-archives"  # the jars of an environment are its own
 
 
@@ -37,7 +40,8 @@ def use() -> None:
         return  # who needs Java says so
     KafkaBroker.java_options = (*QUICK, *_reading(_archive(java, "kafka")))
     ZooKeeperServer.java_options = (*QUICK, *_reading(_archive(java, "zookeeper")))
-    os.environ[SPARK_OPTIONS] = " ".join(_reading(_archive(java, "spark")))
+    os.environ[SPARK_OPTIONS] = " ".join((*QUICK, *_reading(_archive(java, "spark"))))
+    os.environ.setdefault("PYSPARK_SUBMIT_ARGS", _EXECUTORS)
 
 
 def make_beside() -> None:
@@ -118,7 +122,7 @@ def _run_spark(options: Sequence[str]) -> None:
     )
     subprocess.run(
         [sys.executable, "-c", job],
-        env={**os.environ, SPARK_OPTIONS: " ".join(options)},
+        env={**os.environ, SPARK_OPTIONS: " ".join((*QUICK, *options))},
         check=True,
         stdout=subprocess.DEVNULL,
     )
