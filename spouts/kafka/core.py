@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import ConfigError, InvariantViolation, RetryableError
+from framework.errors import ConfigError, FailedException, InvariantViolation, RetryableError
 from framework.topology import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -452,7 +452,7 @@ class _Task:
                 self._commit_first()
         else:
             self._tail.hear()
-        if not self._unsure or (self._commits_first and not self._tail.published(self._asked())):
+        if not self._unsure or (self._commits_first and not self._may_emit()):
             return
         rows: list[tuple[TopicPartition, _Read]] = []
         for decoded in self._decoder.decode(MessageChunk(self._unsure), {}):
@@ -473,6 +473,18 @@ class _Task:
             its = self._partitions[(message.topic(), message.partition())]
             its.asked = Position(message.offset() + 1, its.topic_id, _epoch_of(message))
         self._tail.publish(self._asked())
+
+    def _may_emit(self) -> bool:
+        """At most once: whether the group has the offsets after the records that were read, and
+        whether these are surely of the topics that are read: a topic that was created again is read
+        from its beginning, and its records would come twice."""
+        if not self._tail.published(self._asked()):
+            return False
+        try:
+            self._tail.confirm()
+        except FailedException:  # the next look-up drops the records
+            return False
+        return True
 
     def _asked(self) -> dict[TopicPartition, Position]:
         return {tp: each.asked for tp, each in self._partitions.items()}

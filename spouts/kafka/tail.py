@@ -127,13 +127,14 @@ class KafkaTail:
 
     def confirm(self) -> None:
         """Check that everything was read from the expected topics. If not, records since the last
-        checkpoint may be of another topic: raises ``FailedException`` with ``skip_lost``, otherwise
-        ``DataLossError``."""
+        check may be of another topic: raises ``FailedException`` with ``skip_lost``, otherwise
+        ``DataLossError``. Topics are looked up at once then."""
         if not self._unconfirmed:
             return
         try:
             self._metadata.confirm_topics({tp[0]: at.topic_id for tp, at in self._assigned.items() if at.topic_id})
         except DataLossError as error:
+            self._looked_up = None
             raise (FailedException(str(error)) if self._skip_lost else error) from None
         self._unconfirmed = False
 

@@ -17,7 +17,8 @@ from framework import Config, CoreTopology, CoreTopologyFailed, Fields, Topology
 from framework.core.stateful_run import forget_state, read_record
 from framework.transactions import MemoryStore
 from spouts import KafkaSpout, TextCodec
-from tests.kit.core_parts import Rich, ack, seen
+from spouts.kafka.tail import KafkaTail
+from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.state_parts import Count, checkpointed, journal, lmdb
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
@@ -180,6 +181,39 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
         assert found()["first"] == 50
     finally:
         run.stop()
+
+
+@pytest.mark.rule("C37")
+def test_at_most_once_nothing_of_a_topic_that_was_made_again_comes_twice(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has grown past the position in the one before, and the consumer reads on there before
+    anybody has looked the topic up.
+    """
+    topics.send(topics.create(name), [b"first"] * 50)
+    run = Stepped(plain(name, spout(topics, name, guarantee="at_most_once", on_data_loss="skip")))
+    pause, full = KafkaTail.pause, False
+    monkeypatch.setattr(KafkaTail, "pause", lambda self, tps: pause(self, self._assigned if full else tps))
+
+    def words() -> list[str]:
+        return [word for (word,) in seen(name).executed]
+
+    def stepped() -> Stepped:
+        return run.step()
+
+    try:
+        wait_for(lambda: len(stepped() and words()) == 50, 30)
+        full = True  # as when bolts are slow: meanwhile nothing is fetched
+        stepped()
+        monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 1_000.0)
+        made_again(topics, name, [b"%d" % n for n in range(150)])
+        full = False
+        wait_for(lambda: len(stepped() and words()) >= 200, 30)
+        for _ in range(100):
+            stepped()
+        assert Counter(words()) == {"first": 50, **{str(n): 1 for n in range(150)}}
+    finally:
+        run.rounds.close()
 
 
 @pytest.mark.rule("C35")
