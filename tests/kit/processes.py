@@ -52,6 +52,7 @@ class RunProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # for ``end``
             )
 
     def note(self, words: str) -> None:
@@ -102,13 +103,20 @@ class RunProcess:
         return alive
 
     def end(self) -> None:
-        """Kill the driver and its process group, whatever is left of them."""
-        if self.process is not None:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
-            self.process.wait(30)
+        """Kill the driver and its process group, whatever is left of them. Print the end of the
+        log, which pytest shows if the test has failed: a driver that still ran adds where its
+        threads were.
+        """
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+        print(f"{self.log} ends:\n{self.tail(200)}")
 
     def finish(self, timeout_s: float = 600) -> int:
         assert self.process is not None
@@ -117,8 +125,8 @@ class RunProcess:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"waited {timeout_s} s in vain; the log ends:\n{self.tail()}") from None
 
-    def tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def commands_below(process: psutil.Process) -> list[str]:
