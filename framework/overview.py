@@ -65,7 +65,8 @@ class TopologyOverview:
 
     def document(self) -> dict[str, Any]:
         """Everything, JSON-able."""
-        status = dict(self.leader.status) if self.leader is not None else None
+        told = self.leader.status if self.leader is not None else None
+        status = None if told is None else {key: value for key, value in told.items() if key != "graph"}
         return {
             "topology": self.id,
             "kind": self.kind,

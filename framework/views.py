@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from framework.coordination import CoordinationStore
 from framework.coordination.others import document_of
@@ -19,8 +19,9 @@ from framework.ui import view
 
 #: As ``Topology.outline`` writes an input.
 _INPUT = re.compile(r"([^/]+)/(.*?) by (.*)", re.DOTALL)
-#: Topologies whose history is kept in memory; a root may hold more.
-READERS_MAX = 50
+#: Topologies of which something is kept in memory; a root may hold more.
+KEPT_MAX = 50
+T = TypeVar("T")
 
 
 class RootSource:
@@ -33,6 +34,7 @@ class RootSource:
         self._store = store
         self._root = root
         self._readers: dict[str, HistoryReader] = {}
+        self._flows: dict[str, view.Flow] = {}
         self._lock = threading.Lock()
 
     @property
@@ -51,7 +53,7 @@ class RootSource:
         parts: dict[str, Any] = {"live": live}
         closed: list[TransactionRecord] = []
         if found.kind == "transactional":
-            reader = self._reader(topology_id)
+            reader = self._kept(self._readers, topology_id, lambda: HistoryReader(self._store, topology_id))
             closed = reader.read()
             live["in_flight"] = view.in_flight(_mapping(status.get("in_flight")))
             live["edges"] = view.edges(closed)
@@ -59,20 +61,23 @@ class RootSource:
             parts["failures"] = view.failures(closed)
             meta = TransactionalState(self._store, topology_id).get_data(META)
             parts["about"] = {"graph": shape_in(meta.get("outline") if isinstance(meta, dict) else None)}
+        elif found.kind == "core":
+            live["edges"] = self._kept(self._flows, topology_id, view.Flow).look(status)
+            parts["about"] = {"graph": told_shape(status.get("graph"))}
         return view.View(parts, closed)
 
     def transaction(self, topology_id: str, txid: int) -> view.Document | None:
         found = read_transaction(self._store, topology_id, txid)
         return None if found is None else view.transaction_document(found)
 
-    def _reader(self, topology_id: str) -> HistoryReader:
+    def _kept(self, kept: dict[str, T], topology_id: str, make: Callable[[], T]) -> T:
         """The one that was made before, or a new one. The one that was used longest ago goes."""
         with self._lock:
-            reader = self._readers.pop(topology_id, None) or HistoryReader(self._store, topology_id)
-            self._readers[topology_id] = reader
-            if len(self._readers) > READERS_MAX:
-                self._readers.pop(next(iter(self._readers)))
-            return reader
+            found = kept.pop(topology_id, None) or make()
+            kept[topology_id] = found
+            if len(kept) > KEPT_MAX:
+                kept.pop(next(iter(kept)))
+            return found
 
 
 def shape_in(outline: Any) -> dict[str, list[dict[str, Any]]]:
@@ -102,6 +107,21 @@ def shape_in(outline: Any) -> dict[str, list[dict[str, Any]]]:
                 source, stream, grouping = match.groups()
                 edges.append({"source": source, "stream": stream, "target": name, "grouping": grouping})
     return {"components": components, "edges": edges}
+
+
+def told_shape(graph: Any) -> dict[str, list[dict[str, Any]]]:
+    """The graph of a core topology as its driver tells it, in the form of ``Graph.shape``; without
+    what cannot be drawn."""
+    graph = _mapping(graph)
+    names = {"components": ("id", "kind"), "edges": ("source", "stream", "target")}
+    return {
+        part: [
+            dict(each)
+            for each in (graph[part] if isinstance(graph.get(part), list) else ())
+            if all(isinstance(_mapping(each).get(name), str) for name in needed)
+        ]
+        for part, needed in names.items()
+    }
 
 
 def _document(found: TopologyOverview) -> view.Document:

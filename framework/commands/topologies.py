@@ -263,6 +263,8 @@ def _attempt_lines(attempt: AttemptRecord) -> Iterator[str]:
     yield f"  read {attempt.source_rows:,} rows, {attempt.source_bytes:,} bytes, {attempt.bad_records:,} bad records"
     for edge, rows in attempt.rows.items():
         yield f"  {edge}: {rows:,} rows"
+    for component, busy_ms in attempt.component_ms.items():
+        yield f"  {component}: {number(busy_ms)} ms busy"
 
 
 def _shortened(text: str, most: int = 100) -> str:

@@ -33,6 +33,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from framework.errors import CorruptStateError, InvariantViolation
+from framework.topology.stateful import StateSize
 
 FORMAT = 1
 _LAYOUTS = ("layouts", "assigned", "pending_layouts")
@@ -108,12 +109,14 @@ class CheckpointMarker:
 
 class CheckpointReport(NamedTuple):
     """What a task says after a round with a marker. ``txid``: the checkpoint that its state has;
-    None when the state does not know. ``position``: of a spout that can go back."""
+    None when the state does not know. ``position``: of a spout that can go back. ``size``: of a
+    state that has committed, and knows."""
 
     component_id: str
     task: int
     txid: int | None = None
     position: Any = None
+    size: StateSize | None = None
 
 
 def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
@@ -205,13 +208,15 @@ class CheckpointStep(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
     """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``:
-    exactly-once or at-least-once, of the state."""
+    exactly-once or at-least-once, of the state. ``states``: component -> its size, summed over its
+    tasks, as of the last checkpoint of this run; without those that do not know."""
 
     txid: int
     phase: str
     guarantee: str
     recoveries: int
     last_failure: str | None
+    states: Mapping[str, StateSize] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -257,6 +262,7 @@ class Checkpoints:
         self._failures = 0
         self._recoveries = 0
         self._last_failure: str | None = None
+        self._sizes: dict[str, StateSize] = {}
 
     # --- for the driver ---------------------------------------------------------------------------
 
@@ -361,6 +367,10 @@ class Checkpoints:
         else:
             self._failures = 0
             self._put(self._committed())
+            self._sizes = {}
+            for each in reports:
+                if each.size is not None:
+                    self._sizes[each.component_id] = self._sizes.get(each.component_id, StateSize()) + each.size
 
     def status(self) -> CheckpointStatus:
         return CheckpointStatus(
@@ -369,6 +379,7 @@ class Checkpoints:
             "exactly-once" if self._exact else "at-least-once",
             self._recoveries,
             self._last_failure,
+            self._sizes,
         )
 
     # --- inside -----------------------------------------------------------------------------------

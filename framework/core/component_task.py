@@ -148,6 +148,7 @@ class Outflow:
 
     def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:
         ids = self._ids.take(part.num_rows)
+        self._surroundings.outcome.sent[edge.index] += part.num_rows
         self._surroundings.outcome.ledger.emitted(*_edges_of(part.column(ROOTS), ids))
         self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
 

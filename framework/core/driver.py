@@ -113,6 +113,7 @@ class RoundDriver:
         ]
         self._outcomes: dict[int, TreeOutcomes] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
+        self._sent: dict[str, int] = {each.label: 0 for each in plan.plan.edges}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
         self._trees: dict[int, int] = {}
@@ -469,6 +470,8 @@ class RoundDriver:
 
     def _heard(self, news: RoundReport) -> bool:
         busy = False
+        for index, rows in news.sent.items():
+            self._sent[self._plan.plan.edges[index].label] += rows
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
             total.pending = total.behind = total.waiting = 0  # these are not sums: the latest value counts
@@ -553,6 +556,7 @@ class RoundDriver:
                 rounds=known.rounds + rounds,
                 rounds_lost=known.rounds_lost + rounds_lost,
                 components=components,
+                edges=dict(self._sent),
                 trees=sum(self._trees.values()),
                 last_error=last_error or known.last_error,
                 checkpoint=checkpoint,

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,11 +49,13 @@ class Made:
 
 
 class Outcome:
-    """``exits``: what goes on to the next level, each with its partition there."""
+    """``exits``: what goes on to the next level, each with its partition there. ``sent``: edge ->
+    rows."""
 
     def __init__(self, components: Iterable[str]) -> None:
         self.of = {each: Made() for each in components}
         self.exits: list[Addressed] = []
+        self.sent: dict[int, int] = defaultdict(int)
         self.ledger = Ledger()
         self.errors: list[ComponentError] = []
         self.checkpoint_reports: list[CheckpointReport] = []

@@ -81,10 +81,10 @@ class Decisions(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Counts:
     """What one component did in one task. ``latency_s``: from emission until the spout was told of
-    completion, summed over ``completed``. ``died``: instances that their own errors ended. Three
-    counts describe the present moment. ``pending``: tuples of a spout whose fate is open.
-    ``behind``: spout tasks that expect more input. ``waiting``: tuples that have come to a bolt and
-    are not executed yet."""
+    completion, summed over ``completed``. ``died``: instances that their own errors ended.
+    ``busy_s``: how long the task was busy with the component. Three counts describe the present
+    moment. ``pending``: tuples of a spout whose fate is open. ``behind``: spout tasks that expect
+    more input. ``waiting``: tuples that have come to a bolt and are not executed yet."""
 
     emitted: int = 0
     executed: int = 0
@@ -97,6 +97,7 @@ class Counts:
     pending: int = 0
     behind: int = 0
     waiting: int = 0
+    busy_s: float = field(default=0.0, compare=False)
 
     def add(self, other: Counts) -> None:
         """Add every count. Most are 0 in most rounds."""
@@ -141,7 +142,8 @@ class ComponentError(NamedTuple):
 class RoundReport(NamedTuple):
     """What a task tells the driver after round ``round``. ``checkpoint_reports``: of its components
     that a checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery.
-    ``tick_in_s``: seconds until one of its components wants a tick."""
+    ``tick_in_s``: seconds until one of its components wants a tick. ``sent``: edge -> rows that
+    went over it."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
@@ -149,6 +151,7 @@ class RoundReport(NamedTuple):
     checkpoint_reports: Sequence[CheckpointReport] = ()
     unrecovered: bool = False
     tick_in_s: float | None = None
+    sent: Mapping[int, int] = {}
 
 
 RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]

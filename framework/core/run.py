@@ -77,7 +77,12 @@ class CoreRun(RunningThread):
         if store is not None:
             address = config.ui_address
             owns.append(
-                Presence(store, topology.id, "core", lambda: {**self.status().summary(), "page": address}).close
+                Presence(
+                    store,
+                    topology.id,
+                    "core",
+                    lambda: {**self.status().summary(), "page": address, "graph": topology.shape()},
+                ).close
             )
             if owned:
                 owns.append(store.close)

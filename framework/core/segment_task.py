@@ -3,7 +3,9 @@ a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -117,8 +119,11 @@ class SegmentTask:
         state, they give nothing before they know where to begin."""
         if self._unrecovered:
             return False
-        gave = [spout.give(round_.at_once, round_.share) for spout in self._spouts.values()]
-        return any(gave)
+        gave = False
+        for spout in self._spouts.values():
+            with _busy(spout):
+                gave = spout.give(round_.at_once, round_.share) or gave
+        return gave
 
     def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
         """Do the task's part of a round. Raises only on a bug, or at the end of the process; the
@@ -134,12 +139,13 @@ class SegmentTask:
         if not round_.drain:
             self.give(round_)
         for component_task in self._component_tasks.values():  # in topological order: fused rows come before the flush
-            component_task.work(budget)
-            if self._may_tick(round_):
-                component_task.tick(settles=round_.settles)
-            if round_.checkpoint is not None and round_.prepares:
-                component_task.prepare(round_.checkpoint)
-            self._flush(component_task)
+            with _busy(component_task):
+                component_task.work(budget)
+                if self._may_tick(round_):
+                    component_task.tick(settles=round_.settles)
+                if round_.checkpoint is not None and round_.prepares:
+                    component_task.prepare(round_.checkpoint)
+                self._flush(component_task)
         for component_task in self._component_tasks.values():
             report = component_task.checkpoint_report(round_.checkpoint) if round_.checkpoint is not None else None
             if report is not None:
@@ -212,6 +218,7 @@ class SegmentTask:
                 checkpoint_reports=outcome.checkpoint_reports,
                 unrecovered=self._unrecovered,
                 tick_in_s=tick_in_s,
+                sent=dict(outcome.sent),
             )
         )
         self.outcome = Outcome(self._component_tasks)
@@ -232,3 +239,13 @@ class SegmentTask:
         else:
             partition = record.acker if isinstance(record, LedgerPart) else 0
         self.outcome.exits.append((partition, record))
+
+
+@contextlib.contextmanager
+def _busy(component_task: ComponentTask) -> Iterator[None]:
+    """Count the time for a component."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        component_task.counts.busy_s += time.perf_counter() - began

@@ -197,7 +197,11 @@ class StatefulBoltTask(BoltTask):
         found: list[int | None] = []
         if not self._guarded(lambda: found.append(state.txid)):
             return None
-        return CheckpointReport(self.component.id, self.task, found[0])
+        size = None
+        if done is CheckpointAction.COMMIT:
+            with contextlib.suppress(*USER_ERRORS):
+                size = state.size
+        return CheckpointReport(self.component.id, self.task, found[0], size=size)
 
     def expect(self, edge: Edge, batch: pa.RecordBatch) -> None:
         """Read the state's values for the next rows at once, where the keys of the state are what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from framework.core.checkpoints import CheckpointStatus
@@ -15,7 +15,8 @@ class CoreStatus:
     """A snapshot of a core topology. ``components``: what each did since the start, summed over its
     tasks; ``pending``, ``behind`` and ``waiting`` are as of the last round. ``held``: per bolt, the
     tuples that it has executed and neither acked nor failed. ``trees``: how many the ackers track.
-    ``checkpoint``: of the states; None without state."""
+    ``checkpoint``: of the states; None without state. ``edges``: label of an edge -> rows sent over
+    it since the start."""
 
     phase: str
     rounds: int
@@ -24,6 +25,7 @@ class CoreStatus:
     trees: int
     last_error: str | None
     checkpoint: CheckpointStatus | None = None
+    edges: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pending(self) -> int:

@@ -33,6 +33,7 @@ class CoreSource:
         self._driver = driver
         self._status = status
         self._drivers = None if store is None else Drivers(store, topology.id)
+        self._flow = view.Flow()
         self._about = {"graph": topology.shape(), "configuration": view.configuration(config)}
 
     @property
@@ -57,6 +58,7 @@ class CoreSource:
             for at, error in reversed(list(self._driver.recent_errors))
         ]
         live = {**self._document(), "at": view.now(), "in_flight": []}
+        live["edges"] = self._flow.look(live["status"])
         return view.View({"about": self._about, "live": live, "failures": failures})
 
     def transaction(self, topology_id: str, txid: int) -> view.Document | None:

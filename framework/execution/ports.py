@@ -52,12 +52,14 @@ class TaskTime(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
     """How a phase ended. ``rows``: edge label -> (sent, received). Without a failure, all row
-    counts agree. ``tasks``: the tasks that have reported, in order of their ends."""
+    counts agree. ``tasks``: the tasks that have reported, in order of their ends. ``spent_s``:
+    component -> seconds that its tasks were busy with it, added up."""
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     read: ReadCounts = field(default_factory=ReadCounts)
     tasks: Sequence[TaskTime] = ()
+    spent_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class DeadAttempts:
@@ -181,9 +183,12 @@ def summarise(
     if failure is None:
         failure = _incomplete(plan, phase, collected, sent=sent, received=received, expected_tasks=expected_tasks)
     read = ReadCounts()
+    spent_s: dict[str, float] = defaultdict(float)
     for report in collected:
         read.add(report.read)
-    return PhaseResult(failure, by_label, read, [TaskTime.of(each) for each in collected])
+        for component_id, seconds in report.spent_s.items():
+            spent_s[component_id] += seconds
+    return PhaseResult(failure, by_label, read, [TaskTime.of(each) for each in collected], dict(spent_s))
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

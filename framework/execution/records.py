@@ -108,7 +108,8 @@ Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
 @dataclass(slots=True)
 class TaskReport:
     """What one task reports to the driver. ``name``: its components and its number. ``began`` and
-    ``ended``: seconds since the Unix epoch, by the clock of its host."""
+    ``ended``: seconds since the Unix epoch, by the clock of its host. ``spent_s``: component ->
+    seconds that the task was busy with it."""
 
     header: AttemptHeader
     phase: Phase
@@ -121,6 +122,7 @@ class TaskReport:
     name: str = ""
     began: float = 0.0
     ended: float = 0.0
+    spent_s: dict[str, float] = field(default_factory=dict)
 
 
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

@@ -91,6 +91,25 @@ class PlannedTopology:
         )
 
 
+class _Stopwatch:
+    """How long a task has been busy with each component, in seconds. What the rows of a component
+    cost in one that is fused to it counts for the latter."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = defaultdict(float)
+        self._component_id: str | None = None
+        self._since = 0.0
+
+    def turn_to(self, component_id: str | None) -> str | None:
+        """From now on the task is busy with this component; None: with none. Returns the one
+        before."""
+        now, before = time.perf_counter(), self._component_id
+        if before is not None:
+            self.spent_s[before] += now - self._since
+        self._component_id, self._since = component_id, now
+        return before
+
+
 class _UserCodeFailed(Exception):
     """Carries a failure out of the nested calls of a task."""
 
@@ -166,7 +185,7 @@ class _Runner:
                     self.bolt.take_for_commit(kept)
 
     def guarded(self) -> _Guard:
-        return _Guard(self.component.id, self.index)
+        return _Guard(self.component.id, self.index, self.task.watch)
 
     def read(self, seed: Seed) -> None:
         """For a spout: read or emit what was planned for this task."""
@@ -291,18 +310,21 @@ class _Runner:
 
 
 class _Guard:
-    """Turns an exception from user code into a failure that names component and task."""
+    """Turns an exception from user code into a failure that names component and task. Takes the
+    time."""
 
-    __slots__ = ("_component_id", "_index")
+    __slots__ = ("_before", "_component_id", "_index", "_watch")
 
-    def __init__(self, component_id: str, index: int) -> None:
+    def __init__(self, component_id: str, index: int, watch: _Stopwatch) -> None:
         self._component_id = component_id
         self._index = index
+        self._watch = watch
 
     def __enter__(self) -> None:
-        return None
+        self._before = self._watch.turn_to(self._component_id)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._watch.turn_to(self._before)
         if isinstance(error, USER_ERRORS) and not isinstance(error, _UserCodeFailed):
             about = _tuple_in(trace)
             raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index, about)) from error
@@ -341,6 +363,7 @@ class _LevelTask:
         name = f"level {self.level} task {self.partition} of {self.width}"
         self.report = TaskReport(self.header, self.phase, name=name, began=time.time())
         self.outbox = _Outbox(self)
+        self.watch = _Stopwatch()
         self.runners: dict[str, _Runner] = {}
         plan = self.topology.plan
         self._fields_of = {edge.index: plan.components[edge.source].streams[edge.stream] for edge in plan.edges}
@@ -394,7 +417,7 @@ class _LevelTask:
             unpickled = None
             if restored is not None and component_id == restored.component_id:
                 if restored.whole:
-                    with _Guard(component_id, task):
+                    with _Guard(component_id, task, self.watch):
                         unpickled = cloudpickle.loads(restored.pickled)
                 else:
                     kept[component_id] = restored.pickled
@@ -525,6 +548,7 @@ def run_level(
     except _UserCodeFailed as stopped:
         failure = stopped.failure
     task.report.failure, task.report.ended = failure, time.time()
+    task.report.spent_s = dict(task.watch.spent_s)
     report(task.report)
     if failure is None:
         yield from task.outbox.records

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -83,6 +83,8 @@ class TransactionFigures:
     since the Unix epoch; None before. ``leaderships``: how often it began to lead. Distributions
     are of committed transactions: seconds of each phase, records and bytes of their batches, and
     the age of the oldest and of the newest record of each batch, in seconds, when it was closed.
+    ``component_s``: component -> seconds that its tasks were busy with it, in committed
+    transactions.
     """
 
     processing_s: Distribution
@@ -97,6 +99,7 @@ class TransactionFigures:
     last_commit_at: float | None
     retrying: Retrying | None
     leaderships: int
+    component_s: Mapping[str, float]
 
 
 class FiguresBuilder:
@@ -108,6 +111,7 @@ class FiguresBuilder:
         self._oldest, self._newest = Histogram(LATENCY_BOUNDS_S), Histogram(LATENCY_BOUNDS_S)
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
+        self._component_s: dict[str, float] = defaultdict(float)
         self._last_commit_at: float | None = None
         self._retrying: Retrying | None = None
         self.leaderships = 0
@@ -126,6 +130,8 @@ class FiguresBuilder:
         for histogram, stamp_ms in ((self._oldest, attempt.oldest_ms), (self._newest, attempt.newest_ms)):
             if stamp_ms is not None and stamp_ms > 0:  # 0: a producer without a clock
                 histogram.observe(now - stamp_ms / 1000)
+        for component_id, busy_ms in attempt.component_ms.items():
+            self._component_s[component_id] += max(busy_ms, 0.0) / 1000
         self._outcomes["committed"] += 1
         self._last_commit_at, self._retrying = now, None
 
@@ -157,6 +163,7 @@ class FiguresBuilder:
             last_commit_at=self._last_commit_at,
             retrying=self._retrying,
             leaderships=self.leaderships,
+            component_s=dict(self._component_s),
         )
 
 

@@ -50,8 +50,9 @@ class AttemptRecord:
     start of the commit. A phase that did not end has None. ``source_rows``: the records read;
     ``bad_records`` of them could not be decoded. ``oldest_ms`` and ``newest_ms``: the times of the
     oldest and the newest of them, as of ``ReadCounts``. ``rows``: edge label -> rows received over
-    that edge. ``outcome``: running, committed, failed, cancelled, or rolled back. ``reason``: why
-    it failed, was cancelled or was rolled back.
+    that edge. ``component_ms``: component -> milliseconds that its tasks were busy with it, added
+    up; a task that reads also waits. ``outcome``: running, committed, failed, cancelled, or rolled
+    back. ``reason``: why it failed, was cancelled or was rolled back.
     """
 
     attempt_id: int
@@ -66,6 +67,7 @@ class AttemptRecord:
     oldest_ms: int | None = None
     newest_ms: int | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
+    component_ms: Mapping[str, float] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
 
@@ -133,26 +135,45 @@ class Journal:
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
             self._phase_since_s[(txid, attempt_id)] = time.monotonic()
 
-    def processed(self, txid: int, attempt_id: int, rows: Mapping[str, int], **counts: int | None) -> None:
-        """``counts``: ``source_rows``, ``source_bytes``, ``bad_records``, ``oldest_ms``,
-        ``newest_ms``."""
+    def processed(
+        self,
+        txid: int,
+        attempt_id: int,
+        rows: Mapping[str, int],
+        spent_s: Mapping[str, float] | None = None,
+        **counts: int | None,
+    ) -> None:
+        """``spent_s``: of each component. ``counts``: ``source_rows``, ``source_bytes``,
+        ``bad_records``, ``oldest_ms``, ``newest_ms``."""
         with self._lock:
             self._note("processed", txid, attempt_id)
             self.read_rows += counts.get("source_rows") or 0
-            self._change(txid, attempt_id, processing_ms=self._lap(txid, attempt_id), rows=rows, **counts)
+            took_ms, busy_ms = self._lap(txid, attempt_id), _in_ms(spent_s or {})
+            self._change(txid, attempt_id, processing_ms=took_ms, rows=rows, component_ms=busy_ms, **counts)
 
     def committing(self, txid: int, attempt_id: int) -> None:
         with self._lock:
             self._note("committing", txid, attempt_id)
             self._change(txid, attempt_id, waiting_ms=self._lap(txid, attempt_id))
 
-    def commit_phase_done(self, txid: int, attempt_id: int, rows: Mapping[str, int]) -> None:
+    def commit_phase_done(
+        self, txid: int, attempt_id: int, rows: Mapping[str, int], spent_s: Mapping[str, float] | None = None
+    ) -> None:
         """The states have been written. The transaction is not closed yet."""
         with self._lock:
             known = self._attempt(txid, attempt_id)
             if known is not None:
-                merged = {**known.rows, **rows}
-                self._change(txid, attempt_id, commit_ms=self._lap(txid, attempt_id), rows=merged, outcome="committed")
+                busy_ms = dict(known.component_ms)
+                for component_id, more_ms in _in_ms(spent_s or {}).items():
+                    busy_ms[component_id] = round(busy_ms.get(component_id, 0.0) + more_ms, 3)
+                self._change(
+                    txid,
+                    attempt_id,
+                    commit_ms=self._lap(txid, attempt_id),
+                    rows={**known.rows, **rows},
+                    component_ms=busy_ms,
+                    outcome="committed",
+                )
 
     def committed(self, txid: int) -> AttemptRecord | None:
         """The last attempt has durably closed the transaction. Returns its record."""
@@ -283,3 +304,7 @@ class Journal:
         self._figures.ended(outcome)
         self._phase_since_s.pop((txid, attempt_id), None)
         return True
+
+
+def _in_ms(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(each * 1000, 3) for name, each in seconds.items()}

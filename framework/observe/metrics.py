@@ -158,6 +158,13 @@ METRICS = {
             "Age of a batch's oldest and newest record, by their timestamps, when their transaction was closed.",
             ("topology", "record"),
         ),
+        MetricDescription(
+            "ratchet_component_busy_seconds",
+            "counter",
+            "Time that the tasks of a component were busy with it, added up; of transactions, committed ones.",
+            _BY_COMPONENT,
+            "both",
+        ),
         MetricDescription("ratchet_lag_records", "gauge", "Records of the source that are not committed."),
         MetricDescription("ratchet_source_waiting", "gauge", "Whether the source does not answer: 1 or 0."),
         MetricDescription("ratchet_source_partitions", "gauge", "Partitions of the source."),
@@ -181,6 +188,11 @@ METRICS = {
             "ratchet_checkpoint_seconds",
             "histogram",
             "Duration of committed checkpoints, from the first marker until all tasks have committed.",
+        ),
+        _of_components("ratchet_state_keys", "Keys in the state of a bolt, as of its last checkpoint.", "gauge"),
+        _of_components("ratchet_checkpoint_keys", "Keys that the last checkpoint of a state has changed.", "gauge"),
+        _of_components(
+            "ratchet_checkpoint_bytes", "Bytes of the keys and values that the last checkpoint has changed.", "gauge"
         ),
         _of_core("ratchet_recoveries", "counter", "How often all states went back to the last checkpoint."),
         _of_components("ratchet_component_errors", "Errors in user code, by what they did.", "counter", "kind"),
@@ -277,6 +289,7 @@ class RunCollector(Collector):
             ratchet_batch_records=figures.batch_records,
             ratchet_batch_bytes=figures.batch_bytes,
         )
+        yield _by_label(topology, "ratchet_component_busy_seconds", figures.component_s, ())
         latency = METRICS["ratchet_end_to_end_latency_seconds"].family()
         for record, seen in (("oldest", figures.oldest_s), ("newest", figures.newest_s)):
             _add_distribution(latency, [topology, record], seen)
@@ -334,7 +347,7 @@ def _measured(topology: str, **values: float | None) -> Iterable[Metric]:
             yield family
 
 
-def _by_label(topology: str, name: str, values: Mapping[str, int], known: Sequence[str]) -> Metric:
+def _by_label(topology: str, name: str, values: Mapping[str, float], known: Sequence[str]) -> Metric:
     """One figure for each value of the last label: all ``known`` ones, and what else there is."""
     family: Metric = METRICS[name].family()
     for label in dict.fromkeys((*known, *sorted(values))):
@@ -375,6 +388,19 @@ class ObservedCounts(Protocol):
     def pending(self) -> int: ...
     @property
     def latency_s(self) -> float: ...
+    @property
+    def busy_s(self) -> float: ...
+
+
+class ObservedState(Protocol):
+    """How large a state is."""
+
+    @property
+    def keys(self) -> int: ...
+    @property
+    def changed(self) -> int: ...
+    @property
+    def changed_bytes(self) -> int: ...
 
 
 class ObservedCheckpoint(Protocol):
@@ -382,6 +408,8 @@ class ObservedCheckpoint(Protocol):
 
     @property
     def txid(self) -> int: ...
+    @property
+    def states(self) -> Mapping[str, ObservedState]: ...
 
 
 class ObservedCoreRun(Protocol):
@@ -430,10 +458,17 @@ class CoreRunCollector(Collector):
                 ratchet_checkpoint=status.checkpoint.txid or None,
                 ratchet_last_checkpoint_timestamp_seconds=figures.last_checkpoint_at,
             )
+            for name, field in _OF_STATES.items():
+                sizes = METRICS[name].family()
+                for component, size in status.checkpoint.states.items():
+                    sizes.add_metric(_safe(topology, component), getattr(size, field))
+                yield sizes
         errors = METRICS["ratchet_component_errors"].family()
         for (component, kind), count in sorted(figures.errors.items()):
             errors.add_metric(_safe(topology, component, kind), count)
         yield errors
+        busy_s = {component: counts.busy_s for component, counts in status.components.items()}
+        yield _by_label(topology, "ratchet_component_busy_seconds", busy_s, ())
         for name, field in _OF_COMPONENTS.items():
             family = METRICS[name].family()
             for component, counts in status.components.items():
@@ -446,6 +481,11 @@ class CoreRunCollector(Collector):
         yield latency
 
 
+_OF_STATES = {
+    "ratchet_state_keys": "keys",
+    "ratchet_checkpoint_keys": "changed",
+    "ratchet_checkpoint_bytes": "changed_bytes",
+}
 _OF_COMPONENTS = {name: name.removeprefix("ratchet_tuples_") for name in METRICS if name.startswith("ratchet_tuples_")}
 
 

@@ -116,6 +116,21 @@ class StateProviderContract:
         assert state.multi_get(["a", "b", "c"]) == [None, None, None]
         assert dict(state.items()) == {"b": None}
 
+    def test_its_size_is_that_of_the_last_commit(self) -> None:
+        state = self.state()
+        self.checkpoint(state, 1, {"a": 1, "b": 2, "c": 3})
+        size = state.size
+        if size is None:  # it does not know
+            return
+        assert (size.keys, size.changed) == (3, 3)
+        state.delete("a")
+        self.checkpoint(state, 2, {"b": 20})
+        later = state.size
+        assert later is not None and (later.keys, later.changed) == (2, 2)
+        assert 0 < later.changed_bytes < size.changed_bytes
+        again = self.again().size
+        assert again is not None and again.keys == 2
+
     def test_every_kind_of_key_and_value_comes_back_as_it_was(self) -> None:
         self.checkpoint(self.state(), 1, {("key", each): each for each in AWKWARD})
         state = self.again()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from framework.topology.stateful import KeyValueState
+from framework.topology.stateful import KeyValueState, StateSize
 
 #: As when a value that never expires is stored: in seconds since 1970, later than any clock says.
 FOR_EVER = 1e15
@@ -54,6 +54,11 @@ class ExpiringState(KeyValueState[Any, Any]):
     @property
     def txid(self) -> int | None:
         return self._state.txid
+
+    @property
+    def size(self) -> StateSize | None:
+        """Keys that have expired count until they are deleted."""
+        return self._state.size
 
     @property
     def frozen(self) -> bool:  # type: ignore[override]

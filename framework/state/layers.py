@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from framework.errors import InvariantViolation
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
-from framework.topology.stateful import KeyValueState
+from framework.topology.stateful import KeyValueState, StateSize
 
 #: Changes to a state: key -> value, None for a deleted key.
 Changes = Mapping[bytes, bytes | None]
@@ -34,6 +34,9 @@ class CommittedStore(Protocol):
         """The last committed checkpoint; 0 for none."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def count(self) -> int:
+        """How many keys there are, without looking at all of them."""
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """All entries. It does not block others, so what is committed meanwhile may be seen."""
@@ -80,6 +83,7 @@ class LayeredState(KeyValueState[Any, Any]):
         self._cached: OrderedDict[bytes, bytes | None] = OrderedDict()
         self._cached_max = cached_max
         self._swept: Any = None
+        self._written = (0, 0)  # keys and bytes that the last checkpoint changed
 
     def keep_times(self) -> None:
         """From here on, take values as pairs: the time that each was put, and the value."""
@@ -93,6 +97,10 @@ class LayeredState(KeyValueState[Any, Any]):
     @property
     def txid(self) -> int:
         return self._store.txid()
+
+    @property
+    def size(self) -> StateSize:
+        return StateSize(self._store.count(), *self._written)
 
     def get(self, key: Any, default: Any = None) -> Any:
         encoded = self._keys.dumps(key)
@@ -149,6 +157,7 @@ class LayeredState(KeyValueState[Any, Any]):
         self._store.commit(txid)
         if self._prepared_txid is None:
             self._cached.clear()  # another object has prepared it, and only that one knows what has changed
+        self._written = len(self._prepared), sum(len(key) + len(value or b"") for key, value in self._prepared.items())
         self._settle(self._prepared)
 
     def recover(self, txid: int, *, prepared: bool, upto: int) -> None:

@@ -139,6 +139,10 @@ class LmdbStore:
         with self._reading(self._values) as reading:
             return [_value_in(reading.get(_short(key))) for key in keys]
 
+    def count(self) -> int:
+        with self._reading(self._values) as reading:
+            return int(reading.stat(self._values)["entries"])
+
     def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
         found: list[tuple[bytes, bytes]] = []
         with self._reading(self._values) as reading, reading.cursor() as scanning:

@@ -64,6 +64,9 @@ class MemoryBytes:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._values.get(key) for key in keys]
 
+    def count(self) -> int:
+        return len(self._values)
+
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         for key in list(self._values):
             value = self._values.get(key)

@@ -184,6 +184,10 @@ class RedisStore:
                 found += self._client.hmget(self._values, list(part))  # type: ignore[arg-type]
             return found
 
+    def count(self) -> int:
+        with self._asking():
+            return int(self._client.hlen(self._values))
+
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         seen: set[bytes] = set()  # while its table shrinks, Redis may return a key twice
         with self._asking():

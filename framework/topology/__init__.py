@@ -57,6 +57,7 @@ from framework.topology.stateful import (
     ReplayableSpout,
     State,
     StateProvider,
+    StateSize,
 )
 from framework.topology.tuples import Tuple
 
@@ -109,6 +110,7 @@ __all__ = [
     "Standing",
     "State",
     "StateProvider",
+    "StateSize",
     "Subscription",
     "Topology",
     "TopologyBuilder",

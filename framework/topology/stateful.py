@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from framework.errors import TopologyError
@@ -32,6 +33,19 @@ V = TypeVar("V")
 EVERY_TASK: Sequence[Any] = ("every task",)
 
 
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """How large a state is. ``keys``: in all. ``changed`` and ``changed_bytes``: keys that the last
+    checkpoint changed, and bytes of these keys and their values as they are stored."""
+
+    keys: int = 0
+    changed: int = 0
+    changed_bytes: int = 0
+
+    def __add__(self, other: StateSize) -> StateSize:
+        return StateSize(self.keys + other.keys, self.changed + other.changed, self.changed_bytes + other.changed_bytes)
+
+
 class State(ABC):
     """What a bolt keeps from checkpoint to checkpoint. One object serves one task, from one thread.
 
@@ -42,6 +56,12 @@ class State(ABC):
     def txid(self) -> int | None:
         """The last committed checkpoint, 0 for none, or None when the state does not know. An id is
         checked against the topology's record."""
+        return None
+
+    @property
+    def size(self) -> StateSize | None:
+        """As of the last commit; None when the state does not know. Asked after each checkpoint, so
+        it must be cheap; an error says nothing."""
         return None
 
     @abstractmethod

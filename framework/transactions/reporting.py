@@ -82,6 +82,7 @@ class TermReport:
             txid,
             attempt_id,
             rows_received(result),
+            result.spent_s,
             source_rows=read.records,
             source_bytes=read.bytes,
             bad_records=read.bad_records,
@@ -91,7 +92,7 @@ class TermReport:
 
     def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
         """The sinks hold the attempt; the transaction is not closed yet."""
-        self._journal.commit_phase_done(txid, attempt_id, rows_received(result))
+        self._journal.commit_phase_done(txid, attempt_id, rows_received(result), result.spent_s)
 
     def rolled_back(self, txid: int, attempt_id: int) -> None:
         self._journal.rolled_back(txid, attempt_id)

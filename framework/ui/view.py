@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +19,8 @@ FAILURES_SHOWN = 50
 REASON_MAX = 500
 #: Over how many of the last transactions the rows of an edge are added up.
 EDGES_OVER = 100
+#: And of a core topology over how many seconds.
+FLOW_S = 30.0
 #: Partitions with the longest lag, which are listed. All others are drawn.
 WORST_SHOWN = 20
 #: Of the partitions of one transaction so many are listed.
@@ -88,21 +92,66 @@ ROW = ("txid", "closed_at", "attempts", "rows", "bad", "processing_ms", "waiting
 
 
 def edges(closed: Sequence[TransactionRecord]) -> Document:
-    """Rows over each edge: of the last transaction, and of the last ``EDGES_OVER``, which took
-    ``seconds`` from the first start to the last end."""
+    """Rows over each edge and milliseconds in each component: of the last transaction, and of the
+    last ``EDGES_OVER``, which took ``seconds`` from the first start to the last end."""
     recent = closed[-EDGES_OVER:]
-    rows: dict[str, list[int]] = {}
-    last: Mapping[str, int] = {}
-    for record in recent:
-        last = record.attempts[-1].rows if record.attempts else {}
-        for label, count in last.items():
-            rows.setdefault(label, [0, 0])[1] += count
-    for label, count in last.items():
-        rows[label][0] = count
+    last_attempts = [each.attempts[-1] for each in recent if each.attempts]
     ends = [each.closed_at for each in recent if each.closed_at is not None]
     starts = [each.attempts[0].started_at for each in recent if each.attempts]
     seconds = max(max(ends) - min(starts), 0.0) if ends and starts else 0.0
-    return {"rows": rows, "transactions": len(recent), "seconds": round(seconds, 3)}
+    return {
+        "rows": _last_and_sum([each.rows for each in last_attempts]),
+        "busy_ms": _last_and_sum([each.component_ms for each in last_attempts]),
+        "transactions": len(recent),
+        "seconds": round(seconds, 3),
+    }
+
+
+class Flow:
+    """Rows over each edge and milliseconds in each component of a core topology, of the last
+    ``FLOW_S`` seconds: in the form of ``edges``."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, dict[str, float], dict[str, float]]] = deque()
+        self._lock = threading.Lock()
+
+    def look(self, status: Mapping[str, Any]) -> Document:
+        """``status``: the ``summary()`` of the run, perhaps of another version, or of a driver that
+        counts from 0 again."""
+        now, rows = time.monotonic(), _numbers(status.get("edges"))
+        components = status.get("components")
+        known = components.items() if isinstance(components, Mapping) else ()
+        busy_s = _numbers({name: each.get("busy_s") for name, each in known if isinstance(each, Mapping)})
+        with self._lock:
+            looks = self._looks
+            if looks and any(rows.get(label, 0) < count for label, count in looks[-1][1].items()):
+                looks.clear()
+            looks.append((now, rows, busy_s))
+            while len(looks) > 2 and looks[1][0] <= now - FLOW_S:
+                looks.popleft()
+            since, rows_then, busy_then = looks[0]
+        busy_ms = {name: (seconds - busy_then.get(name, 0)) * 1000 for name, seconds in busy_s.items()}
+        return {
+            "rows": {label: [None, count - rows_then.get(label, 0)] for label, count in rows.items()},
+            "busy_ms": {name: [None, round(max(each, 0.0), 3)] for name, each in busy_ms.items()},
+            "transactions": None,
+            "seconds": round(now - since, 3),
+        }
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    known = values.items() if isinstance(values, Mapping) else ()
+    return {str(name): each for name, each in known if isinstance(each, (int, float))}
+
+
+def _last_and_sum(each_time: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Name -> its last value, and the sum of all."""
+    sums: dict[str, float] = defaultdict(float)
+    for values in each_time:
+        for name, value in values.items():
+            sums[name] += value
+    last = each_time[-1] if each_time else {}
+    return {name: [last.get(name, 0), round(total, 3)] for name, total in sums.items()}
 
 
 def failures(records: Iterable[TransactionRecord], open_records: Iterable[TransactionRecord] = ()) -> list[Document]:
@@ -155,7 +204,8 @@ def transaction_document(record: TransactionRecord, traces: Mapping[int, str] | 
 
 def _attempt_document(attempt: AttemptRecord) -> Document:
     document = {name: getattr(attempt, name) for name in AttemptRecord.__slots__}
-    return {**document, "rows": dict(attempt.rows), "reason": shortened(attempt.reason, TRACE_MAX)}
+    rows, busy_ms = dict(attempt.rows), dict(attempt.component_ms)
+    return {**document, "rows": rows, "component_ms": busy_ms, "reason": shortened(attempt.reason, TRACE_MAX)}
 
 
 def partitions(lags: Mapping[str, tuple[int | None, int, int, int]]) -> Document:

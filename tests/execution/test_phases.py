@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from framework import (
     Fields,
     TopologyFailed,
     TransactionalTopologyBuilder,
+    submit,
 )
-from framework.execution import Phase, collapsed
+from framework.execution import Phase, collapsed, tasks
 from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -104,6 +106,53 @@ def test_bolts_below_a_committer_finish_in_the_same_commit_phase_in_the_order_of
         tasks = Counter((name, task) for name, what, t, _, task, _ in seen if what == "finish" and t == txid)
         assert tasks == {("A", 0): 1, ("A", 1): 1, ("B", 0): 1, ("B", 1): 1, ("C", 0): 1, ("C", 1): 1, ("D", 0): 1}
     assert at[("committed", 1)] < at[("committing", 2)]
+
+
+_clock_s = 0.0
+
+
+def goes_on(seconds: float) -> None:
+    global _clock_s
+    _clock_s += seconds
+
+
+class Slow(BaseBatchBolt):
+    """Lets the clock go on by ``seconds`` per tuple, before and after it emits, and at the end."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Any) -> None:
+        goes_on(self.seconds / 2)
+        self.collector.emit([tup["n"]])
+        goes_on(self.seconds / 2)
+
+    def finish_batch(self) -> None:
+        goes_on(self.seconds)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(n=int))
+
+
+class SlowCommitter(Slow, BaseTransactionalBolt):
+    """``Slow`` as a committer."""
+
+
+def test_the_time_of_each_component_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of components that are fused, and of a committer in both phases."""
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(perf_counter=lambda: _clock_s, time=time.time))
+    spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 3}, Fields(n=int), 3)
+    builder = TransactionalTopologyBuilder("slow", "spout", spout, 1)
+    builder.set_bolt("A", Slow(1)).global_grouping("spout")
+    builder.set_bolt("B", Slow(10)).global_grouping("A")
+    builder.set_committer_bolt("C", SlowCommitter(100)).global_grouping("B")
+    with submit(builder.build(), {}, executor="local") as run:
+        run.wait_until_caught_up(60)
+        (record,) = run.transactions()
+    assert record.attempts[0].component_ms == {"spout": 0.0, "A": 4_000.0, "B": 40_000.0, "C": 400_000.0}
 
 
 @pytest.mark.behaviour("1.8")

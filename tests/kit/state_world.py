@@ -214,6 +214,9 @@ class FailingStore:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._world.trouble("store", lambda: self._store.get(keys), 0.0005)  # type: ignore[no-any-return]
 
+    def count(self) -> int:
+        return self._store.count()
+
     def scan(self) -> Any:
         return self._store.scan()
 

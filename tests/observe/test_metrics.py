@@ -35,7 +35,7 @@ from framework.observe.metrics import (
     health_of,
     serve_metrics,
 )
-from framework.topology import PartitionProgress
+from framework.topology import PartitionProgress, StateSize
 from framework.transactions import MemoryStore
 from integration.packages import find_program
 from integration.server import free_port
@@ -75,9 +75,18 @@ def worked() -> Journal:
     journal.emitted(1, 1, 3, {}, "digest")
     journal.failed(1, 1, "down", kind="retryable", component="totals")
     journal.emitted(1, 2, 3, {}, "digest")
-    journal.processed(1, 2, {}, source_rows=50, source_bytes=5_000, oldest_ms=now_ms - 20_000, newest_ms=now_ms - 2_000)
+    journal.processed(
+        1,
+        2,
+        {},
+        {"totals": 0.25},
+        source_rows=50,
+        source_bytes=5_000,
+        oldest_ms=now_ms - 20_000,
+        newest_ms=now_ms - 2_000,
+    )
     journal.committing(1, 2)
-    journal.commit_phase_done(1, 2, {})
+    journal.commit_phase_done(1, 2, {}, {"totals": 0.5, "words": 0.125})
     journal.committed(1)
     journal.emitted(2, 1, 3, {}, "digest")
     journal.failed(2, 1, "still down", kind="retryable", component="totals")
@@ -107,7 +116,7 @@ def core_parts() -> tuple[CoreStatus, CoreFiguresBuilder]:
     figures.preparing(4, 10.0)
     figures.preparing(4, 11.0)  # its marker goes out again
     figures.checkpoint(4, 12.0, 1)
-    counts = Counts(emitted=10, completed=8, latency_s=0.4, pending=2)
+    counts = Counts(emitted=10, completed=8, latency_s=0.4, pending=2, busy_s=1.5)
     status = CoreStatus(
         phase="running",
         rounds=5,
@@ -115,7 +124,7 @@ def core_parts() -> tuple[CoreStatus, CoreFiguresBuilder]:
         components={"sentences": counts, "split": Counts(executed=8, acked=7, failed=1)},
         trees=2,
         last_error=None,
-        checkpoint=CheckpointStatus(4, "COMMITTED", "exactly-once", 1, None),
+        checkpoint=CheckpointStatus(4, "COMMITTED", "exactly-once", 1, None, {"split": StateSize(1_000, 10, 250)}),
     )
     return status, figures
 
@@ -131,6 +140,13 @@ def test_a_committed_transaction_is_in_every_distribution() -> None:
     assert found[("ratchet_batch_records_sum", ())] == 50
     assert found[("ratchet_batch_records_bucket", (("le", "10.0"),))] == 0
     assert found[("ratchet_batch_records_bucket", (("le", "100.0"),))] == 1
+
+
+def test_the_time_of_each_component_is_that_of_both_phases() -> None:
+    found = samples(RunCollector(Seen, worked().figures, KINDS))
+    name = "ratchet_component_busy_seconds_total"
+    assert found[(name, (("component", "totals"),))] == 0.75
+    assert found[(name, (("component", "words"),))] == 0.125
 
 
 def test_latency_is_the_age_of_the_oldest_and_of_the_newest_record_at_the_end() -> None:
@@ -225,6 +241,10 @@ def test_a_core_topology_shows_pending_trees_latency_errors_and_checkpoints() ->
     assert found[("ratchet_complete_latency_seconds_sum", (("component", "sentences"),))] == 0.4
     assert (found[("ratchet_checkpoint_seconds_count", ())], found[("ratchet_checkpoint_seconds_sum", ())]) == (1, 2)
     assert found[("ratchet_recoveries_total", ())] == 1
+    split = (("component", "split"),)
+    sizes = [found[(f"ratchet_{name}", split)] for name in ("state_keys", "checkpoint_keys", "checkpoint_bytes")]
+    assert sizes == [1_000, 10, 250]
+    assert found[("ratchet_component_busy_seconds_total", (("component", "sentences"),))] == 1.5
     waiting = samples(CoreRunCollector("words", lambda: replace(status, phase="standby"), figures.seen))
     assert waiting[("ratchet_standby", ())] == 1
     assert ("ratchet_checkpoint", ()) not in waiting

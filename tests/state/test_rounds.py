@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,23 @@ def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
         status = run.status().checkpoint
         assert status is not None and status.guarantee == "exactly-once"
         return status.recoveries
+
+
+def test_a_status_says_how_large_the_states_are_and_what_went_over_each_edge(key: str, tmp_path: Path) -> None:
+    words = ["a", "b", "a", "c"]
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Log(key, [words]))
+    builder.set_bolt("split", Split(key)).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("split", Fields("word"))
+    stepped = SteppedState(builder.build(), tmp_path)
+    stepped.settle()
+    status = stepped.driver.status()
+    assert status.edges == {"words->split": 4, "split->count": 4}
+    assert status.checkpoint is not None
+    assert status.checkpoint.states.keys() == {"count"}
+    assert status.checkpoint.states["count"].keys == 3
+    assert all(each.busy_s > 0 for each in status.components.values())
+    assert json.loads(json.dumps(status.document()))["checkpoint"]["states"]["count"]["keys"] == 3
 
 
 @pytest.mark.rule("C34")

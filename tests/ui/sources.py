@@ -26,7 +26,13 @@ def record(txid: int, *, attempts: int = 1, plan: Any = None, reason: str = "", 
         for number in range(1, attempts)
     ]
     last = AttemptRecord(
-        attempt_id=attempts, epoch=1, started_at=1e9 + txid, outcome="committed", rows={"lines->count": 10}, **times
+        attempt_id=attempts,
+        epoch=1,
+        started_at=1e9 + txid,
+        outcome="committed",
+        rows={"lines->count": 10},
+        component_ms={"count": 2.5},
+        **times,
     )
     return TransactionRecord(txid, plan or {}, "digest", (*failed, last), attempts)
 

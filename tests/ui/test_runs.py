@@ -19,7 +19,8 @@ from framework.errors import ConfigError, RetryableError
 from framework.transactions import MemoryStore
 from framework.transactions.history import HistoryReader
 from framework.transactions.view import RunSource
-from framework.views import RootSource, shape_in
+from framework.ui import view
+from framework.views import RootSource, shape_in, told_shape
 from integration import EmbeddedServers
 from integration.server import free_port
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
@@ -193,8 +194,38 @@ def test_the_page_of_a_core_topology_shows_what_its_components_did() -> None:
         found = read(port, "/api/topology?id=numbers")
         assert found["live"]["kind"] == "core"
         assert [each["kind"] for each in found["about"]["graph"]["components"]] == ["spout", "bolt"]
+        assert found["live"]["status"]["edges"] == {"numbers->prints": 4}  # one failed, and came again
+        assert found["live"]["edges"]["rows"].keys() == {"numbers->prints"}
+        assert found["live"]["edges"]["busy_ms"].keys() == {"numbers", "prints"}
         assert found["transactions"]["rows"] == []
         assert get(port, "/api/topology/transaction?id=numbers&txid=1")[0] == 404
+
+
+def test_the_root_shows_the_graph_of_a_core_topology_that_runs() -> None:
+    builder = TopologyBuilder("numbers")
+    builder.set_spout("numbers", ListSpout("root-core", [1, 2, 3]))
+    builder.set_bolt("prints", Basic("root-core-prints")).shuffle_grouping("numbers")
+    built, store = builder.build(), MemoryStore()
+    source = RootSource(store, "/ratchet")
+
+    def shown() -> view.View:
+        found = source.topology("numbers")
+        assert found is not None
+        return found
+
+    with submit(built, {}, store=store, executor="local") as run:
+        run.wait_until_idle(60)
+        wait_for(lambda: source.topology("numbers") is not None)
+        wait_for(lambda: shown().parts["live"].get("edges", {}).get("rows", {}).keys() == {"numbers->prints"})
+        found = shown()
+        assert found.parts["about"]["graph"] == built.shape()
+        assert found.parts["live"]["edges"]["busy_ms"].keys() == {"numbers", "prints"}
+        assert "graph" not in found.parts["live"]["status"]
+
+
+@pytest.mark.parametrize("graph", [None, "x", [1], {"components": 1}, {"components": ["x", {"id": 3}], "edges": [{}]}])
+def test_a_graph_that_is_none_is_not_drawn(graph: Any) -> None:
+    assert told_shape(graph) == {"components": [], "edges": []}
 
 
 def test_without_the_extra_one_line_says_what_to_install() -> None:

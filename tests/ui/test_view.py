@@ -8,6 +8,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from framework.ui import view
 from framework.ui.kept import Kept
 from framework.ui.messages import Encoded, Viewer, encode
@@ -38,8 +40,39 @@ def test_a_row_of_the_time_line_says_what_its_columns_promise() -> None:
 
 def test_edges_add_up_the_last_transactions_and_name_the_rows_of_the_last() -> None:
     closed = [replace(record(txid)) for txid in range(1, 151)]
-    assert view.edges(closed) == {"rows": {"lines->count": [10, 1000]}, "transactions": 100, "seconds": 99.1}
-    assert view.edges([]) == {"rows": {}, "transactions": 0, "seconds": 0.0}
+    assert view.edges(closed) == {
+        "rows": {"lines->count": [10, 1000]},
+        "busy_ms": {"count": [2.5, 250.0]},
+        "transactions": 100,
+        "seconds": 99.1,
+    }
+    assert view.edges([]) == {"rows": {}, "busy_ms": {}, "transactions": 0, "seconds": 0.0}
+
+
+def test_the_flow_of_a_core_topology_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(view.time, "monotonic", lambda: now)
+    flow = view.Flow()
+
+    def look(at: float, rows: int, busy_s: float) -> Any:
+        nonlocal now
+        now = at
+        return flow.look({"edges": {"a->b": rows}, "components": {"b": {"busy_s": busy_s}}})
+
+    assert look(0, 5, 1.0) == {
+        "rows": {"a->b": [None, 0]},
+        "busy_ms": {"b": [None, 0.0]},
+        "transactions": None,
+        "seconds": 0,
+    }
+    found = look(10, 25, 1.5)
+    assert (found["rows"], found["busy_ms"], found["seconds"]) == ({"a->b": [None, 20]}, {"b": [None, 500.0]}, 10)
+    look(40, 100, 2.0)
+    found = look(50, 110, 2.5)  # since the look of 30 s ago or more
+    assert (found["rows"]["a->b"][1], found["seconds"]) == (85, 40)
+    found = look(51, 3, 0.1)  # another driver counts from 0
+    assert (found["rows"]["a->b"][1], found["busy_ms"]["b"][1], found["seconds"]) == (0, 0.0, 0)
+    assert flow.look({"edges": "?", "components": {"b": None}})["rows"] == {}
 
 
 def test_failures_are_listed_with_the_latest_first_shortened_and_bounded() -> None:

@@ -2,7 +2,7 @@
 
 import { Histogram, Strip, TimeLine, Trend } from "./charts.js";
 import { ago, badge, changed, clock, compact, count, day, duration, h, moment, plural, say, table } from "./dom.js";
-import { draw, edgeLabel, flowsOf } from "./graph.js";
+import { draw, edgeLabel, flowsOf, notesOf } from "./graph.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -170,7 +170,7 @@ class TopologyPage {
       slow: section("What is slow?", "A transaction is processed, waits until those before it are committed, and is committed. Much waiting means that commits are the bottleneck; much processing, that reading and bolts are.",
         h("div", { class: "columns" }, h("div", { class: "grow" }, h("h3", {}, "Time of the last transactions"), this.line.element),
           h("div", {}, h("h3", {}, "How long they take"), this.histogram.element))),
-      graph: section("Where do the rows go?", "Spouts read, bolts transform, committers write. Beside each arrow: rows per second, over the last hundred transactions.", this.graph, this.components),
+      graph: section("Where do the rows go?", "Spouts read, bolts transform, committers write. Beside each arrow: rows per second, over the last hundred transactions, of a core topology over half a minute. Busy: how much of the time the component's tasks spent with it, together; what a spout waits for its source counts, too.", this.graph, this.components),
       failed: section("What failed, and why?", "Attempts that came to nothing. Their transactions were processed again, so nothing is lost or doubled.", this.failures),
       right: section("Is it right?", "What each sink holds, and what was not counted.", this.right),
       type: section("What do I type now?", "Commands to begin with, in an environment where Ratchet is installed. Give them --config as you give it to run.", this.commands),
@@ -359,10 +359,11 @@ class TopologyPage {
     const core = live.kind === "core" ? live.status?.components ?? {} : null;
     this.sections.graph.hidden = !shape?.components?.length && !core;
     if (shape?.components?.length) {
-      const notes = {};
+      const said = {};
       for (const [name, each] of Object.entries(core ?? {})) {
-        notes[name] = each.executed ? `${compact(each.executed)} executed` : each.emitted ? `${compact(each.emitted)} emitted` : "";
+        said[name] = each.executed ? `${compact(each.executed)} executed` : each.emitted ? `${compact(each.emitted)} emitted` : "";
       }
+      const notes = notesOf(shape, live.edges, said);
       const flows = flowsOf(shape, live.edges);
       this.changed.graph([shape, notes, flows], () => {
         const [left, top] = [this.graph.firstChild?.scrollLeft, this.graph.firstChild?.scrollTop];
@@ -372,9 +373,14 @@ class TopologyPage {
     }
     const columns = [["emitted", "Tuples that it emitted"], ["executed", "Tuples that it executed"], ["acked", "Tuples that it acked"], ["failed", "Tuples that it failed, or was told have failed"],
       ["completed", "Of a spout: tuples whose tree is complete"], ["timed_out", "Of a spout: tuples that took too long"], ["pending", "Of a spout: tuples whose fate is open"], ["waiting", "Of a bolt: tuples that have come and wait"], ["died", "Instances that an error ended"]];
-    this.changed.components(core, () => this.components.replaceChildren(...(core ? [h("h3", {}, "Components, in tuples"),
+    const states = live.status?.checkpoint?.states ?? {};
+    this.changed.components([core, states], () => this.components.replaceChildren(...(core ? [h("h3", {}, "Components, in tuples"),
       table([{ name: "component" }, ...columns.map(([name, why]) => ({ name: name.replace("_", " "), number: true, why })), { name: "latency", number: true, why: "Mean time until a tree is complete" }],
-        Object.entries(core).map(([name, each]) => [name, ...columns.map(([column]) => compact(each[column])), each.completed ? duration(each.latency_s / each.completed) : ""]), { label: "Components" })] : [])));
+        Object.entries(core).map(([name, each]) => [name, ...columns.map(([column]) => compact(each[column])), each.completed ? duration(each.latency_s / each.completed) : ""]), { label: "Components" })] : []),
+      ...(Object.keys(states).length ? [h("h3", {}, "States, as of the last checkpoint"),
+        table([{ name: "component" }, { name: "keys", number: true, why: "Keys in the state, of all its tasks" }, { name: "changed keys", number: true, why: "Keys that the last checkpoint has changed" },
+          { name: "written", number: true, why: "Bytes of the keys and values that the last checkpoint has changed" }],
+        Object.entries(states).map(([name, each]) => [name, count(each.keys), count(each.changed), `${compact(each.changed_bytes)} B`]), { label: "States" })] : [])));
   }
 
   drawFailures(transactional) {
