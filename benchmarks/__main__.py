@@ -1,5 +1,5 @@
-"""``python -m benchmarks``: measures W1, W2, the spout's reading alone, topics of many partitions
-and the states' writing alone, and prints JSON lines."""
+"""``python -m benchmarks``: measures W1, W2, the spout's reading alone, topics of many partitions,
+the states' writing alone and the cost of being watched, and prints JSON lines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import parts, plots, ranges, reading, states, wide, workload
+from benchmarks import parts, plots, ranges, reading, states, watched, wide, workload
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "reading", "ranges", "wide", "states"]
+WORKLOADS = ["w1", "w2", "reading", "ranges", "wide", "states", "watched"]
 #: W2 shows the latency of all messages, and of those that were sent so long after the first one.
 WARM_AFTER_MS = 2_000
 
@@ -54,6 +54,9 @@ def main() -> int:
         if "states" in arguments.workloads:
             for each in states.measure(folder, arguments.repeat, tuple(arguments.keys)):
                 _print(each)
+        if "watched" in arguments.workloads:
+            _print(_watched(servers, folder, arguments))
+            _print(watched.root(servers.zookeeper))
     if arguments.plot is not None:
         plots.draw(_results, arguments.plot)
     return 0
@@ -91,48 +94,87 @@ def _throughput(servers: EmbeddedServers, folder: Path, limit: Limit, arguments:
 
 
 def _one_throughput(
-    servers: EmbeddedServers, topic: str, count: int, database: Path, exactly_once: bool, arguments: argparse.Namespace
+    servers: EmbeddedServers,
+    topic: str,
+    count: int,
+    database: Path,
+    exactly_once: bool,
+    arguments: argparse.Namespace,
+    *,
+    is_watched: bool = False,
 ) -> float:
     limits = {"batch_records_max": arguments.batch_records} if arguments.batch_records else {}
     topology, _ = workload.word_count(
         f"w1-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=exactly_once, **limits
     )
-    run = submit(topology, _config(servers, arguments.pending or 2))
-    try:
-        run.wait_until_caught_up(300)
-        events = run.events()
-    finally:
-        run.stop()
+    with watched.watched(topology.id) if is_watched else contextlib.nullcontext({}) as watching:
+        run = submit(topology, {**_config(servers, arguments.pending or 2), **watching})
+        try:
+            run.wait_until_caught_up(300)
+            events = run.events()
+        finally:
+            run.stop()
     started = min(event.at_s for event in events if event.kind == "emitted")
     ended = max(event.at_s for event in events if event.kind == "committed")
     return count / (ended - started)
 
 
-def _latency(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def _watched(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """W1 and W2 in turns, watched and not."""
+    topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
+    workload.create_topic(servers.bootstrap_servers, topic)
+    workload.produce(servers.bootstrap_servers, topic, workload.messages(count))
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    latencies: dict[bool, list[Any]] = {False: [], True: []}
+    for repetition in range(arguments.repeat):
+        for is_watched in (False, True):
+            database = folder / f"watched-{repetition}-{is_watched}.db"
+            rates[is_watched].append(
+                _one_throughput(servers, topic, count, database, True, arguments, is_watched=is_watched)
+            )
+    for _ in range(arguments.repeat):
+        for is_watched in (False, True):
+            latencies[is_watched].append(_latency(servers, folder, arguments, is_watched=is_watched)["after_2s"])
+    return {
+        "workload": "watched",
+        "records_per_s": [round(each) for each in rates[False]],
+        "records_per_s_watched": [round(each) for each in rates[True]],
+        "ratio_of_the_best": round(max(rates[True]) / max(rates[False]), 3),
+        "latency_after_2s": latencies[False],
+        "latency_after_2s_watched": latencies[True],
+    }
+
+
+def _latency(
+    servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace, *, is_watched: bool = False
+) -> dict[str, Any]:
     """W2: a steady stream. The latency of a message lasts from its sending until the database shows
     its transaction."""
-    topic, database = f"steady-{uuid.uuid4().hex[:6]}", folder / "w2.db"
+    topic = f"steady-{uuid.uuid4().hex[:6]}"
+    database = folder / f"{topic}.db"
     total = arguments.per_second * arguments.seconds
     workload.create_topic(servers.bootstrap_servers, topic)
     topology, spout = workload.word_count(
         f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=True
     )
     config = {**_config(servers, arguments.pending or 1), "topology.collapse.resident": not arguments.jobs}
-    run = submit(topology, config)
-    try:
-        _wait_for_table(database)
-        visible, done = _watch(database)
-        producer = multiprocessing.get_context("spawn").Process(
-            target=workload.produce_steadily,
-            args=(servers.bootstrap_servers, topic, arguments.per_second, arguments.seconds),
-        )
-        producer.start()
-        producer.join()
-        run.wait_until_caught_up(60)
-        plans = list(spout.plans)
-        _wait_for(lambda: len(visible) >= len(plans))
-    finally:
-        run.stop()
+    watching = watched.watched(topology.id) if is_watched else contextlib.nullcontext({})
+    with watching as settings:
+        run = submit(topology, {**config, **settings})
+        try:
+            _wait_for_table(database)
+            visible, done = _watch(database)
+            producer = multiprocessing.get_context("spawn").Process(
+                target=workload.produce_steadily,
+                args=(servers.bootstrap_servers, topic, arguments.per_second, arguments.seconds),
+            )
+            producer.start()
+            producer.join()
+            run.wait_until_caught_up(60)
+            plans = list(spout.plans)
+            _wait_for(lambda: len(visible) >= len(plans))
+        finally:
+            run.stop()
     done.set()
     latencies = _latencies_ms(servers.bootstrap_servers, topic, plans, visible, total)
     probes, latencies = latencies[:-total], latencies[-total:]
