@@ -216,7 +216,7 @@ class CheckpointStatus:
     guarantee: str
     recoveries: int
     last_failure: str | None
-    states: Mapping[str, StateSize] = field(default_factory=dict)
+    states: Mapping[str, StateSize] = field(default_factory=dict, kw_only=True)
 
 
 class Checkpoints:
@@ -379,7 +379,7 @@ class Checkpoints:
             "exactly-once" if self._exact else "at-least-once",
             self._recoveries,
             self._last_failure,
-            self._sizes,
+            states=self._sizes,
         )
 
     # --- inside -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ topology."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sysconfig
@@ -23,9 +24,9 @@ from framework.errors import (
     TopologyError,
 )
 
-#: The exceptions caught from user code. ``sys.exit()`` fails the call that made it; it ends no
-#: process of Ratchet.
-USER_ERRORS = (Exception, SystemExit)
+#: The exceptions caught from user code. ``sys.exit()`` and a cancelled coroutine fail the call that
+#: they end; they end no process of Ratchet.
+USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 #: Errors that no repetition can repair.
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation)
 

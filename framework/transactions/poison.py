@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.errors import ConfigError, RatchetError, RetryableError
+from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
 from framework.topology import PartitionedSpout, Topology, TopologyContext, TransactionAttempt
 from framework.topology.spouts import Meta, OnStream, PartitionPlanner
@@ -68,7 +68,11 @@ def find_poison(
     executor = LocalExecutor(plan_execution(topology), conf or {})
     executor.start()
     try:
-        return _Search(topology.id, txid, planner, executor).run(plan, _Rows(spout, conf or {}, context))
+        found = _Search(topology.id, txid, planner, executor).run(plan, _Rows(spout, conf or {}, context))
+        planner.confirm(plan)
+        return found
+    except DataLossError as error:
+        raise RetryableError(f"transaction {txid} cannot be read again: {error}") from error
     finally:
         executor.close()
         planner.close()

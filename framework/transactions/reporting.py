@@ -18,7 +18,7 @@ _log = get_logger()
 
 class TermReport:
     """Tells everybody who watches what becomes of each attempt. Nothing of the protocol depends on
-    it. Used from the driver's thread."""
+    it. Used from the driver's thread, except what is said of fences."""
 
     def __init__(self, context: DriverContext) -> None:
         self._topology_id = context.topology.id
@@ -26,6 +26,7 @@ class TermReport:
         self._traces = context.traces
         self.update = context.update
         self._waits = Waits(topology=self._topology_id)
+        self._fences = Waits(topology=self._topology_id)
 
     def leads(self, epoch: int, currtx: int) -> None:
         self._journal.leads()
@@ -113,11 +114,15 @@ class TermReport:
         _log.warning("phase.abandoned", topology=self._topology_id, threads=names)
 
     def fence_left(self, attempt: str, error: Exception, *, stale: bool) -> None:
-        """A fence was not closed: another leader has, or the next attempt will."""
+        """A fence was not closed: another leader has, or the next attempt will. Each attempt at a
+        sink that is away leaves one: a cause that repeats is logged once."""
         if stale:
             _log.info("fence.stale", topology=self._topology_id, attempt=attempt, reason=str(error))
         else:
-            _log.warning("fence.open", topology=self._topology_id, attempt=attempt, reason=str(error))
+            self._fences.again("fence.open", str(error), attempt=attempt)
+
+    def fence_closed(self) -> None:
+        self._fences.over()
 
     def _trace_ended(self, txid: int, attempt_id: int) -> None:
         """The attempt has ended, and is not closed."""

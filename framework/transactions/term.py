@@ -321,6 +321,7 @@ class Term:
     def _closing_fence(self, header: AttemptHeader) -> Steps[None]:
         try:
             yield from self._commit.closing_fence(header)
+            self._report.fence_closed()
         except StaleWriterError as error:
             self._report.fence_left(str(header), error, stale=True)
         except Exception as error:  # noqa: BLE001 - the next attempt's commit raises the same headers, or fails itself

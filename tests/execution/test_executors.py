@@ -4,6 +4,7 @@ same failures.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +187,16 @@ def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tm
 
 
 @pytest.mark.behaviour("1.5")
-def test_user_code_that_calls_exit_fails_like_any_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+def test_user_code_that_calls_exit_or_was_cancelled_fails_like_any_other(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     builder, _ = global_count(tmp_path / "x.db")
     (tmp_path / "failures").write_text("1000")
-    builder.set_bolt("broken", Relay(str(tmp_path / "failures"), SystemExit)).shuffle_grouping("spout")
+    builder.set_bolt("broken", Relay(str(tmp_path / "failures"), error)).shuffle_grouping("spout")
     with (
         start(builder.build(), ("local", {}), **{"topology.max.attempts": 3}) as run,
-        pytest.raises(TopologyFailed, match=r"broken\[0\]: SystemExit: as asked"),
+        pytest.raises(TopologyFailed, match=rf"broken\[0\]: {error.__name__}: as asked"),
     ):
         run.wait_until_caught_up(20)
 
@@ -277,7 +281,7 @@ class ComesBackWrong(BatchCount):
 
 
 @pytest.mark.rule("C13")
-@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit])
+@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit, asyncio.CancelledError])
 def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: type[BaseException]) -> None:
     """Whatever it raises: also what would end a thread, or look like the end of a channel."""
     builder, _ = global_count(tmp_path / "x.db")

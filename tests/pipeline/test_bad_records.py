@@ -559,6 +559,23 @@ def test_find_poison_says_so_when_nothing_fails_or_nothing_is_planned(
     assert find_poison(runs.topology(), runs.store, txid=1) is None
 
 
+def test_find_poison_refuses_records_of_another_topic_with_the_same_name(
+    topics: Topics, name: str, tmp_path: Path
+) -> None:
+    """The batch that failed is gone: its offsets hold other records now."""
+    from framework import find_poison
+
+    runs = KafkaRuns(topics, tmp_path, name)
+    topics.send(topics.create(name), [b"%d" % number for number in range(100)])
+    built = poisoned(runs, lambda seen: "77" in seen)
+    with submit(built, {"topology.max.attempts": 1}, runs.store, "local") as run, pytest.raises(TopologyFailed):
+        run.wait_until_caught_up(TIMEOUT_S)
+    topics.recreate(name)
+    topics.send(name, [b"%d" % number for number in range(100)])
+    with pytest.raises(RetryableError, match="transaction 1 cannot be read again: .*deleted and created again"):
+        find_poison(built, runs.store)
+
+
 def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
 ) -> None:

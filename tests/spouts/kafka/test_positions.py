@@ -64,14 +64,6 @@ def stored(topics: Topics, topic: str) -> TopicPartition:
         consumer.close()
 
 
-def made_again(topics: Topics, topic: str, words: list[bytes]) -> None:
-    """Delete a topic, and create another one with the same name."""
-    topics.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
-    wait_for(lambda: topic not in topics.admin.list_topics(timeout=10).topics, 30)
-    topics.create(topic)
-    topics.send(topic, words)
-
-
 @pytest.mark.rule("C35")
 def test_a_topology_that_was_forgotten_counts_everything_again_wherever_its_group_is(
     topics: Topics, name: str, tmp_path: Path
@@ -160,7 +152,8 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
         if not running:
             run.stop()
             at = stored(topics, name)
-        made_again(topics, name, [b"second"] * 100)
+        topics.recreate(name)
+        topics.send(name, [b"second"] * 100)
         if not running:
             if not stateful:  # Kafka forgets the offset with the topic, unless the coordinator was away
                 group = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
@@ -206,7 +199,8 @@ def test_at_most_once_nothing_of_a_topic_that_was_made_again_comes_twice(
         full = True  # as when bolts are slow: meanwhile nothing is fetched
         stepped()
         monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 1_000.0)
-        made_again(topics, name, [b"%d" % n for n in range(150)])
+        topics.recreate(name)
+        topics.send(name, [b"%d" % n for n in range(150)])
         full = False
         wait_for(lambda: len(stepped() and words()) >= 200, 30)
         for _ in range(100):
