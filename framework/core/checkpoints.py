@@ -205,7 +205,7 @@ class CheckpointStep(NamedTuple):
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
     """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``:
     exactly-once or at-least-once, of the state. ``states``: component -> its size, summed over its
@@ -216,7 +216,7 @@ class CheckpointStatus:
     guarantee: str
     recoveries: int
     last_failure: str | None
-    states: Mapping[str, StateSize] = field(default_factory=dict, kw_only=True)
+    states: Mapping[str, StateSize] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -374,11 +374,11 @@ class Checkpoints:
 
     def status(self) -> CheckpointStatus:
         return CheckpointStatus(
-            self.record.txid,
-            "recovering" if self._recovering else self.record.phase,
-            "exactly-once" if self._exact else "at-least-once",
-            self._recoveries,
-            self._last_failure,
+            txid=self.record.txid,
+            phase="recovering" if self._recovering else self.record.phase,
+            guarantee="exactly-once" if self._exact else "at-least-once",
+            recoveries=self._recoveries,
+            last_failure=self._last_failure,
             states=self._sizes,
         )
 

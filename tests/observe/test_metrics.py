@@ -124,7 +124,14 @@ def core_parts() -> tuple[CoreStatus, CoreFiguresBuilder]:
         components={"sentences": counts, "split": Counts(executed=8, acked=7, failed=1)},
         trees=2,
         last_error=None,
-        checkpoint=CheckpointStatus(4, "COMMITTED", "exactly-once", 1, None, {"split": StateSize(1_000, 10, 250)}),
+        checkpoint=CheckpointStatus(
+            txid=4,
+            phase="COMMITTED",
+            guarantee="exactly-once",
+            recoveries=1,
+            last_failure=None,
+            states={"split": StateSize(1_000, 10, 250)},
+        ),
     )
     return status, figures
 
