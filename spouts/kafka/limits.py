@@ -3,6 +3,9 @@
 A plan contains offsets and is made before a record is read. So limits of bytes and time are only
 targets: ``BatchSizer`` learns the size and the processing time of a record from earlier batches.
 Until it has learned them, batches are small.
+
+The time of a batch is the cost of the job itself and the cost of its records. After a batch that
+took too long, ``BatchSizer`` asks which of the two it was: fewer records do not cure a slow job.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ _MEMORY = 0.8
 #: A batch smaller than this share of the allowed size does not tell the time per record, because
 #: the cost of the job itself dominates.
 _TELLING_SHARE = 0.1
+#: Two batches whose sizes differ by less than this share say nothing about what a record costs.
+_DIFFERENT_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class BatchSizer:
         self._bytes = 0.0
         self._largest = 0  # offsets in the largest batch so far with a known time
         self._per_second: float | None = None
+        self._before: tuple[int, float] | None = None  # offsets and seconds of an earlier batch of another size
 
     def limits(self) -> KafkaLimits:
         """The limits of the next batch, all in records."""
@@ -83,12 +89,39 @@ class BatchSizer:
         if records > 0 and size_bytes > 0:
             self._records = self._records * _MEMORY + planned
             self._bytes = self._bytes * _MEMORY + size_bytes
-        slow = self._limits.batch_time_max_s is not None and elapsed_s > self._limits.batch_time_max_s
-        if elapsed_s > 0 and (slow or planned >= allowed * _TELLING_SHARE):
+        target_s = self._limits.batch_time_max_s
+        if target_s is None or elapsed_s <= 0:
+            return
+        if elapsed_s > target_s:
+            self._per_second = self._fitting(planned, elapsed_s, target_s) / target_s
+            self._largest = planned
+        elif planned >= allowed * _TELLING_SHARE:
             rate = planned / elapsed_s
             known = self._per_second
-            self._per_second = rate if known is None or slow else known * _MEMORY + rate * (1 - _MEMORY)
-            self._largest = planned if slow else max(self._largest, planned)
+            self._per_second = rate if known is None else known * _MEMORY + rate * (1 - _MEMORY)
+            self._largest = max(self._largest, planned)
+        else:
+            return
+        if self._before is None or _differ(planned, self._before[0]):
+            self._before = planned, elapsed_s
+
+    def _fitting(self, planned: int, elapsed_s: float, target_s: float) -> float:
+        """How many records fit into the time, after a batch that took longer.
+
+        Without an earlier batch of another size, all the time is that of the records. With one, the
+        straight line through both tells the time of the job from that of the records. If the job
+        alone takes too long, no size fits, and the larger of the two sizes is kept.
+        """
+        if self._before is None or not _differ(planned, self._before[0]):
+            return planned * target_s / elapsed_s
+        earlier, earlier_s = self._before
+        each_s = min(max((elapsed_s - earlier_s) / (planned - earlier), 0.0), elapsed_s / planned)
+        job_s = elapsed_s - each_s * planned
+        return max(planned, earlier) if job_s >= target_s else (target_s - job_s) / each_s
+
+
+def _differ(size: int, other: int) -> bool:
+    return abs(size - other) > _DIFFERENT_SHARE * max(size, other)
 
 
 def fair_shares(available: Mapping[str, int], limits: KafkaLimits, turn: int = 0) -> dict[str, int]:

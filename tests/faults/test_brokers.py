@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import KafkaException
 
 from integration import KafkaBroker, KafkaCluster
 from tests.kit.fault_plugin import Faults
@@ -35,6 +36,27 @@ def in_sync(cluster: KafkaCluster) -> bool:
     metadata = Topics(cluster.bootstrap_servers).admin.list_topics(timeout=30)
     partitions = [each for topic in metadata.topics.values() for each in topic.partitions.values()]
     return all(len(each.isrs) == len(each.replicas) for each in partitions)
+
+
+def state_of(cluster: KafkaCluster) -> str:
+    """What each broker answers about partitions that are not whole, and the end of its log."""
+    told = []
+    for broker in cluster.brokers:
+        try:
+            metadata = Topics(broker.address).admin.list_topics(timeout=10)
+        except KafkaException as error:
+            told.append(f"{broker.address}: {error}")
+            continue
+        told.append(f"{broker.address}: sees brokers {sorted(metadata.brokers)}, controller {metadata.controller_id}")
+        told += [
+            f"  {topic.topic}/{number}: leader {each.leader}, in sync {each.isrs} of {each.replicas}"
+            for topic in metadata.topics.values()
+            for number, each in topic.partitions.items()
+            if each.leader < 0 or len(each.isrs) < len(each.replicas)
+        ]
+    for broker in cluster.brokers:
+        told += [f"{broker.address}: {line}" for line in broker.log_file.read_text(errors="replace").splitlines()[-60:]]
+    return "\n".join(told)
 
 
 @pytest.mark.fault(14)
@@ -68,14 +90,20 @@ def test_commits_go_on_after_the_leader_of_a_partition_is_killed(
 def test_commits_go_on_after_all_brokers_are_bounced(
     make_job: Callable[..., Job], three: KafkaCluster, faults: Faults
 ) -> None:
-    """SIGTERM to all at once, then start them again."""
+    """SIGTERM to all at once, then start them again. All replicas are in sync before each bounce:
+    otherwise some partitions may have no replica that may lead, and no client gets through.
+    """
 
     def bounce() -> None:
         three.stop()
         three.start()
 
     job = make_job(of_topics=Topics(three.bootstrap_servers), replication=3)
-    strike(job, faults, "all brokers bounced", bounce, times=2)
+    try:
+        strike(job, faults, "all brokers bounced", bounce, times=2, ready=lambda: in_sync(three))
+    except TimeoutError:
+        print(state_of(three))
+        raise
 
 
 @pytest.fixture(scope="module")

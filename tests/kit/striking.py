@@ -25,19 +25,22 @@ def strike(
     times: int = 1,
     chance: random.Random | None = None,
     pause_s: float = 0.05,
+    ready: Callable[[], bool] | None = None,
 ) -> RunProcess:
     """Start a driver, and call ``cause`` ``times`` times; wait each time until there is progress
     again.
 
     Then kill the driver, let another one catch up, and compare all figures. ``chance``: wait up to
-    half a second before each ``cause``. ``pause_s``: of the feed. Returns the driver, which has
-    ended.
+    half a second before each ``cause``. ``pause_s``: of the feed. ``ready``: wait for this before
+    each ``cause``. Returns the driver, which has ended.
     """
     run = job.process()
     with Feed(job.topics.bootstrap_servers, job.name, pause_s=pause_s):
         run.start()
         wait_for(lambda: job.committed() >= 3)
         for _ in range(times):
+            if ready is not None:
+                wait_for(ready)
             if chance is not None:
                 time.sleep(chance.uniform(0, 0.5))
             faults.recovery(kind, job.committed, cause)
