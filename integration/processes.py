@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from integration.errors import ServerError
 from integration.guardian import guarded_by
 from integration.hosts import STOP_TIMEOUT_S, TOOL_TIMEOUT_S, Host, Launch, Running
@@ -112,10 +114,16 @@ class ChildProcess(Running):
             self.kill()
 
     def kill(self) -> None:
+        """SIGKILL to the server. The processes that it had started end by themselves when they
+        notice. Wait for that: until then PostgreSQL does not start again on the same data."""
+        self._send(signal.SIGSTOP)  # it starts no more of them
+        server = self.pid
+        started = _children_of(server) if server is not None else []
         self._send(signal.SIGKILL)
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait(STOP_TIMEOUT_S)
+        _await_end(started)
 
     def pause(self) -> None:
         self._send(signal.SIGSTOP)
@@ -133,12 +141,23 @@ def _child_of(pid: int) -> int | None:
     """The pid of the guardian's only child; None if it has none."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        except OSError:
-            answer = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-            children = answer.stdout.split()
+        children = _children_of(pid)
         if children:
-            return int(children[0])
+            return int(children[0].pid)
         time.sleep(0.02)
     return None
+
+
+def _children_of(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _await_end(processes: list[psutil.Process]) -> None:
+    """Wait until processes have ended. Kill those that take too long."""
+    _, late = psutil.wait_procs(processes, STOP_TIMEOUT_S)
+    for each in late:
+        each.kill()
+    psutil.wait_procs(late, STOP_TIMEOUT_S)

@@ -13,9 +13,11 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
+from integration.hosts import Launch
 from integration.jars import kafka_jars
 from integration.java import find_java
 from integration.processes import ChildProcess
@@ -251,6 +253,21 @@ def test_a_second_run_right_after_a_kill_waits_for_the_first_ones_servers(tmp_pa
     parent.wait(10)
     with EmbeddedServers(tmp_path) as again:
         assert _cluster_id(again)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_kill_waits_for_the_processes_that_the_server_had_started(tmp_path: Path, *, guarded: bool) -> None:
+    """A busy backend of PostgreSQL outlives its server for a moment. Until it has ended, the server
+    does not start again on the same data."""
+    shell = ["sh", "-c", "setsid sleep 2 & exec sleep 60"]
+    launch = Launch("it", shell, folder=tmp_path, log_file=tmp_path / "log", guarded=guarded)
+    server = ChildProcess(launch)
+    _wait_for(lambda: server.pid is not None and psutil.Process(server.pid).children())
+    pid = server.pid
+    assert pid is not None
+    (started,) = psutil.Process(pid).children()
+    server.kill()
+    assert not _runs(pid) and not _runs(started.pid)
 
 
 @pytest.mark.integration
