@@ -26,6 +26,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import (
+    Change,
     CommitFence,
     Difference,
     FencedState,
@@ -41,7 +42,7 @@ from framework.topology import (
 from framework.topology.canonical import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backends.backend import Key, MapBackend, Row, Value
-from sinks.backends.scratch import scratch_backend
+from sinks.backends.scratch import ReplayBackend, scratch_backend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
@@ -303,6 +304,28 @@ class MapState(FencedState):
     def become_scratch(self, folder: Path) -> None:
         self._commit, self._forms = None, None
         self.backend = scratch_backend(folder, *self.backend.fields)
+
+    def become_replay(self, folder: Path, txid: int) -> None:
+        self._commit, self._forms = None, None
+        self.backend = ReplayBackend(self.backend, txid, knows_past=self.value_type is not ValueType.NON_TRANSACTIONAL)
+
+    def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
+        copy = _scratch(replayed)
+        for page in _pages(key for key, _ in copy.backend.scan()):
+            for key, row, expected in zip(page, self.backend.multi_get(page), copy.expected(page), strict=True):
+                yield self._change(key, row, expected, txid)
+
+    def _change(self, key: Key, row: Row | None, expected: Expected | None, txid: int) -> Change:
+        bare = key[0] if len(key) == 1 else key
+        after = self._bare(expected.value) if expected is not None else None
+        if self.value_type is ValueType.NON_TRANSACTIONAL:
+            return Change(bare, None, after, None, agrees=None)
+        known, before = self._as_of(row, txid - 1)
+        if not known:
+            return Change(bare, None, after, None, agrees=None)
+        _, held = self._as_of(row, txid)
+        agrees = held is None if expected is None else held is not None and expected.agrees(held)
+        return Change(bare, self._bare(before), after, self._bare(held), agrees=agrees)
 
     def compare(
         self,

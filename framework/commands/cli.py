@@ -24,6 +24,7 @@ COMMANDS = {
     "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
     "ui": ("framework.commands.ui:app", "Show all topologies in a browser."),
     "verify": ("framework.commands.verify:app", "Recompute the sinks from the source, and compare."),
+    "replay": ("framework.commands.replay:app", "Commit a transaction again, here, and compare."),
     "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),
     "reset": ("framework.commands.reset:app", "Forget positions, or everything."),
     "state": ("framework.commands.state:app", "Read, save and restore the state of stateful bolts."),

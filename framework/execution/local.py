@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
+from framework.execution.ports import (
+    DeadAttempts,
+    PhaseResult,
+    ProcessingJob,
+    TaskWatcher,
+    held_rows,
+    is_even,
+    seeds,
+    summarise,
+)
 from framework.execution.records import AttemptHeader, Record, TaskReport
 from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
@@ -21,8 +30,8 @@ if TYPE_CHECKING:
 class LocalExecutor:
     """The ``BatchExecutor`` of one process. Phases run in the calling thread."""
 
-    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
-        self._topology = PlannedTopology(plan, conf)
+    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], watcher: TaskWatcher | None = None) -> None:
+        self._topology = PlannedTopology(plan, conf, watcher)
         self._results: dict[AttemptHeader, tuple[list[Record], dict[int, int]]] = {}
         self._dead = DeadAttempts()
         self._lock = threading.Lock()

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from framework.execution.failures import FailureKind, TaskFailure
-from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.plan import Edge, ExecutionPlan, Phase
 from framework.execution.records import AttemptHeader, Seed, TaskReport
 from framework.topology.spouts import ReadCounts, TransactionalSpout
 
@@ -60,6 +62,16 @@ class PhaseResult:
     read: ReadCounts = field(default_factory=ReadCounts)
     tasks: Sequence[TaskTime] = ()
     spent_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class TaskWatcher(Protocol):
+    """Somebody who looks at tasks of this process while they run, such as ``replay``."""
+
+    def emitted(self, edge: Edge, rows: pa.RecordBatch) -> None:
+        """A component has emitted rows for an edge; a combiner may still merge them."""
+
+    def failed(self, failure: TaskFailure, error: BaseException) -> None:
+        """User code has raised an error, which ends its task."""
 
 
 class DeadAttempts:

@@ -23,7 +23,7 @@ from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
-from framework.execution.ports import DeadAttempts
+from framework.execution.ports import DeadAttempts, TaskWatcher
 from framework.execution.records import (
     AttemptHeader,
     CommitterState,
@@ -48,11 +48,12 @@ Addressed = tuple[int, Record]
 
 class PlannedTopology:
     """An execution plan with its configuration. Makes copies of components for tasks. One per
-    worker process and run."""
+    worker process and run. ``watcher`` is told what its tasks do."""
 
-    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any]) -> None:
+    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], watcher: TaskWatcher | None = None) -> None:
         self.plan = plan
         self.conf = conf
+        self.watcher = watcher
         self._pickled: dict[str, bytes] = {}
         self._shared = threading.local()
         self._uneven: PlannedTopology | None = None
@@ -64,7 +65,7 @@ class PlannedTopology:
         if self.plan.for_batch(even) is self.plan:
             return self
         if self._uneven is None:
-            self._uneven = PlannedTopology(self.plan.for_batch(even), self.conf)
+            self._uneven = PlannedTopology(self.plan.for_batch(even), self.conf, self.watcher)
         return self._uneven
 
     def instance(self, component: TaskComponent) -> Any:
@@ -286,7 +287,10 @@ class _Runner:
             self.collector.emit_arrow(batch)
 
     def _deliver(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
+        watcher = self.task.topology.watcher
         for edge in self._edges[stream]:
+            if watcher is not None:
+                watcher.emitted(edge, batch)
             key = (edge.index, task)
             if key not in self._combiners:
                 self._combiners[key] = self.task.combiner_for(edge)
@@ -547,6 +551,8 @@ def run_level(
                     task.gather_frame(frame[1], pieces)
     except _UserCodeFailed as stopped:
         failure = stopped.failure
+        if topology.watcher is not None and stopped.__cause__ is not None:
+            topology.watcher.failed(failure, stopped.__cause__)
     task.report.failure, task.report.ended = failure, time.time()
     task.report.spent_s = dict(task.watch.spent_s)
     report(task.report)

@@ -21,6 +21,7 @@ from framework.topology.context import TopologyContext
 from framework.topology.core import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.core_builder import CoreTopology, TopologyBuilder
 from framework.topology.fencing import (
+    Change,
     CommitFence,
     Difference,
     FencedState,
@@ -74,6 +75,7 @@ __all__ = [
     "BaseStatefulBolt",
     "BaseTransactionalBolt",
     "Bolt",
+    "Change",
     "Combiner",
     "CommitFence",
     "Committer",

@@ -15,7 +15,7 @@ Invariants (rules C1 to C4 of the protocol):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -177,6 +177,23 @@ class Difference:
         return f"{self.key!r}: {found}, {expected}"
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a replayed transaction makes of a key, and what the sink holds.
+
+    ``before``: the value that it started from. ``after``: the value that it gives. ``held``: the
+    value that the sink had after that transaction. None: no value. ``agrees``: whether ``held`` is
+    right; None where the sink does not tell any more, because a later transaction has changed the
+    key: ``before`` and ``held`` are None then, too.
+    """
+
+    key: Any
+    before: Any
+    after: Any
+    held: Any
+    agrees: bool | None
+
+
 class FencedState(ABC):
     """A place that committers write to, as the driver sees it. Implemented by the states in
     ``sinks``.
@@ -262,6 +279,18 @@ class FencedState(ABC):
         which does not exist yet, or in this process. Called by ``verify``. Raises ``ConfigError``
         when the state cannot do this."""
         raise ConfigError(f"{self.location} cannot be recomputed: it has no scratch copy")
+
+    def become_replay(self, folder: Path, txid: int) -> None:
+        """Turn this copy of the state into one in which transaction ``txid`` is committed again: it
+        reads what the state held before that transaction, as far as the state still tells, and
+        writes into ``folder``, which does not exist yet. Called by ``replay``. Raises
+        ``ConfigError`` when the state cannot do this."""
+        raise ConfigError(f"{self.location} cannot be replayed: it has no scratch copy")
+
+    def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
+        """What transaction ``txid`` wrote into ``replayed``, a copy that has become a replay of it,
+        beside what this state holds of it."""
+        raise ConfigError(f"{self.location} cannot be compared")
 
     def compare(
         self,

@@ -18,21 +18,20 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import cloudpickle
 
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, plan_execution
 from framework.observe.logs import get_logger
-from framework.topology import Bolt, Component, Difference, FencedState, Topology
+from framework.topology import Bolt, Difference, FencedState, Topology
 from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
 from framework.transactions.plans import Plan, plan_digest
+from framework.transactions.shadow import shadow_of
 from framework.transactions.sources import planner_of
 
 #: Records of a batch, where the recorded batches are no longer kept.
@@ -107,7 +106,12 @@ def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]
 class _Audit:
     def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
         self._topology, self._store = topology, store
-        self._shadow, self._not_verified = _shadow_of(topology, folder, read_joined(store, topology.id))
+        self._shadow, left_out = shadow_of(topology, folder, _recounting, read_joined(store, topology.id))
+        self._not_verified = [str(each) for each in left_out]
+        if not self._shadow.states:
+            raise ConfigError(
+                f"topology {topology.id!r} has no state that could be compared: {'; '.join(self._not_verified)}"
+            )
         self._planner: PartitionPlanner = planner_of(topology, conf)
         self._executor = LocalExecutor(plan_execution(self._shadow), conf)
         self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, 1)
@@ -252,32 +256,5 @@ class _Audit:
             raise RetryableError(f"the batch could not be recomputed: {result.failure}")
 
 
-def _shadow_of(topology: Topology, folder: Path, joined: Mapping[str, int]) -> tuple[Topology, list[str]]:
-    """The topology with empty states, and the names of the components that are left out, each with
-    the reason. Left out are those that write where nothing can be compared, those whose state
-    ``joined`` after the source was first read, and all below them."""
-    kept: list[Component] = []
-    left_out: list[str] = []
-    gone: set[str] = set()
-    for component in topology.components:
-        bolt = component.instance
-        elsewhere = component.committer and not component.states
-        below = any(sub.component_id in gone for sub in component.subscriptions)
-        since = max((joined[state.location] for state in component.states if state.location in joined), default=None)
-        if elsewhere or below or since is not None:
-            gone.add(component.id)
-            why = "it writes where nothing can be compared"
-            if since is not None:
-                why = f"its state joined at transaction {since}, and holds nothing from before"
-            elif below:
-                why = "it is below one that is not"
-            left_out.append(f"bolt {component.id!r}: {why}")
-            continue
-        if isinstance(bolt, Bolt) and component.states:
-            copy: Bolt = cloudpickle.loads(cloudpickle.dumps(bolt))
-            kept.append(replace(component, instance=copy.recounting(folder / component.id), factory=None))
-        else:
-            kept.append(component)
-    if not any(each.states for each in kept):
-        raise ConfigError(f"topology {topology.id!r} has no state that could be compared: {'; '.join(left_out)}")
-    return Topology(topology.id, tuple(kept), topology.at_least_once), left_out
+def _recounting(bolt: Bolt, folder: Path) -> Bolt:
+    return bolt.recounting(folder)

@@ -26,7 +26,8 @@ import shutil
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -45,6 +46,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import (
+    Change,
     Difference,
     FencedState,
     Fields,
@@ -424,6 +426,26 @@ class FileTable(FencedState):
     def become_scratch(self, folder: Path) -> None:
         self.path = folder
         self._shape = None
+
+    def become_replay(self, folder: Path, txid: int) -> None:
+        """What a transaction appends does not depend on what was there before."""
+        self.become_scratch(folder)
+
+    def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
+        """The rows as a multiset. ``key`` is a row; ``after`` and ``held`` are how often the
+        transaction wrote it."""
+        if not isinstance(replayed, FileTable):
+            raise InvariantViolation(f"{self.location} is compared with {replayed.location}")
+        expected = _counted(replayed.dataset())
+        held: Counter[tuple[Any, ...]] | None = None
+        with suppress(MovedOnError, FileNotFoundError):  # it was compacted
+            before = {each.path for each in self.files_as_of(txid - 1)}
+            held = _counted(self.dataset_of([each for each in self.files_as_of(txid) if each.path not in before]))
+        for row in expected.keys() | (held or expected).keys():
+            if held is None:
+                yield Change(row, None, expected[row], None, agrees=None)
+            else:
+                yield Change(row, None, expected[row], held[row], agrees=held[row] == expected[row])
 
     def compare(
         self,

@@ -1,0 +1,219 @@
+"""``ratchet replay MODULE:TOPOLOGY``: one transaction again, here, without writing anything."""
+
+from __future__ import annotations
+
+import json
+import pdb
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
+from framework.commands.loading import load_transactional, opened_transactional
+from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
+from framework.execution import TaskFailure
+from framework.observe import configure_logging
+from framework.topology import Change
+from framework.transactions.replay import CodeDifference, ReplayReport, Watch, differences, plan_to_replay, replay
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    topology: TopologyName,
+    *,
+    txid: Annotated[
+        int | None, typer.Option("--txid", min=1, help="Which transaction; by default the one that is due.")
+    ] = None,
+    show: Annotated[
+        list[str] | None, typer.Option("--show", metavar="A->B", help="Print the rows of an edge; may be repeated.")
+    ] = None,
+    component: Annotated[
+        list[str] | None,
+        typer.Option("--component", metavar="C", help="Print the rows of all edges into and out of a component."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Rows and keys to print: of each edge and state.")] = 20,
+    debugger: Annotated[
+        bool, typer.Option("--pdb", help="Open Python's debugger where your code raises an error.")
+    ] = False,
+    code: Annotated[
+        str | None,
+        typer.Option("--code", metavar="MODULE:TOPOLOGY", help="A changed version: show what it would do otherwise."),
+    ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Commit a transaction again in this process, into copies of the states, and compare the result
+    with what the sinks hold. Nothing is written; a driver may run meanwhile. Your code can print,
+    and breakpoint() works. Exit status: 0 it agrees, 3 something differs, 1 your code fails."""
+    configure_logging(level="warning")
+    with exit_codes(), own_output(as_json=as_json) as output:
+        printer = _Printer(limit, as_json=as_json, file=output)
+        watch = Watch(show or (), component or (), printer.row, _post_mortem if debugger else None)
+        with opened_transactional(topology, config, overrides) as (built, store, settings):
+            conf, planned = settings.for_components(), plan_to_replay(store, built, txid)
+            report = replay(built, store, conf, planned=planned, watch=watch)
+            printer.report(report)
+            status = _status(report)
+            if code is not None:
+                changed = load_transactional(code, settings)
+                try:
+                    new = replay(changed, store, conf, planned=planned, watch=Watch(error=watch.error))
+                finally:
+                    for state in changed.states:
+                        state.close()
+                status = printer.compared(report, new, code)
+    raise typer.Exit(status)
+
+
+def _status(report: ReplayReport) -> int:
+    if report.failure is not None:
+        return EXIT_FAILED
+    return 0 if report.agrees else EXIT_DIFFERS
+
+
+def _post_mortem(failure: TaskFailure, error: BaseException) -> None:
+    typer.echo(f"{failure.lines()[0]}: the debugger is where it was raised; q goes on", err=True)
+    pdb.post_mortem(error.__traceback__)
+
+
+class _Printer:
+    def __init__(self, limit: int, *, as_json: bool, file: Any) -> None:
+        self._limit, self._as_json, self._file = limit, as_json, file
+        self._shown: Counter[str] = Counter()
+
+    def row(self, edge: str, row: Mapping[str, Any]) -> None:
+        self._shown[edge] += 1
+        if self._shown[edge] <= self._limit:
+            self._print({"type": "row", "edge": edge, "row": row}, f"{edge}: {_short(dict(row))}")
+        elif self._shown[edge] == self._limit + 1 and not self._as_json:
+            self._line(f"{edge}: more rows than --limit {self._limit}")
+
+    def report(self, report: ReplayReport) -> None:
+        if self._as_json:
+            self._print(_document(report), "")
+            return
+        for line in self._lines(report):
+            self._line(line)
+
+    def compared(self, now: ReplayReport, new: ReplayReport, code: str) -> int:
+        """Print what two versions do otherwise. Returns the exit status."""
+        if new.failure is not None or now.failure is not None:
+            found: list[CodeDifference] = []
+        else:
+            found = differences(now, new)
+        if self._as_json:
+            shown = [
+                {"component": each.component_id, "key": each.key, "now": each.now, "new": each.new} for each in found
+            ]
+            self._print({"type": "code", "code": code, **_document(new), "differences": shown}, "")
+        else:
+            for line in self._code_lines(now, new, code, found):
+                self._line(line)
+        if new.failure is not None:
+            return EXIT_FAILED
+        return EXIT_DIFFERS if found or now.failure is not None else 0
+
+    def _code_lines(
+        self, now: ReplayReport, new: ReplayReport, code: str, found: list[CodeDifference]
+    ) -> Iterator[str]:
+        if new.failure is not None:
+            yield f"{code} fails on it:"
+            yield from (f"  {line}" for line in new.failure.lines())
+            return
+        if now.failure is not None:
+            yield f"{code} does not fail on it:"
+            yield from self._state_lines(new)
+            return
+        for edge in dict.fromkeys([*now.rows, *new.rows]):
+            if now.rows[edge] != new.rows[edge]:
+                yield f"  {edge}: {now.rows[edge]:,} rows, with {code} {new.rows[edge]:,}"
+        yield f"{code} leaves {len(found):,} keys with other values" if found else f"{code} leaves the same values"
+        for each in found[: self._limit]:
+            yield f"  {each.component_id}: {each.key!r}: {_short(each.now)}, with {code} {_short(each.new)}"
+        if len(found) > self._limit:
+            yield f"  and {len(found) - self._limit:,} more"
+
+    def _lines(self, report: ReplayReport) -> Iterator[str]:
+        yield f"transaction {report.txid} of topology {report.topology_id!r}, replayed with the code that is here"
+        for edge, rows in report.rows.items():
+            yield f"  {edge}: {rows:,} rows"
+        if report.failure is not None:
+            yield "it fails:"
+            yield from (f"  {line}" for line in report.failure.lines())
+            return
+        yield from self._state_lines(report)
+        yield from (f"not replayed: {each}" for each in report.left_out)
+        if not report.committed:
+            yield "it is not committed yet, so there is nothing to compare it with"
+        yield "this shows what bolts, codecs and states of this version make of the batch; verify computes sums by code of its own"
+
+    def _state_lines(self, report: ReplayReport) -> Iterator[str]:
+        for state in report.states:
+            differing, unknown = state.differing() if report.committed else [], state.unknown()
+            verdict = f"{len(state.changes):,} keys changed"
+            if report.committed:
+                verdict += (
+                    f", {len(differing):,} of them differ from the sink" if differing else ", as the sink holds them"
+                )
+                if unknown:
+                    verdict += f", except {unknown:,} that a later transaction has changed"
+            yield f"{state.location}: {verdict}"
+            shown = (differing or state.changes)[: self._limit]
+            yield from (f"  {_change_line(each, committed=report.committed)}" for each in shown)
+            left = len(differing or state.changes) - len(shown)
+            if left:
+                yield f"  and {left:,} more"
+
+    def _print(self, document: Mapping[str, Any], line: str) -> None:
+        self._line(json.dumps(document, default=str) if self._as_json else line)
+
+    def _line(self, line: str) -> None:
+        typer.echo(line, file=self._file)
+
+
+def _change_line(change: Change, *, committed: bool) -> str:
+    if change.agrees is None:
+        return f"{change.key!r}: this batch alone gives {_short(change.after)}; its value before is no longer known"
+    line = f"{change.key!r}: {_short(change.before)} -> {_short(change.after)}"
+    return line + (f", and the sink has {_short(change.held)}" if committed and not change.agrees else "")
+
+
+def _document(report: ReplayReport) -> dict[str, Any]:
+    failure = report.failure
+    return {
+        "type": "replay",
+        "topology": report.topology_id,
+        "txid": report.txid,
+        "committed": report.committed,
+        "agrees": report.agrees if failure is None else None,
+        "rows": dict(report.rows),
+        "failure": str(failure) if failure is not None else None,
+        "states": [
+            {
+                "component": state.component_id,
+                "location": state.location,
+                "changes": [
+                    {
+                        "key": each.key,
+                        "before": each.before,
+                        "after": each.after,
+                        "held": each.held,
+                        "agrees": each.agrees if report.committed else None,
+                    }
+                    for each in state.changes
+                ],
+            }
+            for state in report.states
+        ],
+        "left_out": report.left_out,
+    }
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
