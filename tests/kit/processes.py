@@ -90,6 +90,11 @@ class RunProcess:
         """Send a signal to the driver alone."""
         os.kill(self.pid, which)
 
+    def stopped(self) -> bool:
+        """Whether every thread of the driver has stopped, some time after SIGSTOP."""
+        threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
+        return all(each.read_text().rsplit(")", 1)[1].split()[0] == "T" for each in threads)
+
     def kill(self) -> bool:
         """Send SIGKILL to the driver alone, and wait for its end.
 

@@ -66,10 +66,12 @@ def job(
 
 def pause(run: RunProcess, job: Job) -> None:
     """SIGSTOP the driver, but not while it holds the lock of a SQLite file:
-    no other process could take that.
+    no other process could take that. Each of its threads must have stopped before the lock is
+    tried: one that is in the kernel, about to take the lock, takes it first.
     """
     while True:
         run.signal(signal.SIGSTOP)
+        wait_for(run.stopped)
         if job.settings["app.store"] != "sqlite":
             return
         with closing(sqlite3.connect(job.settings["app.address"], timeout=0.5, isolation_level=None)) as connection:
