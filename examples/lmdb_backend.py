@@ -124,8 +124,7 @@ class LmdbBackend(MapBackend):
 
     def roll_back(self, header: Header) -> int:
         stamp = header.stamp
-        below = stamp._replace(txid=stamp.txid - 1)
-        return self._change(header, lambda row: row.stamp.txid == stamp.txid, lambda row: row.restored(below))
+        return self._change(header, lambda row: row.stamp.txid == stamp.txid, lambda row: row.rolled_back(stamp))
 
     def purge(self, header: Header, before_txid: int) -> int:
         return self._change(header, lambda row: row.value is None and row.stamp.txid < before_txid, lambda row: None)

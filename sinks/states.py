@@ -41,7 +41,7 @@ from framework.topology import (
 )
 from framework.topology.canonical import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
-from sinks.backends.backend import Key, MapBackend, Row, Value
+from sinks.backends.backend import SWEPT, Key, MapBackend, Row, Value
 from sinks.backends.scratch import ReplayBackend, scratch_backend
 from sinks.values import OpaqueValue, TransactionalValue
 
@@ -259,9 +259,7 @@ class MapState(FencedState):
         """Whether the row still tells its value as of ``txid``, and that value."""
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
-        if row is None or row.stamp.txid <= txid:
-            return True, row.value if row is not None else None
-        return row.stamp.txid == txid + 1, row.prev
+        return row.as_of(txid) if row is not None else (True, None)
 
     # --- for the driver ---------------------------------------------------------------------------
 
@@ -585,7 +583,7 @@ def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:
         raise StaleWriterError(
             f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch
         )
-    if row.stamp == commit.stamp and row.writer not in (commit.writer, "sweep"):
+    if row.stamp == commit.stamp and row.writer not in (commit.writer, SWEPT):
         raise InvariantViolation(
             f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "
             "has one writer; group the input by the key"

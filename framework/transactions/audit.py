@@ -106,7 +106,7 @@ def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]
 class _Audit:
     def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
         self._topology, self._store = topology, store
-        self._shadow, left_out = shadow_of(topology, folder, _recounting, read_joined(store, topology.id))
+        self._shadow, left_out = shadow_of(topology, folder, _recounting, joined=read_joined(store, topology.id))
         self._not_verified = [str(each) for each in left_out]
         if not self._shadow.states:
             raise ConfigError(

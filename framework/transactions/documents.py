@@ -312,7 +312,8 @@ def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: i
     document = state.get_data(node)
     if document is None:
         raise ConfigError(
-            f"topology {topology_id!r} has no plan of transaction {wanted}: it has not been emitted yet, or is long over"
+            f"topology {topology_id!r} has no plan of transaction {wanted}: it has not been emitted yet, is long over, or "
+            "its plan was too long to be recorded"
         )
     return wanted, _plan_in(document, f"{topology_id}/{node}")
 

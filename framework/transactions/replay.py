@@ -131,7 +131,7 @@ def replay(
 class _Replay:
     def __init__(self, topology: Topology, conf: Mapping[str, Any], folder: Path, txid: int, watch: Watch) -> None:
         self._topology, self._txid, self._watch = topology, txid, watch
-        self._shadow, left_out = shadow_of(topology, folder, self._replaying)
+        self._shadow, left_out = shadow_of(topology, folder, self._replaying, strict=False)
         self._report = ReplayReport(topology.id, txid, left_out=[str(each) for each in left_out])
         plan = plan_execution(_with_ends(self._shadow, left_out))
         self._watched = watch.chosen(plan)

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 import cloudpickle
 
+from framework.errors import ConfigError
 from framework.topology import Bolt, Component, Topology
 
 #: Turns a copy of a bolt with states into the bolt of the shadow, which keeps them in a folder that
-#: does not exist yet.
+#: does not exist yet. Raises ``ConfigError`` when it cannot.
 Shadowed = Callable[[Bolt, Path], Bolt]
 
 
@@ -29,28 +30,37 @@ class LeftOut:
 
 
 def shadow_of(
-    topology: Topology, folder: Path, shadowed: Shadowed, joined: Mapping[str, int] = MappingProxyType({})
+    topology: Topology,
+    folder: Path,
+    shadowed: Shadowed,
+    *,
+    joined: Mapping[str, int] = MappingProxyType({}),
+    strict: bool = True,
 ) -> tuple[Topology, list[LeftOut]]:
     """The topology with other states, and the components that are left out: those that write where
-    Ratchet does not see it, those whose state is among the ``joined`` (location -> first txid), and
-    all below them."""
+    Ratchet does not see it, those whose state is among the ``joined`` (location -> first txid),
+    unless ``strict`` those that ``shadowed`` refuses, and all below them."""
     kept: list[Component] = []
     left_out: dict[str, LeftOut] = {}
     for component in topology.components:
         bolt = component.instance
         since = max((joined[state.location] for state in component.states if state.location in joined), default=None)
-        why = ""
+        why, copy = "", bolt
         if since is not None:
             why = f"its state joined at transaction {since}, and holds nothing from before"
         elif any(sub.component_id in left_out for sub in component.subscriptions):
             why = "it is below one that is not"
         elif component.committer and not component.states:
             why = "it writes where nothing can be compared"
+        elif isinstance(bolt, Bolt) and component.states:
+            try:
+                copy = shadowed(cloudpickle.loads(cloudpickle.dumps(bolt)), folder / component.id)
+            except ConfigError as error:
+                if strict:
+                    raise
+                why = str(error)
         if why:
             left_out[component.id] = LeftOut(component, why)
-        elif isinstance(bolt, Bolt) and component.states:
-            copy: Bolt = cloudpickle.loads(cloudpickle.dumps(bolt))
-            kept.append(replace(component, instance=shadowed(copy, folder / component.id), factory=None))
         else:
-            kept.append(component)
+            kept.append(component if copy is bolt else replace(component, instance=copy, factory=None))
     return Topology(topology.id, tuple(kept), topology.at_least_once), list(left_out.values())

@@ -21,6 +21,11 @@ from sinks.aggregates import Aggregate
 Key = tuple[Any, ...]
 Value = tuple[Any, ...]
 
+#: The writers of rows that were put back: by a sweep, which leaves them their txid, and by a
+#: roll-back, which gives them the txid below.
+SWEPT = "sweep"
+ROLLED_BACK = "roll back"
+
 _log = get_logger()
 
 
@@ -37,8 +42,21 @@ class Row(NamedTuple):
     writer: str = ""
 
     def restored(self, stamp: Stamp) -> Row:
-        """The row as it was before the transaction that wrote it, with the given stamp."""
-        return Row(self.prev, stamp, self.prev, "sweep")
+        """The row that a sweep under a header with this stamp puts in the place of this one: as it
+        was before the transaction that wrote it."""
+        return Row(self.prev, stamp, self.prev, SWEPT)
+
+    def rolled_back(self, stamp: Stamp) -> Row:
+        """The row that a roll-back under a header with this stamp puts in the place of this one: as
+        it was before the transaction, and with the txid below."""
+        return Row(self.prev, stamp._replace(txid=stamp.txid - 1), self.prev, ROLLED_BACK)
+
+    def as_of(self, txid: int) -> tuple[bool, Value | None]:
+        """Whether the row still tells its value as transaction ``txid`` left it, and that value. A
+        row that was rolled back has the txid below, and nothing about the time before that."""
+        if self.stamp.txid <= txid:
+            return True, self.value
+        return self.stamp.txid == txid + 1 and self.writer != ROLLED_BACK, self.prev
 
 
 class MapBackend(ABC):
@@ -137,9 +155,9 @@ class MapBackend(ABC):
 
     @abstractmethod
     def roll_back(self, header: Header) -> int:
-        """Under ``header``: each row of its open txid gets value = prev, the txid below, and the
-        header's epoch and attempt. A row created in that txid becomes a tombstone. Returns the
-        number of rows changed.
+        """Under ``header``: each row of its open txid gets value = prev, the txid below, the
+        header's epoch and attempt, and ``ROLLED_BACK`` as its writer, as ``Row.rolled_back`` says.
+        A row created in that txid becomes a tombstone. Returns the number of rows changed.
 
         Afterwards the state is as if the txid had never been opened: a later attempt at it, with
         another plan, is not skipped and does not add to the values that were undone."""

@@ -134,12 +134,11 @@ class MemoryBackend(MapBackend):
     def roll_back(self, header: Header) -> int:
         shared = self._rows()
         opened = header.stamp
-        stamp = opened._replace(txid=opened.txid - 1)
         with shared.lock:
             self._check(header)
             undone = [key for key, row in shared.rows.items() if row.stamp.txid == opened.txid]
             for key in undone:
-                shared.rows[key] = shared.rows[key].restored(stamp)
+                shared.rows[key] = shared.rows[key].rolled_back(opened)
             return len(undone)
 
     def purge(self, header: Header, before_txid: int) -> int:

@@ -405,16 +405,16 @@ class RedisBackend(MapBackend):
 
     def sweep(self, header: Header) -> int:
         stamp = header.stamp
-        return self._restore(header, stamp, lambda row: row.stamp.txid == stamp.txid and row.stamp < stamp)
+        return self._restore(
+            header, lambda row: row.stamp.txid == stamp.txid and row.stamp < stamp, lambda row: row.restored(stamp)
+        )
 
     def roll_back(self, header: Header) -> int:
-        opened = header.stamp
-        below = opened._replace(txid=opened.txid - 1)
-        return self._restore(header, below, lambda row: row.stamp.txid == opened.txid)
+        stamp = header.stamp
+        return self._restore(header, lambda row: row.stamp.txid == stamp.txid, lambda row: row.rolled_back(stamp))
 
-    def _restore(self, header: Header, stamp: Stamp, wanted: Callable[[Row], bool]) -> int:
-        """Give the wanted rows that the open transaction has touched their previous values and this
-        stamp."""
+    def _restore(self, header: Header, wanted: Callable[[Row], bool], put_back: Callable[[Row], Row]) -> int:
+        """Replace the wanted rows among those that the open transaction has touched."""
         with self._named():
             self._checked(
                 self._script(_PUT, ["header", "", "touched", "deleted"], [_header_text(header), 0, 0]), header
@@ -424,7 +424,7 @@ class RedisBackend(MapBackend):
         changes = []
         for name, row in zip(touched, self._rows(touched, self._texts(touched)), strict=True):
             if row is not None and wanted(row):
-                changes.append((name, _stamp_text(row.stamp), row.restored(stamp)))
+                changes.append((name, _stamp_text(row.stamp), put_back(row)))
         self._put(header, changes)
         return len(changes)
 

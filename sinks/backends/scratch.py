@@ -65,10 +65,8 @@ class ReplayBackend(MapBackend):
         return [row if row is not None else self._before(next(found)) for row in written]
 
     def _before(self, row: Row | None) -> Row | None:
-        if row is None or row.stamp.txid > self._txid or not self._knows_past:
-            return None
-        value = row.prev if row.stamp.txid == self._txid else row.value
-        return Row(value, Stamp(self._txid - 1, 0, 0)) if value is not None else None
+        known, value = row.as_of(self._txid - 1) if row is not None and self._knows_past else (False, None)
+        return Row(value, Stamp(self._txid - 1, 0, 0)) if known and value is not None else None
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
         """Only what the replay wrote."""

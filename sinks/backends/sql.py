@@ -26,7 +26,7 @@ from framework.errors import (
 from framework.topology import Fields, Header, Stamp, ValueType
 from framework.topology.canonical import has_nan, python_values
 from sinks.aggregates import Aggregate
-from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backends.backend import SWEPT, Key, MapBackend, Row
 from sinks.backends.sql_schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
@@ -378,7 +378,7 @@ class SqlBackend(MapBackend):
         """Some keys were not written. Raise unless the transactional rule skipped all of them."""
         skips = value_type is ValueType.TRANSACTIONAL
         for key, row in rows.items():
-            if row.stamp == stamp and row.writer not in (writer, "sweep") and not skips:
+            if row.stamp == stamp and row.writer not in (writer, SWEPT) and not skips:
                 raise InvariantViolation(
                     f"{self.location}, key {key!r}: written in the same attempt by {row.writer} and by {writer} (C12): one key "
                     "has one writer; group the input by the key"

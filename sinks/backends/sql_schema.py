@@ -32,6 +32,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields, Header, OpenCommit, ValueType
 from framework.topology.fencing import check_format
 from sinks.aggregates import Aggregate
+from sinks.backends.backend import ROLLED_BACK, SWEPT
 
 HEADERS_TABLE = "_ratchet_headers"
 HEADER_COLUMNS = "format, topology_id, incarnation, epoch, open_txid, open_attempt, open_digest, done"
@@ -313,7 +314,7 @@ class TableShape:
         assignments += [f"{name} = excluded.{name}" for name in ("_txid", "_epoch", "_attempt", "_writer", "_deleted")]
         stamps = f"({t}._txid, {t}._epoch, {t}._attempt)"
         newer = "(excluded._txid, excluded._epoch, excluded._attempt)"
-        allowed = f"{stamps} < {newer} OR ({stamps} = {newer} AND {t}._writer IN (excluded._writer, 'sweep'))"
+        allowed = f"{stamps} < {newer} OR ({stamps} = {newer} AND {t}._writer IN (excluded._writer, '{SWEPT}'))"
         if skip_same_txid:
             allowed = f"{t}._txid < excluded._txid"
         keys = ", ".join(_q(name) for name in self.key)
@@ -367,7 +368,7 @@ class TableShape:
         """Parameters: epoch, attempt, txid, epoch, attempt."""
         m = self.dialect.mark
         return (
-            f'UPDATE "{self.table}" SET {self._restored()}, _epoch = {m}, _attempt = {m} '
+            f'UPDATE "{self.table}" SET {self._restored(SWEPT)}, _epoch = {m}, _attempt = {m} '
             f"WHERE _txid = {m} AND (_epoch, _attempt) < ({m}, {m})"
         )
 
@@ -375,14 +376,15 @@ class TableShape:
         """Parameters: new txid, epoch, attempt; txid to undo."""
         m = self.dialect.mark
         return (
-            f'UPDATE "{self.table}" SET {self._restored()}, _txid = {m}, _epoch = {m}, _attempt = {m} WHERE _txid = {m}'
+            f'UPDATE "{self.table}" SET {self._restored(ROLLED_BACK)}, _txid = {m}, _epoch = {m}, _attempt = {m} '
+            f"WHERE _txid = {m}"
         )
 
-    def _restored(self) -> str:
+    def _restored(self, writer: str) -> str:
         """Assignments that restore the previous value of a row. A row that had none becomes a
         tombstone."""
         values = ", ".join(f"{_q(name)} = {_q(_previous(name))}" for name in self.value)
-        return f"{values}, _deleted = NOT _prev_exists, _writer = 'sweep'"
+        return f"{values}, _deleted = NOT _prev_exists, _writer = '{writer}'"
 
 
 def _previous(name: str) -> str:

@@ -32,6 +32,7 @@ from framework.errors import (
     CommitOutcomeUnknown,
     ConfigError,
     InvariantViolation,
+    MovedOnError,
     RetryableError,
     StaleWriterError,
     TopologyError,
@@ -649,6 +650,23 @@ class BackendContract:
         assert [state.get(key) for key in ("dog", "cat", "emu")] == [1, 2, None]
         transact(state, 2, 3, {"dog": 5, "emu": 7})
         assert [state.get(key) for key in ("dog", "cat", "emu")] == [6, 2, 7]
+
+    def test_a_rolled_back_row_does_not_tell_what_was_before_the_transaction_below(self, state: MapState) -> None:
+        """It has the txid of the transaction below, whether or not that one wrote it."""
+        if not state.can_undo:
+            assert isinstance(state, NonTransactionalMapState)
+            return
+        transact(state, 1, 1, {"dog": 1})
+        transact(state, 2, 1, {"dog": 10})
+        granted = open_attempt(state, 3, 1)
+        state.begin_commit(granted)
+        state.multi_update(["dog"], [add(100)])
+        state.commit(granted)
+        open_attempt(state, 3, 2)
+        assert state.roll_back(state.read_header()) == 1
+        assert state.read_as_of(["dog"], 2) == [11]
+        with pytest.raises(MovedOnError, match="'dog'"):
+            state.read_as_of(["dog"], 1)
 
     # --- faults -----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from framework import (
     submit,
 )
 from framework.errors import ConfigError, RetryableError
-from framework.topology import Change, Committer
+from framework.topology import Change, Committer, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions.replay import ReplayReport, Watch, differences, plan_to_replay, replay
 from integration import EmbeddedServers
@@ -247,13 +247,25 @@ def test_delta_tables_are_compared_by_the_rows_of_the_transaction(tmp_path: Path
         assert [(each.after, each.held, each.agrees) for each in state.changes] == [(1, 1, True)] * 10
 
 
+def test_a_state_that_has_no_scratch_copy_is_left_out_by_name(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = topology(tmp_path)
+    run(built, store)
+    monkeypatch.setattr(ParquetTable, "become_replay", FencedState.become_replay)
+    report = replayed(built, store, 4)
+    assert report.agrees and [each.component_id for each in report.states] == ["words"]
+    assert any("bolt 'parquet': " in each and "has no scratch copy" in each for each in report.left_out)
+    assert report.rows["twice->parquet"] == 10
+
+
 def test_what_cannot_be_replayed_is_said(tmp_path: Path, store: MemoryStore) -> None:
     built = topology(tmp_path)
     with pytest.raises(ConfigError, match="has no plan of transaction 1"):
         replayed(built, store, 1)
     run(built, store)
     with pytest.raises(
-        ConfigError, match="has no plan of transaction 77: it has not been emitted yet, or is long over"
+        ConfigError, match="has no plan of transaction 77: it has not been emitted yet, is long over, or"
     ):
         replayed(built, store, 77)
     spout = built.spout.instance

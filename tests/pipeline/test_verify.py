@@ -407,6 +407,31 @@ def test_rows_of_any_type_are_compared_in_a_table_of_files(
     assert verify(over(*values[1:], values[0]), store).states[0].difference_count > 0
 
 
+class Doubled(StateCommitter):
+    """A subclass: ``verify`` runs a copy of it, whose state is a scratch copy."""
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.int64())], ids=["NaN", "a list"])
+def test_values_that_sqlite_cannot_keep_are_recomputed_by_a_copy_of_the_committer(kind: pa.DataType) -> None:
+    given: list[Any] = [1.0, math.nan, math.nan, 2.0] if kind == pa.float64() else [[1], [], [2, 3], [4]]
+    data = {0: [[f"w{each % 3}", value] for each, value in enumerate(given)]}
+    spout = OpaqueMemoryTransactionalSpout(data, Fields(word=str, x=kind), 2)
+    builder = TransactionalTopologyBuilder("odd", "spout", spout, 1)
+    backends = [MemoryBackend(), MemoryBackend()]
+    for number, backend in enumerate(backends):
+        last = Doubled(OpaqueMapState(backend), ["word"], {"last": Last("x")})
+        builder.set_bolt(f"last{number}", last).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    report = verify(topology, store)
+    assert report.right and [each.compared for each in report.states] == [3, 3]
+    shared = backends[1]._rows()
+    shared.rows[("w0",)] = shared.rows[("w0",)]._replace(value=(None,))
+    report = verify(topology, store)
+    assert [each.difference_count for each in report.states] == [0, 1]
+
+
 def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
     """The scale of such decimals is negative."""
     store, fields = MemoryStore(), Fields.of({"word": pa.string(), "n": pa.decimal128(5, -2)})
