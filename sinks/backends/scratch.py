@@ -2,27 +2,123 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from framework.errors import InvariantViolation, TopologyError
 from framework.topology import Fields, Header, Reach, Stamp
-from sinks.backends.backend import Key, MapBackend, Row
+from framework.topology.canonical import RowForm
+from sinks.backends.backend import Key, MapBackend, Row, Value
 from sinks.backends.memory import MemoryBackend
 from sinks.backends.sqlite import SqliteBackend
 
 
 def scratch_backend(folder: Path, key: Fields, value: Fields) -> MapBackend:
-    """An empty store in ``folder``, or in memory for types that SQLite lacks."""
+    """An empty store in ``folder`` for values of any type."""
+    types = [fields.type_of(name) for fields in (key, value) for name in fields]
     try:
-        return SqliteBackend(folder / "scratch.db", "scratch", key, value)
-    except TopologyError:
-        memory = MemoryBackend("scratch")
-        memory.bind(key, value)
-        return memory
+        plain = SqliteBackend(folder / "scratch.db", "scratch", key, value)
+    except TopologyError:  # there are types that SQLite lacks
+        return PickledBackend(folder, key, value)
+    # SQLite has no NaN.
+    return PickledBackend(folder, key, value) if any(map(pa.types.is_floating, types)) else plain
 
 
-class ReplayBackend(MapBackend):
+class _Upon(MapBackend):
+    """A backend that keeps its rows and its header in another one."""
+
+    def __init__(self, rows: MapBackend) -> None:
+        self._rows = rows
+
+    @property
+    def location(self) -> str:
+        return self._rows.location
+
+    def bind(self, key: Fields, value: Fields) -> None:
+        raise InvariantViolation(f"{self.location} is a scratch copy, whose columns are known")
+
+    def prepare(self, topology_id: str) -> Header:
+        return self._rows.prepare(topology_id)
+
+    def check(self, topology_id: str) -> Header | None:
+        return self._rows.check(topology_id)
+
+    def read_header(self) -> Header:
+        return self._rows.read_header()
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        self._rows.raise_header(expected, new)
+
+    def sweep(self, header: Header) -> int:
+        return self._rows.sweep(header)
+
+    def roll_back(self, header: Header) -> int:
+        return self._rows.roll_back(header)
+
+    def purge(self, header: Header, before_txid: int) -> int:
+        return self._rows.purge(header, before_txid)
+
+    def clear(self, topology_id: str) -> Header:
+        return self._rows.clear(topology_id)
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class PickledBackend(_Upon):
+    """Rows in a SQLite file, pickled. They are found by the text of their keys, which is the same
+    for equal keys, because these have one form. Slower than columns, and takes values of any type.
+    A tombstone whose key had no value before is not scanned."""
+
+    def __init__(self, folder: Path, key: Fields, value: Fields) -> None:
+        super().__init__(
+            SqliteBackend(folder / "scratch.db", "scratch", Fields(name=str), Fields(key=bytes, row=bytes))
+        )
+        self._fields = (key, value)
+
+    @property
+    def fields(self) -> tuple[Fields, Fields]:
+        return self._fields
+
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        of_value = RowForm(self._fields[1])
+        found = self._rows.multi_get([*map(_name, keys)])
+        return [_unpickled(row, of_value) if row is not None else None for row in found]
+
+    def scan(self) -> Iterator[tuple[Key, Row]]:
+        of_key, of_value = map(RowForm, self._fields)
+        for _, row in self._rows.scan():
+            held = row.value or row.prev
+            if held is not None:
+                yield of_key(pickle.loads(held[0])), _unpickled(row, of_value)
+
+    def multi_put(
+        self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        pickled = [_pickled(key, row) for key, row in zip(keys, rows, strict=True)]
+        self._rows.multi_put(header, [*map(_name, keys)], expected_stamps, pickled)
+
+
+def _name(key: Key) -> Key:
+    return (repr(key),)
+
+
+def _pickled(key: Key, row: Row) -> Row:
+    def pickled(value: Value | None) -> Value | None:
+        return (pickle.dumps(key), pickle.dumps(value)) if value is not None else None
+
+    return row._replace(value=pickled(row.value), prev=pickled(row.prev))
+
+
+def _unpickled(row: Row, form: RowForm) -> Row:
+    value, prev = (form(pickle.loads(each[1])) if each is not None else None for each in (row.value, row.prev))
+    return row._replace(value=value, prev=prev)
+
+
+class ReplayBackend(_Upon):
     """The rows of a sink as they were before a transaction, and over them the rows that its replay
     writes, in a scratch store. The sink is only read. A key that a later transaction has changed
     has no row here: what it held before is no longer known. ``knows_past``: whether the rows of the
@@ -34,32 +130,17 @@ class ReplayBackend(MapBackend):
     reach = Reach.PROCESS
 
     def __init__(self, sink: MapBackend, txid: int, *, knows_past: bool) -> None:
+        rows = MemoryBackend(f"replay of {sink.location}")
+        rows.bind(*sink.fields)
+        super().__init__(rows)
         self._sink, self._txid, self._knows_past = sink, txid, knows_past
-        self._scratch = MemoryBackend(f"replay of {sink.location}")
-        self._scratch.bind(*sink.fields)
-
-    @property
-    def location(self) -> str:
-        return self._scratch.location
-
-    def bind(self, key: Fields, value: Fields) -> None:
-        self._scratch.bind(key, value)
 
     @property
     def fields(self) -> tuple[Fields, Fields]:
-        return self._scratch.fields
-
-    def prepare(self, topology_id: str) -> Header:
-        return self._scratch.prepare(topology_id)
-
-    def read_header(self) -> Header:
-        return self._scratch.read_header()
-
-    def raise_header(self, expected: Header, new: Header) -> None:
-        self._scratch.raise_header(expected, new)
+        return self._rows.fields
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
-        written = self._scratch.multi_get(keys)
+        written = self._rows.multi_get(keys)
         missing = [key for key, row in zip(keys, written, strict=True) if row is None]
         found = iter(self._sink.multi_get(missing) if missing else [])
         return [row if row is not None else self._before(next(found)) for row in written]
@@ -70,27 +151,15 @@ class ReplayBackend(MapBackend):
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
         """Only what the replay wrote."""
-        return self._scratch.scan()
+        return self._rows.scan()
 
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
         """The rows of the sink are not in the scratch store, whatever their stamps."""
-        own = [row.stamp if row is not None else None for row in self._scratch.multi_get(keys)]
-        self._scratch.multi_put(header, keys, own, rows)
-
-    def sweep(self, header: Header) -> int:
-        return self._scratch.sweep(header)
-
-    def roll_back(self, header: Header) -> int:
-        return self._scratch.roll_back(header)
-
-    def purge(self, header: Header, before_txid: int) -> int:
-        return 0
-
-    def clear(self, topology_id: str) -> Header:
-        raise InvariantViolation(f"{self.location} is a replay, which nobody clears")
+        own = [row.stamp if row is not None else None for row in self._rows.multi_get(keys)]
+        self._rows.multi_put(header, keys, own, rows)
 
     def close(self) -> None:
-        self._scratch.close()
+        super().close()
         self._sink.close()

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from examples.lmdb_backend import LmdbBackend
-from framework import Fields
+from framework import Fields, TransactionAttempt
 from integration import PostgresServer, RedisServer
-from sinks import MapBackend, MemoryBackend, PostgresBackend, RedisBackend, SqliteBackend
+from sinks import MapBackend, MemoryBackend, OpaqueMapState, PostgresBackend, RedisBackend, SqliteBackend
+from sinks.backends.scratch import PickledBackend
 from sinks.contract import BackendContract
 from tests.kit.targets import Often
 
@@ -95,6 +96,32 @@ class TestLmdbBackend(Contract):
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return LmdbBackend(self.folder / name, key, value)
+
+
+class TestPickledBackend(Contract):
+    """The scratch copies of ``verify``, where SQLite's own types do not suffice."""
+
+    @pytest.fixture(autouse=True)
+    def folder_of_files(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return PickledBackend(self.folder / name, key, value)
+
+    def test_what_cannot_be_held_is_refused_when_it_is_declared(self) -> None:
+        """Nothing is refused: it may stand for any other backend."""
+        for kind in (pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.timestamp("ns")):
+            self._made(Fields(key=str), Fields.of({"odd": kind}))
+
+    def test_a_null_key_is_refused(self, backend: MapBackend) -> None:
+        """It is not, as in memory."""
+        state = OpaqueMapState(backend)
+        attempt = TransactionAttempt(1, 1)
+        state.prepare("topology")
+        state.begin_commit(attempt)
+        state.multi_put([(None,)], [1])
+        state.commit(attempt)
+        assert state.get((None,)) == 1 and [key for key, _ in backend.scan()] == [(None,)]
 
 
 class IgnoresHeaders(MemoryBackend):
