@@ -117,7 +117,7 @@ class TestPickledBackend(Contract):
         """It is not, as in memory."""
         state = OpaqueMapState(backend)
         attempt = TransactionAttempt(1, 1)
-        state.prepare("topology")
+        state.prepare("standalone")
         state.begin_commit(attempt)
         state.multi_put([(None,)], [1])
         state.commit(attempt)
