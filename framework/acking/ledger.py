@@ -124,9 +124,15 @@ class Ledger:
         self._values.append(edges)
 
     def acked(self, roots: Iterable[int], edge: int) -> None:
+        """``edge``: the id of the edge that the tuple came on, XORed with the numbers that its ack
+        is bound to."""
         for root in roots:
             self._acked_roots.append(root)
             self._acked_edges.append(edge)
+
+    def bound(self, roots: Iterable[int], number: int) -> None:
+        """A number that is told here, and once more with a tuple's ack, now or in a later round."""
+        self.acked(roots, number)
 
     def failed(self, roots: Iterable[int]) -> None:
         self._failed.update(roots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import getrandbits
 from typing import Any
 
 import pyarrow as pa
@@ -98,7 +99,13 @@ class BoltCollector:
         self._bolt.report(error)
 
     def _roots(self, anchors: Anchors) -> Sequence[int]:
-        return _roots(anchors) or self._bolt.roots_of_nothing()
+        """The roots of what is emitted now. The acks of its anchors will be bound to it."""
+        found = _received(anchors)
+        for each in found:
+            self._bolt.bind(each)
+        if len(found) == 1:
+            return found[0].roots or self._bolt.roots_of_nothing()
+        return tuple(dict.fromkeys(root for each in found for root in each.roots)) or self._bolt.roots_of_nothing()
 
 
 class BasicCollector:
@@ -128,15 +135,11 @@ class BasicCollector:
         self._bolt.report(error)
 
 
-def _roots(anchors: Anchors) -> Sequence[int]:
-    """The roots of all anchors, each once."""
+def _received(anchors: Anchors) -> Sequence[AnchoredTuple]:
+    """The anchors, each of which a bolt must have received."""
     if anchors is None:
         return ()
-    if isinstance(anchors, AnchoredTuple):
-        return anchors.roots
-    if isinstance(anchors, Tuple):
-        return received(anchors).roots
-    return tuple(dict.fromkeys(root for each in anchors for root in received(each).roots))
+    return [received(each) for each in ((anchors,) if isinstance(anchors, Tuple) else anchors)]
 
 
 def received(tup: Tuple) -> AnchoredTuple:
@@ -187,6 +190,18 @@ class BoltTask(ComponentTask):
             return False
         tup.settled = True
         return True
+
+    def bind(self, tup: AnchoredTuple) -> None:
+        """Bind the ack of a tuple to what is emitted now. The ack may come rounds later, and the
+        outcome with the emission may be lost. So a random number goes with the outcome, once per
+        tuple, and goes with the ack once more: without the first, the tree cannot seem complete."""
+        outcome = self.outcome
+        if tup.settled or tup.bound_to == outcome.serial:
+            return
+        number = getrandbits(64)
+        tup.edge ^= number
+        tup.bound_to = outcome.serial
+        outcome.ledger.bound(tup.roots, number)
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers that the tuple is acked."""

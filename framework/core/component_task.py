@@ -37,10 +37,11 @@ ROTATIONS_PER_TIMEOUT = 2
 
 
 class AnchoredTuple(Tuple):
-    """A tuple of a core topology, with the edge that it came on and the roots of the trees that it
-    is part of."""
+    """A tuple of a core topology, with the roots of the trees that it is part of. ``edge``: what
+    its ack tells: the edge that it came on, XORed with the numbers that the ack is bound to.
+    ``bound_to``: the last outcome that has such a number; 0 when none has."""
 
-    __slots__ = ("edge", "roots", "settled")
+    __slots__ = ("bound_to", "edge", "roots", "settled")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class AnchoredTuple(Tuple):
         self.edge = edge
         self.roots = roots
         self.settled = False
+        self.bound_to = 0
 
 
 class _StreamTuple(AnchoredTuple):
@@ -66,10 +68,11 @@ class _StreamTuple(AnchoredTuple):
         self.edge = edge
         self.roots = roots
         self.settled = False
+        self.bound_to = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         whole = (self.fields, self.values, self.source_component, self.source_stream, self.edge, self.roots)
-        return AnchoredTuple, whole, (None, {"settled": self.settled})
+        return AnchoredTuple, whole, (None, {"settled": self.settled, "bound_to": self.bound_to})
 
 
 @lru_cache(maxsize=1024)

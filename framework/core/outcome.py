@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -50,9 +51,12 @@ class Made:
 
 class Outcome:
     """``exits``: what goes on to the next level, each with its partition there. ``sent``: edge ->
-    rows."""
+    rows. ``serial``: a number above 0 that no other outcome of this process has."""
+
+    _serials = count(1)
 
     def __init__(self, components: Iterable[str]) -> None:
+        self.serial = next(self._serials)
         self.of = {each: Made() for each in components}
         self.exits: list[Addressed] = []
         self.sent: dict[int, int] = defaultdict(int)

@@ -14,6 +14,7 @@ import pytest
 
 from framework.acking.ledger import LedgerPart
 from framework.core.acker_task import AckerTask
+from framework.core.bolt_task import BoltTask
 from framework.core.component_task import Outflow
 from framework.errors import TopologyError
 from tests.kit.tree_world import simulate
@@ -79,3 +80,11 @@ def test_a_stream_that_is_forgotten_when_another_fails_is_caught(monkeypatch: py
 
     monkeypatch.setattr(Outflow, "flush", until_the_first_error)
     assert any(simulate(each, troubles=("value does not fit",)).wrong for each in range(seed, seed + 100))
+
+
+@pytest.mark.rule("C34")
+def test_an_ack_that_stands_for_lost_output_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Here an ack says nothing of what was made of the tuple in an earlier round, which was lost."""
+    monkeypatch.setattr(BoltTask, "bind", lambda self, tup: None)
+    worlds = (simulate(each, 40, TROUBLES, 8) for each in range(seed, seed + 2000))  # it shows in one of 70
+    assert any(world.wrong for world in worlds)

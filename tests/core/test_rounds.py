@@ -268,6 +268,35 @@ def test_tuples_of_a_lost_round_come_again_without_a_fail(key: str, before: int)
     assert stepped.driver.status().pending == 0
 
 
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("4.3", "4.6")
+def test_an_ack_does_not_stand_for_output_that_was_lost_in_an_earlier_round(key: str) -> None:
+    """A bolt emits, and acks the tuple later. The round between is lost, with what was emitted."""
+    builder = TopologyBuilder("held")
+    builder.set_spout("spout", ListSpout(key, [1, 2]))
+    builder.set_bolt("holds", Rich(f"{key}holds", hold, Fields(n=int))).shuffle_grouping("spout")
+    builder.set_bolt("end", Rich(f"{key}end", ack), 2).shuffle_grouping("holds")
+    stepped = Stepped(builder.build()).step(1)
+    held = seen(f"{key}holds").held
+    (collector, first), (_, second) = held
+    collector.emit([12], anchors=[first, second])
+    lose_from(stepped, 1)
+    for tup in (first, second):
+        collector.ack(tup)
+    del held[:]
+    stepped.step(3)
+    assert (seen(f"{key}end").executed, seen(key).acked) == ([], [])
+    stepped.step(4, seconds=16)
+    assert [tup.values for _, tup in held] == [(1,), (2,)]  # they have come again
+    for _, tup in held:
+        collector.emit([tup[0]], anchors=tup)
+        stepped.step(1)
+        collector.ack(tup)
+    stepped.step(2)
+    assert sorted(seen(f"{key}end").executed) == [(1,), (2,)]
+    assert (sorted(seen(key).acked), seen(key).failed) == ([1, 2], [])
+
+
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("4.6")
 def test_after_a_lost_round_a_failed_or_unacked_tuple_still_fails(key: str) -> None:
