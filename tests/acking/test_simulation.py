@@ -84,7 +84,7 @@ def test_a_stream_that_is_forgotten_when_another_fails_is_caught(monkeypatch: py
 
 @pytest.mark.rule("C34")
 def test_an_ack_that_stands_for_lost_output_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Here an ack says nothing of what was made of the tuple in an earlier round, which was lost."""
+    """Here an ack says nothing of what was made of its tuple in an earlier, lost round."""
     monkeypatch.setattr(BoltTask, "bind", lambda self, tup: None)
     worlds = (simulate(each, 40, TROUBLES, 8) for each in range(seed, seed + 2000))  # it shows in one of 70
     assert any(world.wrong for world in worlds)
