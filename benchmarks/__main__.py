@@ -1,5 +1,5 @@
-"""``python -m benchmarks``: measures W1, W2, the spout's reading alone, topics of many partitions,
-the states' writing alone and the cost of being watched, and prints JSON lines."""
+"""``python -m benchmarks``: measures W1, W2, W3, the spout's reading alone, topics of many
+partitions, the states' writing alone and the cost of being watched, and prints JSON lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "reading", "ranges", "wide", "states", "watched"]
+WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched"]
 #: W2 shows the latency of all messages, and of those that were sent so long after the first one.
 WARM_AFTER_MS = 2_000
 
@@ -44,6 +45,8 @@ def main() -> int:
             with parts.tracing() if arguments.parts else contextlib.nullcontext() as trace:
                 found = _latency(servers, folder, arguments)
             _print({**found, "parts_ms": trace.summary(without_first=1)} if trace is not None else found)
+        if "w3" in arguments.workloads:
+            _print(_per_tuple(servers, folder, arguments))
         if "reading" in arguments.workloads:
             _print(reading.measure(servers.bootstrap_servers, limit, arguments.messages, arguments.repeat))
         if "ranges" in arguments.workloads:
@@ -64,81 +67,94 @@ def main() -> int:
 
 def _throughput(servers: EmbeddedServers, folder: Path, limit: Limit, arguments: argparse.Namespace) -> dict[str, Any]:
     """W1: a backlog, as fast as possible. Measures in one run: exactly-once, at-least-once (for the
-    price of exactly-once), and only reading (the limit)."""
-    topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
-    workload.create_topic(servers.bootstrap_servers, topic)
-    workload.produce(servers.bootstrap_servers, topic, workload.messages(count))
+    price of exactly-once), exactly-once with the Python reader, and only reading (the limit)."""
+    count = arguments.messages
+    topic = workload.filled_topic(servers.bootstrap_servers, count)
     limits = [limit.measure(servers.bootstrap_servers, topic, count)]
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    wanted = workload.expected(count)
-    for repetition in range(arguments.repeat):
-        for exactly_once in (True, False):
-            database = folder / f"w1-{repetition}-{exactly_once}.db"
-            rates[exactly_once].append(_one_throughput(servers, topic, count, database, exactly_once, arguments))
-            if workload.read_back(database) != wanted:
-                raise RuntimeError("W1's result is not the expected one")
+    rates: dict[str, list[float]] = {"exactly once": [], "at least once": [], "Python reader": []}
+    for _ in range(arguments.repeat):
+        for kind, found in rates.items():
+            settings = {"kafka.reader": "python"} if kind == "Python reader" else {}
+            exactly_once = kind != "at least once"
+            found.append(_exact_rate(servers, folder, topic, arguments, settings, exactly_once=exactly_once))
         limits.append(limit.measure(servers.bootstrap_servers, topic, count))
-    rate = max(rates[True])
+    rate = max(rates["exactly once"])
     return {
         "workload": "W1",
         "messages": count,
         "records_per_s": round(rate),
-        "runs": [round(each) for each in rates[True]],
+        "runs": _rounded(rates["exactly once"]),
         "limit": limit.by,
         "limit_records_per_s": round(max(limits)),
-        "limit_runs": [round(each) for each in limits],
+        "limit_runs": _rounded(limits),
         "ratio_to_limit": round(rate / max(limits), 3),
-        "price_of_exactly_once": round(rate / max(rates[False]), 3),
+        "price_of_exactly_once": round(rate / max(rates["at least once"]), 3),
+        "python_reader_runs": _rounded(rates["Python reader"]),
         "exact": True,
     }
 
 
-def _one_throughput(
+def _per_tuple(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """W3: W1 with the JSON parsed by a bolt that takes one tuple at a time."""
+    topic = workload.filled_topic(servers.bootstrap_servers, arguments.messages)
+    rates = [_exact_rate(servers, folder, topic, arguments, per_tuple=True) for _ in range(arguments.repeat)]
+    return {
+        "workload": "W3",
+        "messages": arguments.messages,
+        "records_per_s": round(max(rates)),
+        "runs": _rounded(rates),
+    }
+
+
+def _rounded(rates: list[float]) -> list[int]:
+    return [round(each) for each in rates]
+
+
+def _exact_rate(
     servers: EmbeddedServers,
+    folder: Path,
     topic: str,
-    count: int,
-    database: Path,
-    exactly_once: bool,
     arguments: argparse.Namespace,
+    settings: Mapping[str, Any] | None = None,
     *,
     is_watched: bool = False,
+    **shape: bool,
 ) -> float:
+    """Records per second, from the first batch emitted to the last transaction closed. Raises
+    ``RuntimeError`` if the table is wrong."""
     limits = {"batch_records_max": arguments.batch_records} if arguments.batch_records else {}
-    topology, _ = workload.word_count(
-        f"w1-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=exactly_once, **limits
-    )
+    name = uuid.uuid4().hex[:6]
+    database = folder / f"{name}.db"
+    topology, _ = workload.word_count(f"w1-{name}", servers.bootstrap_servers, topic, database, **shape, **limits)
     with watched.watched(topology.id) if is_watched else contextlib.nullcontext({}) as watching:
-        run = submit(topology, {**_config(servers, arguments.pending or 2), **watching})
+        run = submit(topology, {**_config(servers, arguments.pending or 2), **watching, **(settings or {})})
         try:
             run.wait_until_caught_up(300)
             events = run.events()
         finally:
             run.stop()
+    if workload.read_back(database) != workload.expected(arguments.messages):
+        raise RuntimeError("the table is not the expected one")
     started = min(event.at_s for event in events if event.kind == "emitted")
     ended = max(event.at_s for event in events if event.kind == "committed")
-    return count / (ended - started)
+    return arguments.messages / (ended - started)
 
 
 def _watched(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """W1 and W2 in turns, watched and not."""
-    topic, count = f"words-{uuid.uuid4().hex[:6]}", arguments.messages
-    workload.create_topic(servers.bootstrap_servers, topic)
-    workload.produce(servers.bootstrap_servers, topic, workload.messages(count))
+    topic = workload.filled_topic(servers.bootstrap_servers, arguments.messages)
     rates: dict[bool, list[float]] = {False: [], True: []}
     latencies: dict[bool, list[Any]] = {False: [], True: []}
-    for repetition in range(arguments.repeat):
+    for _ in range(arguments.repeat):
         for is_watched in (False, True):
-            database = folder / f"watched-{repetition}-{is_watched}.db"
-            rates[is_watched].append(
-                _one_throughput(servers, topic, count, database, True, arguments, is_watched=is_watched)
-            )
+            rates[is_watched].append(_exact_rate(servers, folder, topic, arguments, is_watched=is_watched))
     for _ in range(arguments.repeat):
         for is_watched in (False, True):
             latencies[is_watched].append(_latency(servers, folder, arguments, is_watched=is_watched)["after_2s"])
     return {
         "workload": "watched",
-        "records_per_s": [round(each) for each in rates[False]],
-        "records_per_s_watched": [round(each) for each in rates[True]],
+        "records_per_s": _rounded(rates[False]),
+        "records_per_s_watched": _rounded(rates[True]),
         "ratio_of_the_best": round(max(rates[True]) / max(rates[False]), 3),
         "latency_after_2s": latencies[False],
         "latency_after_2s_watched": latencies[True],
@@ -154,9 +170,7 @@ def _latency(
     database = folder / f"{topic}.db"
     total = arguments.per_second * arguments.seconds
     workload.create_topic(servers.bootstrap_servers, topic)
-    topology, spout = workload.word_count(
-        f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database, exactly_once=True
-    )
+    topology, spout = workload.word_count(f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database)
     config = {**_config(servers, arguments.pending or 1), "topology.collapse.resident": not arguments.jobs}
     watching = watched.watched(topology.id) if is_watched else contextlib.nullcontext({})
     with watching as settings:
@@ -269,16 +283,20 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an SVG file, too")
-    parser.add_argument("--messages", type=int, default=2_000_000, help="W1, reading, ranges: messages in the topic")
+    parser.add_argument(
+        "--messages", type=int, default=2_000_000, help="W1, W3, reading, ranges: messages in the topic"
+    )
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
-    parser.add_argument("--batch-records", type=int, default=0, help="W1: records per batch; 0: the spout's default")
+    parser.add_argument(
+        "--batch-records", type=int, default=0, help="W1, W3: records per batch; 0: the spout's default"
+    )
     parser.add_argument("--partitions", type=int, nargs="+", default=[1_000], help="wide: partitions of both topics")
     parser.add_argument("--keys", type=int, nargs="+", default=states.SIZES, help="states: keys per transaction")
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
     parser.add_argument("--jobs", action="store_true", help="W2: a Spark job for each batch, no task that stays")
     parser.add_argument("--parts", action="store_true", help="W2: also the time of a transaction by part")
-    parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 2 for W1, 1 for W2")
+    parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 1 for W2, else 2")
     return parser.parse_args()
 
 

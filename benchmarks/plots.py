@@ -42,7 +42,11 @@ def draw(results: Iterable[Mapping[str, Any]], file: Path) -> None:
 def _bars(result: Mapping[str, Any]) -> Group | None:
     match result["workload"]:
         case "W1":
-            bars = [("Ratchet", result["records_per_s"]), ("only reading", result["limit_records_per_s"])]
+            bars = [
+                ("Ratchet", result["records_per_s"]),
+                ("with the Python reader", max(result["python_reader_runs"])),
+                ("only reading", result["limit_records_per_s"]),
+            ]
             return "W1, records/s", bars, "{:,.0f}"
         case "W2":
             warm = result["after_2s"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-import uuid
 from typing import Any
 
 from benchmarks import workload
@@ -26,9 +25,7 @@ def measure(bootstrap_servers: str, count: int, repeat: int) -> dict[str, Any]:
     """By size and reader, the best of ``repeat`` runs: records per second, records per second of
     processor time, and the median of a range in milliseconds. Processor time includes librdkafka's
     threads."""
-    topic = f"ranges-{uuid.uuid4().hex[:6]}"
-    workload.create_topic(bootstrap_servers, topic)
-    workload.produce(bootstrap_servers, topic, workload.messages(count))
+    topic = workload.filled_topic(bootstrap_servers, count)
     names = [name for name in READERS if name == "python" or why_not_native() is None]
     sizes: dict[str, Any] = {}
     for size in SIZES:

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,24 @@ import numpy as np
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from framework import Fields, PartitionPlanner, Topology, TopologyContext, TransactionalTopologyBuilder
+from framework import (
+    BaseBasicBolt,
+    Fields,
+    PartitionPlanner,
+    Topology,
+    TopologyContext,
+    TransactionalTopologyBuilder,
+    Tuple,
+)
 from sinks import Count, MapState, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter, Sum
-from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
+from spouts import JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
 
 PARTITIONS = 4
 WORDS = 20_000
 AMOUNT_MODULUS = 997
 SEED = 7
+#: What the topologies make of a message.
+FIELDS = Fields(word=str, amount=int)
 
 
 def create_topic(bootstrap_servers: str, topic: str) -> None:
@@ -45,6 +56,14 @@ def messages(count: int) -> Iterator[tuple[bytes, bytes]]:
         amount = number % AMOUNT_MODULUS
         value = b'{"id":%d,"word":"%s","user":"u%05d","amount":%d,"ts":%d}'
         yield name, value % (number, name, number % 10_000, amount, 1_700_000_000_000 + number)
+
+
+def filled_topic(bootstrap_servers: str, count: int) -> str:
+    """A new topic of ``count`` messages."""
+    topic = f"words-{uuid.uuid4().hex[:6]}"
+    create_topic(bootstrap_servers, topic)
+    produce(bootstrap_servers, topic, messages(count))
+    return topic
 
 
 def produce(bootstrap_servers: str, topic: str, made: Iterable[tuple[bytes, bytes]]) -> None:
@@ -99,18 +118,40 @@ class RecordingSpout(OpaqueKafkaTransactionalSpout):
         return planner
 
 
+class ParseJson(BaseBasicBolt):
+    """One tuple after the other: the text of a message to its word and its amount."""
+
+    deterministic = True
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        message = json.loads(tup["value"])
+        collector.emit([message["word"], message["amount"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
 def word_count(
-    topology_id: str, bootstrap_servers: str, topic: str, database: Path, *, exactly_once: bool, **limits: int
+    topology_id: str,
+    bootstrap_servers: str,
+    topic: str,
+    database: Path,
+    *,
+    exactly_once: bool = True,
+    per_tuple: bool = False,
+    **limits: int,
 ) -> tuple[Topology, RecordingSpout]:
-    """Count and sum(amount) per word, in a SQLite table ``words``."""
-    spout = RecordingSpout(
-        [topic], bootstrap_servers=bootstrap_servers, codec=JsonCodec(Fields(word=str, amount=int)), **limits
-    )
+    """Count and sum(amount) per word, in a SQLite table ``words``. ``per_tuple``: a bolt parses the
+    JSON, not the codec."""
+    codec = TextCodec() if per_tuple else JsonCodec(FIELDS)
+    spout = RecordingSpout([topic], bootstrap_servers=bootstrap_servers, codec=codec, **limits)
     backend = SqliteBackend(database, "words")
     state: MapState = OpaqueMapState(backend) if exactly_once else NonTransactionalMapState(backend)
     builder = TransactionalTopologyBuilder(topology_id, "words", spout, 2, at_least_once=not exactly_once)
+    if per_tuple:
+        builder.set_bolt("parsed", ParseJson(), 2).local_or_shuffle_grouping("words")
     committer = StateCommitter(state, key=["word"], aggregates={"count": Count(), "amount": Sum("amount")})
-    builder.set_bolt("count", committer).global_grouping("words")
+    builder.set_bolt("count", committer).global_grouping("parsed" if per_tuple else "words")
     return builder.build(), spout
 
 
