@@ -354,32 +354,30 @@ class RoundDriver:
         ticks: list[float] = []
         silent = dict.fromkeys(self._speakers)
         for record in records:
-            if isinstance(record, (Decisions, RoundReport)) and record.round == round_.number:
-                spoke = [("$acker", record.acker)] if isinstance(record, Decisions) else record.counts
-                if not (isinstance(record, RoundReport) and record.unrecovered):
-                    for each in spoke:
-                        silent.pop(each, None)
-            if isinstance(record, Decisions):
-                self._trees[record.acker] = record.trees
-                busy = self._decided(record) or busy
-            elif isinstance(record, RoundReport):
-                busy = self._heard(record) or busy
-                if record.round == round_.number:
-                    did += record.counts.values()
-                    given = max([given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)])
-                died += [key for key, each in record.counts.items() if each.died]
-                errors += record.errors
-                if record.tick_in_s is not None:
-                    ticks.append(record.tick_in_s)
-                checkpoint_reports += record.checkpoint_reports if record.round == round_.number else ()
-        for error in errors:
-            say = _log.warning if error.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
-            say("component.error", component=error.component_id, task=error.task, error=error.message)
-            with self._changed:
-                self._figures.failed(error.component_id, error.kind.value)
-            self.recent_errors.append((time.time(), error))
-        if errors:
-            self._show(last_error=str(errors[-1]))
+            match record:
+                case Decisions():
+                    self._trees[record.acker] = record.trees
+                    busy = self._decided(record) or busy
+                    spoke = [("$acker", record.acker)]
+                case RoundReport():
+                    busy = self._heard(record) or busy
+                    spoke = [] if record.unrecovered else list(record.counts)
+                    died += [key for key, each in record.counts.items() if each.died]
+                    errors += record.errors
+                    if record.tick_in_s is not None:
+                        ticks.append(record.tick_in_s)
+                    if record.round == round_.number:
+                        did += record.counts.values()
+                        given = max(
+                            [given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)]
+                        )
+                        checkpoint_reports += record.checkpoint_reports
+                case _:
+                    continue
+            if record.round == round_.number:
+                for each in spoke:
+                    silent.pop(each, None)
+        self._show_errors(errors)
         self._judge(errors)
         self._tick_at = self._clock() + min(ticks) if ticks else None
         if not round_.drain:
@@ -389,6 +387,16 @@ class RoundDriver:
         gone = None if first is None else f"{first[0]}[{first[1]}]"
         failed = self._failure(records) if self._checkpoints is not None else None  # only checkpoints ask
         return _Found(busy, failed, errors=errors, checkpoint_reports=checkpoint_reports, silent=gone, died=died)
+
+    def _show_errors(self, errors: Sequence[ComponentError]) -> None:
+        for error in errors:
+            say = _log.warning if error.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
+            say("component.error", component=error.component_id, task=error.task, error=error.message)
+            with self._changed:
+                self._figures.failed(error.component_id, error.kind.value)
+            self.recent_errors.append((time.time(), error))
+        if errors:
+            self._show(last_error=str(errors[-1]))
 
     def _failure(self, records: Sequence[RoundRecord]) -> str | None:
         """Which tuple failed, if one did: named by the bolt that failed it, or else by where its

@@ -348,13 +348,15 @@ class Term:
             if event.failure.kind is FailureKind.DATA_LOSS:
                 self._planner.lost(self._coordinator.plan_of(txid) or {})
             self._report.attempt_failed(event.failure, txid, attempt_id)
-        elif isinstance(event, Processed):
-            self._report.processed(txid, attempt_id, result)
-        elif isinstance(event, Committed):
-            self._report.committed(txid, attempt_id, result)
-        else:
-            self._report.rolled_back(txid, attempt_id)
-            self._end(txid, attempt_id, self._executor.release)
+            return event
+        match event:
+            case Processed():
+                self._report.processed(txid, attempt_id, result)
+            case Committed():
+                self._report.committed(txid, attempt_id, result)
+            case RolledBack():
+                self._report.rolled_back(txid, attempt_id)
+                self._end(txid, attempt_id, self._executor.release)
         return event
 
     def _learned_from(self, event: Processed, result: PhaseResult) -> Processed:
