@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 
 from tests.kit.processes import ROOT
 
 PACKAGES = ("framework", "spouts", "sinks", "integration", "tests", "examples", "benchmarks")
+#: Imported, and brought by a distribution that is declared: pyspark, testcontainers.
+COME_ALONG = {"py4j", "docker"}
 
 
 def is_module(name: str) -> bool:
@@ -55,3 +61,25 @@ def test_a_path_that_is_gone_is_noticed() -> None:
 def test_there_is_a_file_for_each_package() -> None:
     folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert [str(each) for each in folders if not (each / "__init__.py").exists()] == []
+
+
+def test_what_is_imported_comes_with_the_package_or_with_an_extra_for_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [each for name, wanted in project["optional-dependencies"].items() if name != "dev" for each in wanted]
+    declared = {canonical(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for each in [*project["dependencies"], *extras]}
+    distributions = packages_distributions()
+
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in ("framework", "spouts", "sinks", "integration")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "contract" not in path.relative_to(ROOT).with_suffix("").parts  # suites for pytest
+        for name in {name.partition(".")[0] for _, name in imported(ast.parse(path.read_text()))}
+        if name not in PACKAGES and name not in sys.stdlib_module_names and name not in COME_ALONG
+        if not declared & {canonical(each) for each in distributions[name]}
+    ]
+    assert missing == []
+
+
+def canonical(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
