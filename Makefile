@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 
 SCHEDULES ?= 100000
 
+# Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test test-short test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
 
 run: $(STAMP)
