@@ -584,10 +584,11 @@ def _miscounted(controls: list[Control], pieces: list[Piece], *, level: int, par
     found: dict[int, int] = defaultdict(int)
     for piece in pieces:
         found[piece.edge] += piece.rows
-    if senders == list(range(controls[0].upstreams)) and dict(expected) == dict(found):
+    upstreams = controls[0].upstreams if controls else 0
+    if upstreams and senders == list(range(upstreams)) and dict(expected) == dict(found):
         return None
+    heard = f"heard from tasks {senders} of {upstreams}" if upstreams else "heard from no task above"
     error = (
-        f"level {level} partition {partition}: heard from tasks {senders} of {controls[0].upstreams}, expected rows per "
-        f"edge {dict(expected)}, found {dict(found)}"
+        f"level {level} partition {partition}: {heard}, expected rows per edge {dict(expected)}, found {dict(found)}"
     )
     return TaskFailure(FailureKind.ERROR, "exchange", partition, error)

@@ -376,6 +376,15 @@ def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_use
     assert not [each for each in calls(tmp_path) if each[3] == 1 and each[1] == "execute" and each[4] == strayed[0][0]]
 
 
+@pytest.mark.behaviour("1.11")
+def test_a_task_that_hears_of_no_task_above_it_fails_and_says_so() -> None:
+    """As when Spark has lost what the tasks above it left."""
+    failure = tasks._miscounted([], [Piece(0, 0, 1, 0, 30, b"")], level=1, partition=2)
+    assert str(failure) == (
+        "exchange[2]: level 1 partition 2: heard from no task above, expected rows per edge {}, found {0: 30}"
+    )
+
+
 @pytest.mark.behaviour("1.5", "1.11")
 @pytest.mark.parametrize("where", ["spout->A", "A->C"])
 @pytest.mark.rule("C30")

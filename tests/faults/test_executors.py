@@ -5,6 +5,7 @@ and the flights on three servers of each kind.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import random
 import shutil
@@ -205,8 +206,8 @@ def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
         until = time.monotonic() + 2.0
         deleted = 0
         while time.monotonic() < until:
-            for file in Path("/tmp").glob("spark-*/executor-*/blockmgr-*/*/*"):
-                file.unlink(missing_ok=True)
+            for file in glob.glob("/tmp/spark-*/executor-*/blockmgr-*/*/*"):  # folders may vanish meanwhile
+                Path(file).unlink(missing_ok=True)
                 deleted += 1
         assert deleted
 
