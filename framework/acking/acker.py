@@ -68,6 +68,7 @@ class Acker(Generic[R, T]):
         self._pending: RotatingMap[R, _Tree[T]] = RotatingMap(buckets, self._expire)
         self._expired = 0
         self._unknown = 0
+        self._strangers = 0  # pending records without a spout task
 
     def init(self, root_id: R, spout_task: T, value: int) -> None:
         """A spout task has emitted a root. ``value``: the XOR of the ids of the edges that it went
@@ -76,6 +77,7 @@ class Acker(Generic[R, T]):
             self._on_complete(root_id, spout_task)
             return
         tree = self._tree(root_id)
+        self._strangers -= not tree.known and root_id in self._pending
         tree.value ^= value
         tree.spout_task = spout_task
         tree.known = True
@@ -104,7 +106,17 @@ class Acker(Generic[R, T]):
     def tick(self) -> None:
         """Let time go on by one tick: fail the trees about which no message has come for
         ``buckets`` ticks."""
-        self._pending.rotate()
+        self.age()
+        self.expire()
+
+    def age(self) -> None:
+        """The first half of a tick: every tree is one tick older. Messages that come before
+        ``expire`` come after the tick, and still in time."""
+        self._pending.age()
+
+    def expire(self) -> None:
+        """The second half of a tick: fail the trees that are too old."""
+        self._pending.expire()
 
     def value(self, root_id: R) -> int | None:
         """The number of a tree now; None when it is not known."""
@@ -115,6 +127,11 @@ class Acker(Generic[R, T]):
     def pending(self) -> int:
         """Trees that are neither complete nor failed, and records of late messages."""
         return len(self._pending)
+
+    @property
+    def trees(self) -> int:
+        """Trees of which a spout task has told, and that are neither complete nor failed."""
+        return len(self._pending) - self._strangers
 
     @property
     def expired(self) -> int:
@@ -131,6 +148,8 @@ class Acker(Generic[R, T]):
         return tree if tree is not None else _Tree()
 
     def _settle(self, root_id: R, tree: _Tree[T]) -> None:
+        if not tree.known:
+            self._strangers += root_id not in self._pending
         if not tree.known or (tree.value and not tree.failed):
             self._pending.put(root_id, tree)
             return
@@ -140,6 +159,7 @@ class Acker(Generic[R, T]):
 
     def _expire(self, root_id: R, tree: _Tree[T]) -> None:
         if not tree.known:
+            self._strangers -= 1
             self._unknown += 1
             return
         self._expired += 1

@@ -37,6 +37,7 @@ class RotatingMap(Generic[K, V]):
         if isinstance(buckets, bool) or not isinstance(buckets, int) or buckets < BUCKETS_MIN:
             raise ConfigError(f"a RotatingMap needs {BUCKETS_MIN} buckets or more, not {buckets!r}")
         self._on_expire = on_expire
+        self._count = buckets
         self._buckets: list[dict[K, V]] = [{} for _ in range(buckets)]  # the youngest first
 
     def put(self, key: K, value: V) -> None:
@@ -67,8 +68,19 @@ class RotatingMap(Generic[K, V]):
         """Expire the oldest cohort and return its entries. They are gone from the map before
         ``on_expire`` is called for each. If a callback raises, the map stays rotated, and the
         callbacks after it are not made."""
-        dead = self._buckets.pop()
+        self.age()
+        return self.expire()
+
+    def age(self) -> None:
+        """The first half of a rotation: every cohort is one older, and a new youngest one begins.
+        What is put or removed before ``expire`` does not expire."""
         self._buckets.insert(0, {})
+
+    def expire(self) -> dict[K, V]:
+        """The second half of a rotation: expire the oldest cohort, as ``rotate`` says."""
+        dead: dict[K, V] = {}
+        while len(self._buckets) > self._count:
+            dead.update(self._buckets.pop())
         if self._on_expire is not None:
             for key, value in dead.items():
                 self._on_expire(key, value)

@@ -47,9 +47,11 @@ class AckerTask:
             elif record.round > self._heard.get(record.task, self._before):
                 self._heard[record.task] = record.round
                 parts.append(record)
+        if round_.rotates:
+            self._acker.age()
         reset = self._apply(parts) if parts else set()
-        for _ in range(round_.rotations):
-            self._acker.tick()
+        if round_.rotates:
+            self._acker.expire()
         decisions = Decisions(
             round_.number,
             self._number,
@@ -57,7 +59,7 @@ class AckerTask:
             failed=Roots.of(self._failed),
             reset=Roots.of(reset),
             expired=Roots.of(self._expired),
-            trees=self._acker.pending,
+            trees=self._acker.trees,
         )
         for each in (self._completed, self._failed, self._expired):
             each.clear()

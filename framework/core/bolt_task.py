@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from random import getrandbits
+from secrets import randbits
 from typing import Any
 
 import pyarrow as pa
@@ -69,34 +70,41 @@ class Inbox:
 
 
 class BoltCollector:
-    """The ``RichOutputCollector`` of a bolt task."""
+    """The ``RichOutputCollector`` of a bolt task. Threads of the bolt may call it, too."""
 
-    def __init__(self, bolt: BoltTask) -> None:
+    def __init__(self, bolt: BoltTask, lock: threading.RLock) -> None:
         self._bolt = bolt
         self._out = bolt.out
+        self._lock = lock
 
     def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
-        self._out.emit(values, self._roots(anchors), stream, None)
+        with self._lock:
+            self._out.emit(values, self._roots(anchors), stream, None)
 
     def emit_direct(
         self, task: int, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM
     ) -> None:
-        self._out.emit(values, self._roots(anchors), stream, task)
+        with self._lock:
+            self._out.emit(values, self._roots(anchors), stream, task)
 
     def ack(self, tup: Tuple) -> None:
-        self._bolt.ack(tup)
+        with self._lock:
+            self._bolt.ack(tup)
 
     def fail(self, tup: Tuple) -> None:
         found = received(tup)
-        if self._bolt.settle(found):
-            self._bolt.counts.failed += 1
-            self._bolt.outcome.ledger.failed(found.roots)
+        with self._lock:
+            if self._bolt.settle(found):
+                self._bolt.counts.failed += 1
+                self._bolt.outcome.ledger.failed(found.roots)
 
     def reset_timeout(self, tup: Tuple) -> None:
-        self._bolt.outcome.ledger.reset(received(tup).roots)
+        with self._lock:
+            self._bolt.outcome.ledger.reset(received(tup).roots)
 
     def report_error(self, error: BaseException) -> None:
-        self._bolt.report(error)
+        with self._lock:
+            self._bolt.report(error)
 
     def _roots(self, anchors: Anchors) -> Sequence[int]:
         """The roots of what is emitted now. The acks of its anchors will be bound to it."""
@@ -164,7 +172,7 @@ class BoltTask(ComponentTask):
         super().__init__(topology, component, task, surroundings)
         self._tick_s = tick_s
         self._ticked_at = surroundings.clock()
-        self._rich = BoltCollector(self)
+        self._rich = BoltCollector(self, surroundings.lock)
         self._basic = BasicCollector(self)
         self._inbox = Inbox(self.expect)
 
@@ -198,7 +206,7 @@ class BoltTask(ComponentTask):
         outcome = self.outcome
         if tup.settled or tup.bound_to == outcome.serial:
             return
-        number = getrandbits(64)
+        number = randbits(64)  # by a generator that user code cannot seed
         tup.edge ^= number
         tup.bound_to = outcome.serial
         outcome.ledger.bound(tup.roots, number)

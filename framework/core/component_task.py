@@ -8,6 +8,7 @@ edges.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -108,7 +109,7 @@ class Outflow:
             self._streams.checked(values, stream, task)
         rows.values.append(tuple(values))
         rows.roots.append(roots)
-        if len(rows.values) >= BUFFERED_ROWS_MAX:
+        if len(rows.values) >= BUFFERED_ROWS_MAX and threading.get_ident() == self._surroundings.thread:
             self._flush(stream, task)
 
     def flush(self) -> None:

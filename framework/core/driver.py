@@ -222,12 +222,12 @@ class RoundDriver:
     def begin(self, *, drain: bool = False) -> Round:
         """Make the next round. It is under way from now on."""
         now = self._clock()
-        rotations = int((now - self._rotated_at) / self._rotation_s)
-        self._rotated_at += rotations * self._rotation_s
+        # However long a round takes, it is one rotation: what waits can say so once per round.
+        rotates = now - self._rotated_at >= self._rotation_s
+        if rotates:
+            self._rotated_at = now
         waiting = self._waiting()
-        if waiting:
-            rotations = min(rotations, 1)  # waiting tuples get their whole timeout again only once per round
-        step, spout_wait_s = CheckpointStep(), self._spout_wait_s
+        step, spout_wait_s = CheckpointStep(), min(self._spout_wait_s, self._rotated_at + self._rotation_s - now)
         if self._tick_at is not None:
             spout_wait_s = min(spout_wait_s, max(self._tick_at - now, 0.0))
         if self._checkpoints is not None:
@@ -246,7 +246,7 @@ class RoundDriver:
             self._number += 1
         round_ = Round(
             self._number,
-            rotations=rotations,
+            rotates=rotates,
             outcomes=outcomes,
             spout_wait_s=0.0 if step.alone else spout_wait_s,
             drain=drain or step.drain or bool(waiting),
@@ -293,7 +293,7 @@ class RoundDriver:
         if busy:
             self._spout_wait_s = 0.0
         else:
-            self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S, self._rotation_s)
+            self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S)
         self._show(rounds=1)
         return True
 
@@ -493,16 +493,21 @@ class RoundDriver:
 
     def _judge(self, errors: Sequence[ComponentError]) -> None:
         """End the topology when a new instance would do no better, and when a component cannot
-        start, or a spout dies, again and again without having done anything in between. Otherwise
-        pause."""
+        start, or a spout dies, again and again without having done anything in between. In one
+        round a task counts once. Otherwise pause."""
         pause_s = 0.0
+        counted: set[tuple[str, int]] = set()
         for error in errors:
             key = error.component_id, error.task
             failures = self._stuck.get(key, 0)
-            if error.kind is ErrorKind.AWAY:
+            if key in counted:
+                pass
+            elif error.kind is ErrorKind.AWAY:
+                counted.add(key)
                 times = self._away[key] = self._away.get(key, 0) + 1
                 pause_s = max(pause_s, _pause_s(times))
             elif error.kind is ErrorKind.CANNOT_START or (error.kind is ErrorKind.DIED and key in self._spouts):
+                counted.add(key)
                 failures = self._stuck[key] = failures + 1
                 pause_s = max(pause_s, _pause_s(failures))
             if error.kind is ErrorKind.FATAL or failures >= self._attempts_max:

@@ -89,15 +89,15 @@ class Home:
             self._woken.notify_all()
 
     def _await_a_spout(self, round_: Round, tasks: Sequence[SegmentTask]) -> None:
-        """Ask the spouts in turn, less and less often, until one has given something, time is up,
-        or ``wake`` is called."""
+        """Ask the spouts in turn, less and less often, until one has given something or cannot be
+        opened, time is up, or ``wake`` is called."""
         until = time.monotonic() + round_.spout_wait_s
         pause_s = _POLL_MIN_S
         with self._woken:
             self._waiting_round = round_.number
             while (left := until - time.monotonic()) > 0 and self._woken_round < round_.number:
                 gave = [task.give(round_) for task in tasks]
-                if any(gave):
+                if any(gave) or not all(task.open for task in tasks):
                     break
                 self._woken.wait(min(pause_s, left))
                 pause_s = min(pause_s * 2, _POLL_MAX_S)

@@ -6,12 +6,14 @@ Invariants:
 1. Rows and what is said about their trees are in the same outcome. An outcome is not handed over
    while it has rows that are not sent. So an ack leaves together with all rows that were made of
    the tuple, on all streams, or those rows have failed.
-2. What is emitted, acked or reported between two rounds is in the outcome of the later one.
+2. What is emitted, acked or reported between two rounds is in the outcome of the later one. What
+   one call of a collector makes is in one outcome, in whichever thread it is called.
 3. A task that has ended keeps its outcome: what its components still say goes nowhere.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -78,9 +80,13 @@ class Outcome:
 
 class Surroundings(Protocol):
     """The task that a component lives in, as the component sees it. ``outcome``: of the round that
-    is under way, or of the next one. ``clock``: seconds that only rise."""
+    is under way, or of the next one. ``lock``: held while something is added to the outcome by user
+    code that may run in a thread of its own, and while the outcome is handed over. ``thread``: the
+    one that does the task's part of a round. ``clock``: seconds that only rise."""
 
     outcome: Outcome
+    lock: threading.RLock
+    thread: int
     clock: Callable[[], float]
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:

@@ -36,19 +36,20 @@ class TreeOutcomes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """``rotations``: how often the maps of pending trees rotate, since time has gone on;
-    ``ROTATIONS_PER_TIMEOUT`` make a timeout. ``outcomes``: number of a spout task -> what it is
-    told. ``spout_wait_s``: how long the spouts may wait until one has something to give. ``drain``:
-    spouts give nothing, so that what is under way can end. ``follows``: the round that was still
-    under way when this one began, 0 for none; every task does that one first. ``at_once``: how many
-    rounds may be under way; a spout gives only its part in one, so that the next one has something
-    too. ``checkpoint``: what every task has to do for a checkpoint. ``share``: the most tuples that
-    a spout task gives. ``lost``: the last lost round, 0 for none. ``settles``: a checkpoint waits
-    until every tree is over, or is prepared now, so no new tree should begin."""
+    """``rotates``: whether the maps of pending trees rotate, since time has gone on;
+    ``ROTATIONS_PER_TIMEOUT`` such rounds make a timeout. ``outcomes``: number of a spout task ->
+    what it is told. ``spout_wait_s``: how long the spouts may wait until one has something to give.
+    ``drain``: spouts give nothing, so that what is under way can end. ``follows``: the round that
+    was still under way when this one began, 0 for none; every task does that one first.
+    ``at_once``: how many rounds may be under way; a spout gives only its part in one, so that the
+    next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
+    ``share``: the most tuples that a spout task gives. ``lost``: the last lost round, 0 for none.
+    ``settles``: a checkpoint waits until every tree is over, or is prepared now, so no new tree
+    should begin."""
 
     number: int
     _: KW_ONLY
-    rotations: int = 0
+    rotates: bool = False
     outcomes: Mapping[int, TreeOutcomes] = field(default_factory=dict)
     spout_wait_s: float = 0.0
     drain: bool = False

@@ -4,6 +4,7 @@ a round."""
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -47,6 +48,8 @@ class SegmentTask:
         clock: Callable[[], float],
     ) -> None:
         self.clock = clock
+        self.lock = threading.RLock()
+        self.thread = threading.get_ident()
         self._plan = plan
         self._level = level
         self._partition = partition
@@ -107,12 +110,17 @@ class SegmentTask:
             for component_task in self._component_tasks.values():
                 component_task.commit(round_.checkpoint)
         for number, rooted in self._rooted.items():
-            rooted.tell(round_.outcomes.get(number, TreeOutcomes()), round_.rotations, round_.lost)
+            rooted.tell(round_.outcomes.get(number, TreeOutcomes()), round_.lost, rotates=round_.rotates)
 
     @property
     def gives(self) -> bool:
         """Whether there is a spout among the components."""
         return bool(self._spouts)
+
+    @property
+    def open(self) -> bool:
+        """Whether every spout that knows where to begin is open."""
+        return self._unrecovered or all(spout.open for spout in self._spouts.values())
 
     def give(self, round_: Round) -> bool:
         """Have the spouts give what they have. Returns whether they had anything. Where there is
@@ -128,6 +136,7 @@ class SegmentTask:
     def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
         """Do the task's part of a round. Raises only on a bug, or at the end of the process; the
         outcome is then thrown away."""
+        self.thread = threading.get_ident()
         pieces: list[Piece] = []
         for record in records:
             if isinstance(record, Piece) and self._is_mine(record):
@@ -151,10 +160,13 @@ class SegmentTask:
             if report is not None:
                 self.outcome.checkpoint_reports.append(report)
             component_task.look()
-        while any(made.rows for made in self.outcome.of.values()):  # emitted by instances that died after their flush
-            for component_task in self._component_tasks.values():
-                self._flush(component_task)
-        return self._hand_over(round_)
+        while True:  # until the last rows that were emitted are in the outcome that is handed over
+            with self.lock:
+                failed = [found for each in self._component_tasks.values() if (found := _unsent(each)) is not None]
+                if not failed:
+                    return self._hand_over(round_)
+            for component_task, error in failed:
+                component_task.died(error)  # which may emit once more
 
     def _may_tick(self, round_: Round) -> bool:
         """Whether ticks may be given: not before a recovery, nor in its round, since nobody hears
@@ -164,7 +176,8 @@ class SegmentTask:
 
     def throw_away(self) -> None:
         """Throw away all that this task has made in a lost round."""
-        self.outcome = Outcome(self._component_tasks)
+        with self.lock:
+            self.outcome = Outcome(self._component_tasks)
 
     def close(self) -> None:
         for component_task in self._component_tasks.values():
@@ -187,10 +200,10 @@ class SegmentTask:
         self._pass_on(piece)
 
     def _flush(self, component_task: ComponentTask) -> None:
-        try:
-            component_task.out.flush()
-        except USER_ERRORS as error:  # what was emitted does not fit what was declared
-            component_task.died(error)
+        with self.lock:
+            failed = _unsent(component_task)
+        if failed is not None:
+            component_task.died(failed[1])
 
     def _receive(self, edge: Edge, batch: pa.RecordBatch) -> None:
         component_task = self._component_tasks[edge.target]
@@ -203,7 +216,7 @@ class SegmentTask:
         outcome = self.outcome
         for component_id, component_task in self._component_tasks.items():
             outcome.of[component_id].counts.waiting = component_task.waiting
-            if round_.rotations:
+            if round_.rotates:
                 outcome.ledger.reset(component_task.kept())
         for part in outcome.ledger.parts(self._plan.ackers, (self._level, self._partition), round_.number):
             self._pass_on(part)
@@ -239,6 +252,16 @@ class SegmentTask:
         else:
             partition = record.acker if isinstance(record, LedgerPart) else 0
         self.outcome.exits.append((partition, record))
+
+
+def _unsent(component_task: ComponentTask) -> tuple[ComponentTask, BaseException] | None:
+    """Send what the component has emitted. Returns it with the error of what does not fit the
+    declared fields."""
+    try:
+        component_task.out.flush()
+    except USER_ERRORS as error:
+        return component_task, error
+    return None
 
 
 @contextlib.contextmanager

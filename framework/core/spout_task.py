@@ -115,6 +115,16 @@ class SpoutTask(ComponentTask):
         if not (self._begins_anew and isinstance(made, ReplayableSpout)):
             self._begins = None
 
+    def instance(self) -> Any:
+        """The user's object. Where state is exactly-once, None from an error until the recovery,
+        which says where to begin."""
+        return self._instance if self._exact else super().instance()
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a user's object."""
+        return self._instance is not None
+
     def end(self, made: BaseRichSpout) -> None:
         made.close()
 
@@ -137,14 +147,16 @@ class SpoutTask(ComponentTask):
         self.outcome.ledger.born(root)
         self._pending.put(root, emitted)
 
-    def tell(self, outcomes: TreeOutcomes, rotations: int, lost: int) -> None:
-        """Hear what became of its trees, how far time has gone on, and which round was lost
-        last."""
+    def tell(self, outcomes: TreeOutcomes, lost: int, *, rotates: bool) -> None:
+        """Hear what became of its trees, which round was lost last, and whether time has gone
+        on."""
         if self.instance() is None:
             return
         if lost > self._lost:
             self._lost = lost
             self._unsure.update(self._pending)
+        if rotates:
+            self._pending.age()
         try:
             for root in outcomes.completed.ids():
                 self._settle(root, done=True)
@@ -160,8 +172,8 @@ class SpoutTask(ComponentTask):
                     self._pending.put(root, entry)
             if self._stayed:
                 self._emit_again()
-            for _ in range(rotations):
-                self._pending.rotate()
+            if rotates:
+                self._pending.expire()
         except USER_ERRORS as error:
             self.died(error)
 
@@ -203,7 +215,7 @@ class SpoutTask(ComponentTask):
             self._go_on_from(before)
             return
         self._begins = marker
-        self.instance()
+        super().instance()
 
     def _place(self, spout: ReplayableSpout, marker: CheckpointMarker) -> None:
         """Tell a spout where to begin, if that is recorded."""

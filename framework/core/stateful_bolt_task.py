@@ -107,8 +107,10 @@ class StatefulBoltTask(BoltTask):
             if state is not None:
                 state.close()
 
-    def tell(self, outcomes: TreeOutcomes, rotations: int, lost: int) -> None:
-        """Hear what became of the trees of its ticks, and how far time has gone on."""
+    def tell(self, outcomes: TreeOutcomes, lost: int, *, rotates: bool) -> None:
+        """Hear what became of the trees of its ticks, and whether time has gone on."""
+        if rotates:
+            self._ticks.age()
         for root in outcomes.completed.ids():
             self._ticks.remove(root)
         for root in (outcomes.failed + outcomes.expired).ids():
@@ -118,8 +120,8 @@ class StatefulBoltTask(BoltTask):
         for root in outcomes.reset.ids():
             if self._ticks.contains(root):
                 self._ticks.put(root, None)
-        for _ in range(rotations):
-            self._ticks.rotate()
+        if rotates:
+            self._ticks.expire()
 
     def tick_roots(self) -> Sequence[int]:
         if not self._exact:

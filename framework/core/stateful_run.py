@@ -237,7 +237,7 @@ class CoreTerms:
     def _lead(self, leadership: Leadership) -> None:
         checkpoints = partial(self._checkpoints, leadership) if self._stateful else None
         self._driver.run(leadership.confirm, checkpoints)
-        if not (self._driver.over or self._durable):
+        if not (self._driver.over or (self._durable and self._exact)):
             self._begin_anew()  # else a recovery makes new tasks, from what the next driver has committed
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
@@ -257,7 +257,7 @@ class CoreTerms:
             provider.close()
         spouts = {each.id: each for each in self._topology.spouts}
         stuck = [name for name, each in spouts.items() if not isinstance(each.instance, ReplayableSpout)]
-        exact = self._config.state_exactly_once and not stuck
+        exact = self._exact = self._config.state_exactly_once and not stuck
         _log.info("state.guarantee", topology=self._topology.id, **_guarantee(exact, stuck))
         return Checkpoints(
             found,

@@ -6,8 +6,9 @@ In this process, with a store in memory.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -18,7 +19,7 @@ from framework.core.stateful_run import read_record, store_for
 from framework.errors import DataLossError
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
-from tests.kit.state_parts import Log, counting, journal, lmdb
+from tests.kit.state_parts import Log, Source, counting, journal, lmdb, steps_of
 from tests.kit.waiting import wait_for
 
 
@@ -143,3 +144,38 @@ def test_a_run_with_state_in_memory_does_not_change_the_record_of_another_provid
     with submit(counting(key, Log(key, [["the", "cow"]])), {}, executor="local", store=store) as run:
         run.wait_until_idle(30)
     assert before is not None and read_record(store, key) == before
+
+
+class Grouped(Source):
+    """Begins where its group stands, and commits to it what is acked."""
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        journal(self.key).steps.append(("words", 0, "open"))
+        self.waiting = list(range(journal(self.key).results["group"], len(self.words)))
+
+    def next_tuple(self) -> None:
+        if self.waiting and self.waiting[0] < journal(self.key).results["end"]:
+            super().next_tuple()
+
+
+@pytest.mark.rule("C40")
+@pytest.mark.dies("core 7")
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_driver_that_leads_again_opens_spouts_anew_where_state_is_at_least_once(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver has led meanwhile: what the old spouts know belongs to it."""
+    monkeypatch.setattr(driver, "_CONFIRM_S", 0.0)
+    key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
+    journal(key).results |= {"group": 0, "end": 3}
+    conf = lmdb(tmp_path) if durable else {"topology.state.checkpoint.interval.ms": 20}
+    with submit(counting(key, Grouped(key, list("abcdef"))), conf, executor="local", store=store) as run:
+        wait_for(lambda: run.wait_until_idle(30) is None and journal(key).emitted == [0, 1, 2], 30)
+        journal(key).results["group"] = 6  # the other driver
+        store.depose(key)
+        run._terms._driver._checkpoints.worked()  # type: ignore[union-attr]
+        wait_for(lambda: len(steps_of(key, "words")) == 2, 30)  # opened again
+        journal(key).results["end"] = 6
+        run.wait_until_idle(30)
+    assert journal(key).emitted == [0, 1, 2]

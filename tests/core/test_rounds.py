@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from framework import Fields, TopologyBuilder, Tuple
 from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import LOSSES_MAX
 from framework.errors import RetryableError
 from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
@@ -321,3 +324,147 @@ def test_tuples_whose_round_is_lost_every_time_fail_in_the_end(key: str) -> None
         stepped.step(seconds=16)
     assert sorted(seen(key).failed) == [1, 2, 3]
     assert losses > LOSSES_MAX
+
+
+class Released(ListSpout):
+    """Gives nothing before ``seen(key).opened`` is above 1."""
+
+    def next_tuple(self) -> None:
+        if seen(self.key).opened > 1:
+            super().next_tuple()
+
+
+def released(key: str, act: Any, items: Sequence[int]) -> Stepped:
+    """After a round in which the spout gave nothing."""
+    builder = TopologyBuilder("released")
+    builder.set_spout("spout", Released(key, list(items), again=False))
+    builder.set_bolt("bolt", Rich(key, act), 2).global_grouping("spout")
+    stepped = Stepped(builder.build()).step(1)
+    seen(key).opened += 1
+    return stepped
+
+
+def until_failed(stepped: Stepped, key: str) -> float:
+    """How many seconds pass until the first tuple has failed."""
+    before = stepped.clock.now
+    while not seen(key).failed and stepped.clock.now - before < 200:
+        stepped.step(1, seconds=0.5)
+    return stepped.clock.now - before
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("4.6")
+@pytest.mark.parametrize("pause_s", [29.5, 46.0, 500.0])
+def test_a_tuple_that_is_given_after_a_pause_has_its_whole_timeout(key: str, pause_s: float) -> None:
+    stepped = released(key, hold, [1]).step(1, seconds=pause_s)
+    assert 30 <= until_failed(stepped, key) <= 47
+
+
+@pytest.mark.rule("C36", "C38")
+@pytest.mark.behaviour("4.6")
+def test_tuples_that_wait_for_their_turn_after_a_pause_do_not_fail(key: str) -> None:
+    clocks = f"{key}clock"
+
+    def slow(bolt: Any, tup: Tuple, collector: Any) -> None:
+        seen(clocks).held[0][0].now += 0.5
+        collector.ack(tup)
+
+    stepped = released(key, slow, range(10))
+    seen(clocks).held.append((stepped.clock, Tuple(None, Fields(), (), "", "")))
+    stepped.step(1, seconds=46).step(12)
+    assert (sorted(seen(key).acked), seen(key).failed) == (list(range(10)), [])
+
+
+@pytest.mark.behaviour("4.6")
+def test_a_timeout_that_is_reset_in_a_round_in_which_time_goes_on_is_whole(key: str) -> None:
+    stepped = released(key, hold, [1]).step(1)
+    ((collector, tup),) = seen(key).held
+    collector.reset_timeout(tup)
+    stepped.step(1, seconds=29.5)
+    assert 30 <= until_failed(stepped, key) <= 47
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("4.3")
+def test_a_bolt_that_seeds_the_random_generator_acks_nothing_that_was_lost(key: str) -> None:
+    """Both tuples are of one tree: equal numbers would cancel each other."""
+
+    def twice(bolt: Any, tup: Tuple, collector: Any) -> None:
+        collector.emit([tup[0]], anchors=tup)
+        collector.emit([tup[0]], anchors=tup)
+        collector.ack(tup)
+
+    builder = TopologyBuilder("seeded")
+    builder.set_spout("spout", ListSpout(key, [1]))
+    builder.set_bolt("twice", Rich(f"{key}twice", twice, Fields(n=int)), 2).shuffle_grouping("spout")
+    builder.set_bolt("holds", Rich(f"{key}holds", hold, Fields(n=int))).shuffle_grouping("twice")
+    builder.set_bolt("end", Rich(f"{key}end", ack), 2).shuffle_grouping("holds")
+    stepped = Stepped(builder.build()).step(1)
+    held = list(seen(f"{key}holds").held)
+    assert len(held) == 2
+    for collector, tup in held:
+        random.seed(7)
+        collector.emit([1], anchors=tup)
+    lose_from(stepped, 3)
+    for collector, tup in held:
+        collector.ack(tup)
+    stepped.step(3)
+    assert (seen(f"{key}end").executed, seen(key).acked) == ([], [])
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("4.3")
+def test_what_a_thread_of_a_bolt_emits_while_a_round_is_handed_over_is_not_lost(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the bolt emits when the last rows of a round have left, and acks in the next."""
+    builder = TopologyBuilder("threads")
+    builder.set_spout("spout", ListSpout(key, [1]))
+    builder.set_bolt("holds", Rich(f"{key}holds", hold, Fields(n=int))).shuffle_grouping("spout")
+    builder.set_bolt("end", Rich(f"{key}end", ack), 2).shuffle_grouping("holds")
+    stepped = Stepped(builder.build()).step(1)
+    ((collector, tup),) = seen(f"{key}holds").held
+    thread = threading.Thread(target=collector.emit, args=([1], tup))
+    hand_over = SegmentTask._hand_over
+
+    def meanwhile(self: SegmentTask, round_: Round) -> Sequence[Addressed]:
+        if "holds" in self._component_tasks and thread.ident is None:
+            thread.start()
+            thread.join(0.3)  # it waits for the end of the hand-over
+        return hand_over(self, round_)
+
+    monkeypatch.setattr(SegmentTask, "_hand_over", meanwhile)
+    stepped.step(1)
+    thread.join()
+    collector.ack(tup)
+    stepped.step(3)
+    assert (seen(f"{key}end").executed, seen(key).acked) == ([(1,)], [1])
+
+
+class Closed(ListSpout):
+    """Can be opened once."""
+
+    def open(self, conf: Any, context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        if seen(self.key).opened > 1:
+            raise OSError("not yet")
+
+    def next_tuple(self) -> None:
+        if not self.waiting:
+            raise OSError("the connection is gone")
+        super().next_tuple()
+
+
+@pytest.mark.behaviour("4.2")
+def test_a_spout_that_cannot_be_opened_ends_the_wait_and_counts_once_per_round(key: str) -> None:
+    builder = TopologyBuilder("closed")
+    builder.set_spout("spout", Closed(key, [1]))
+    builder.set_bolt("bolt", Rich(f"{key}bolt", ack)).shuffle_grouping("spout")
+    stepped = Stepped(builder.build(), attempts=4).step(1)
+    for failures in (2, 3):
+        before = seen(key).opened
+        stepped.driver._spout_wait_s = 5.0
+        stepped.step(1)
+        assert seen(key).opened - before <= 3  # when it is told, asked and asked again
+        assert stepped.driver._stuck == {("spout", 0): failures}
+    assert stepped.driver.failure is None

@@ -182,7 +182,7 @@ def simulate(seed: int, messages: int = 60, troubles: Sequence[str] = TROUBLES, 
             rounds.pass_time(world.chance.choice([0.0, 0.0, 0.5, 5.0]))
             rounds.go_on()
         assert len(world.done) == messages, f"seed {seed}: {messages - len(world.done)} messages were forgotten"
-        for _ in range(4):  # nothing stays behind
+        for _ in range(8):  # nothing stays behind; a round is one rotation at most
             stepped.clock.now += TIMEOUT_S
             rounds.go_on()
         ackers = [task for task in stepped.rounds._home._tasks.values() if isinstance(task, AckerTask)]

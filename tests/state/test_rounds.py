@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from framework import BaseBasicBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
+from framework import BaseBasicBolt, BaseRichBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
 from framework.core import component_task as living
 from framework.core.outcome import ERRORS_MAX
 from framework.errors import RetryableError
@@ -417,3 +417,85 @@ def test_a_component_that_dies_in_every_recovery_round_ends_the_topology(key: st
         if stepped.driver.failure is not None:
             break
     assert "RuntimeError: never" in str(stepped.driver.failure)
+
+
+class Paced(Log):
+    """Gives as many words as the journal says."""
+
+    def next_tuple(self) -> None:
+        if len(journal(self.key).emitted) < journal(self.key).results.get("free", 0):
+            super().next_tuple()
+
+
+class Lost(Paced):
+    """Dies when the journal says so, and notes when it is opened, placed and read."""
+
+    def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
+        super().open(conf, context, collector)
+        journal(self.key).steps.append(("words", 0, "open"))
+
+    def seek(self, positions: Sequence[Any]) -> None:
+        super().seek(positions)
+        journal(self.key).steps.append(("words", 0, "seek"))
+
+    def next_tuple(self) -> None:
+        before = len(journal(self.key).emitted)
+        journal(self.key).happens("next_tuple", None)
+        super().next_tuple()
+        if len(journal(self.key).emitted) > before:
+            journal(self.key).steps.append(("words", 0, "gives"))
+
+
+@pytest.mark.rule("C35")
+@pytest.mark.behaviour("5.5")
+def test_a_spout_that_died_gives_nothing_before_a_recovery_says_where_to_begin(key: str, tmp_path: Path) -> None:
+    def die(_: Any) -> None:
+        del journal(key).on["next_tuple"]
+        raise OSError("the connection is gone")
+
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Lost(key, [WORDS]))
+    builder.set_bolt("count", Count(key)).fields_grouping("words", Fields("word"))
+    journal(key).results["free"] = 4
+    stepped = SteppedState(builder.build(), tmp_path).step(5, seconds=1)
+    journal(key).results["free"] = 100_000
+    journal(key).on["next_tuple"] = die
+    stepped.driver._spout_wait_s = 0.2  # in one round the spout is asked, dies, and is asked again
+    stepped.step()
+    stepped.settle()
+    del journal(key).results["free"]
+    steps = steps_of(key, "words")
+    assert [steps[number + 1] for number, what in enumerate(steps) if what == "open"] == ["gives", "seek"]
+    assert counts(key) == Counter(WORDS)
+
+
+class Previous(BaseRichBolt):
+    """Emits each tuple when the next one comes, anchored to it though it is acked."""
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
+        self.collector, self.previous = collector, None
+
+    def execute(self, tup: Tuple) -> None:
+        if self.previous is not None:
+            self.collector.emit([self.previous[0]], anchors=self.previous)
+        self.collector.ack(tup)
+        self.previous = tup
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+@pytest.mark.behaviour("5.5")
+def test_an_anchor_that_was_acked_in_an_earlier_round_holds_up_no_checkpoint(key: str, tmp_path: Path) -> None:
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", Paced(key, [WORDS]))
+    builder.set_bolt("previous", Previous()).shuffle_grouping("words")
+    builder.set_bolt("count", Count(key), 2).fields_grouping("previous", Fields("word"))
+    stepped = SteppedState(builder.build(), tmp_path).step(6, seconds=0.5)
+    for _ in range(2):
+        journal(key).results["free"] = journal(key).results.get("free", 0) + 1
+        stepped.step(1, seconds=0.5)
+        before = stepped.record.txid
+        stepped.step(8, seconds=0.5)
+        assert stepped.record.txid > before
+    assert (stepped.recoveries, stepped.driver.status().trees) == (0, 0)
