@@ -39,10 +39,10 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from framework.topology.canonical import RowForm, python_values
+from framework.topology.canonical import RowForm, comparable, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backends.backend import SWEPT, Key, MapBackend, Row, Value
-from sinks.backends.scratch import ReplayBackend, scratch_backend
+from sinks.backends.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
@@ -82,9 +82,9 @@ class Recomputed(Expected):
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (one != one and other != other)
-    return bool(one == other)
+    if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12):
+        return True
+    return bool(comparable(one) == comparable(other))
 
 
 class _Commit:
@@ -243,23 +243,21 @@ class MapState(FencedState):
 
         Takes the previous value of a row that transaction ``txid + 1`` has changed. Raises
         ``MovedOnError``, which names the key, for a row that a later transaction has changed, and
-        ``ConfigError`` for a non-transactional state."""
+        for one that may have been deleted and purged since; ``ConfigError`` for a
+        non-transactional state."""
         wanted = [self._key(key) for key in keys]
-        values = []
-        for key, row in zip(wanted, self.backend.multi_get(wanted), strict=True):
-            known, value = self._as_of(row, txid)
+        rows = self.backend.multi_get(wanted)
+        for key, row, (known, _) in zip(wanted, rows, answers := self._as_of(rows, txid), strict=True):
             if not known:
-                raise MovedOnError(
-                    f"{self.location}, key {key!r}: changed after transaction {txid + 1}; ask for a later one"
-                )
-            values.append(self._bare(value))
-        return values
+                moved = "changed after" if row is not None else "it has no row, and may have been deleted after"
+                raise MovedOnError(f"{self.location}, key {key!r}: {moved} transaction {txid + 1}; ask for a later one")
+        return [self._bare(value) for _, value in answers]
 
-    def _as_of(self, row: Row | None, txid: int) -> tuple[bool, Value | None]:
-        """Whether the row still tells its value as of ``txid``, and that value."""
+    def _as_of(self, rows: Sequence[Row | None], txid: int) -> list[tuple[bool, Value | None]]:
+        """As ``MapBackend.as_of``."""
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
-        return row.as_of(txid) if row is not None else (True, None)
+        return self.backend.as_of(rows, txid)
 
     # --- for the driver ---------------------------------------------------------------------------
 
@@ -303,27 +301,28 @@ class MapState(FencedState):
         self._commit, self._forms = None, None
         self.backend = scratch_backend(folder, *self.backend.fields)
 
-    def become_replay(self, folder: Path, txid: int) -> None:
+    def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
         self._commit, self._forms = None, None
-        self.backend = ReplayBackend(self.backend, txid, knows_past=self.value_type is not ValueType.NON_TRANSACTIONAL)
+        knows_past = self.value_type is not ValueType.NON_TRANSACTIONAL
+        self.backend = ReplayBackend(self.backend, txid, topology_id, knows_past=knows_past)
 
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
         copy = _scratch(replayed)
-        for page in _pages(key for key, _ in copy.backend.scan()):
-            for key, row, expected in zip(page, self.backend.multi_get(page), copy.expected(page), strict=True):
-                yield self._change(key, row, expected, txid)
+        backend = copy.backend
+        if not isinstance(backend, ReplayBackend):
+            raise InvariantViolation(f"{self.location} is compared with {replayed.location}")
+        for page in _pages(key for key, _ in backend.scan()):
+            for key, told, expected in zip(page, backend.in_sink(page), copy.expected(page), strict=True):
+                yield self._change(key, told, expected)
 
-    def _change(self, key: Key, row: Row | None, expected: Expected | None, txid: int) -> Change:
+    def _change(self, key: Key, told: InSink, expected: Expected | None) -> Change:
         bare = key[0] if len(key) == 1 else key
         after = self._bare(expected.value) if expected is not None else None
-        if self.value_type is ValueType.NON_TRANSACTIONAL:
+        if not told.known:
             return Change(bare, None, after, None, agrees=None)
-        known, before = self._as_of(row, txid - 1)
-        if not known:
-            return Change(bare, None, after, None, agrees=None)
-        _, held = self._as_of(row, txid)
+        held = told.held
         agrees = held is None if expected is None else held is not None and expected.agrees(held)
-        return Change(bare, self._bare(before), after, self._bare(held), agrees=agrees)
+        return Change(bare, self._bare(told.before), after, self._bare(held), agrees=agrees)
 
     def compare(
         self,
@@ -333,29 +332,31 @@ class MapState(FencedState):
         moved: Callable[[Any], None],
     ) -> int:
         compared = 0
-        transactional = self.value_type is not ValueType.NON_TRANSACTIONAL
         for page in _pages(key for key, _ in self.backend.scan()):
-            held: dict[Key, Value | None] = {}
-            for key, row in zip(page, self.backend.multi_get(page), strict=True):
-                known, value = (
-                    self._as_of(row, txid) if transactional else (True, row.value if row is not None else None)
-                )
-                if known:
-                    held[key] = value
-                else:
-                    moved(key)
-            compared += self.compare_held(scratch, held, differs)
+            compared += self.compare_held(scratch, self._held(page, txid, moved), differs)
         for page in _pages(_scratch(scratch).expected_keys()):
-            found = self.backend.multi_get(page)  # compare the keys that have no row in the sink
-            compared += self.compare_held(
-                scratch, {key: None for key, row in zip(page, found, strict=True) if row is None}, differs
-            )
+            found = self.backend.multi_get(page)
+            without_row = [key for key, row in zip(page, found, strict=True) if row is None]
+            compared += self.compare_held(scratch, self._held(without_row, txid, moved), differs)
         return compared
+
+    def _held(self, keys: Sequence[Key], txid: int, moved: Callable[[Any], None]) -> dict[Key, Value | None]:
+        """The values as of ``txid``, of the keys that did not move on."""
+        rows = self.backend.multi_get(keys)
+        if self.value_type is ValueType.NON_TRANSACTIONAL:
+            return {key: row.value if row is not None else None for key, row in zip(keys, rows, strict=True)}
+        held: dict[Key, Value | None] = {}
+        for key, (known, value) in zip(keys, self._as_of(rows, txid), strict=True):
+            if known:
+                held[key] = value
+            else:
+                moved(key)
+        return held
 
     def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
         for _ in range(HOLD_TRIES):
             txid = self.read_header().done
-            answers = [self._as_of(row, txid) for row in self.backend.multi_get(keys)]
+            answers = self._as_of(self.backend.multi_get(keys), txid)
             if all(known for known, _ in answers):
                 return txid, dict(zip(keys, (value for _, value in answers), strict=True))
         raise MovedOnError(f"{self.location}: {len(keys)} rows change faster than they can be read; stop the topology")

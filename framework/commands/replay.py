@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import pdb
+from bdb import BdbQuit
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
+from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.loading import load_transactional, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
+from framework.errors import ConfigError
 from framework.execution import TaskFailure
 from framework.observe import configure_logging
-from framework.topology import Change
-from framework.transactions.replay import CodeDifference, ReplayReport, Watch, differences, plan_to_replay, replay
+from framework.topology import Change, Topology
+from framework.transactions.replay import (
+    CodeDifference,
+    ReplayedState,
+    ReplayReport,
+    Watch,
+    differences,
+    plan_to_replay,
+    replay,
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,9 +63,10 @@ def main(
     with what the sinks hold. Nothing is written; a driver may run meanwhile. Your code can print,
     and breakpoint() works. Exit status: 0 it agrees, 3 something differs, 1 your code fails."""
     configure_logging(level="warning")
-    with exit_codes(), own_output(as_json=as_json) as output:
+    with exit_codes(), _left_debugger(), own_output(as_json=as_json) as output:
         printer = _Printer(limit, as_json=as_json, file=output)
-        watch = Watch(show or (), component or (), printer.row, _post_mortem if debugger else None)
+        error = _post_mortem if debugger else None
+        watch = Watch(show or (), component or (), printer.row, error, rows_max=limit + 1)
         with opened_transactional(topology, config, overrides) as (built, store, settings):
             conf, planned = settings.for_components(), plan_to_replay(store, built, txid)
             report = replay(built, store, conf, planned=planned, watch=watch)
@@ -62,7 +75,8 @@ def main(
             if code is not None:
                 changed = load_transactional(code, settings)
                 try:
-                    new = replay(changed, store, conf, planned=planned, watch=Watch(error=watch.error))
+                    _check_same(built, changed, code)
+                    new = replay(changed, store, conf, planned=planned, watch=Watch(error=error))
                 finally:
                     for state in changed.states:
                         state.close()
@@ -70,10 +84,26 @@ def main(
     raise typer.Exit(status)
 
 
+@contextmanager
+def _left_debugger() -> Iterator[None]:
+    """End the command when its user leaves the debugger that his breakpoint() opened."""
+    try:
+        yield
+    except BdbQuit:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _check_same(built: Topology, changed: Topology, code: str) -> None:
+    if changed.id != built.id:
+        raise ConfigError(
+            f"{code} is the topology {changed.id!r}, not {built.id!r}: give --code a changed version of the same one"
+        )
+
+
 def _status(report: ReplayReport) -> int:
     if report.failure is not None:
         return EXIT_FAILED
-    return 0 if report.agrees else EXIT_DIFFERS
+    return 0 if report.agrees is not False else EXIT_DIFFERS
 
 
 def _post_mortem(failure: TaskFailure, error: BaseException) -> None:
@@ -108,22 +138,29 @@ class _Printer:
             found = differences(now, new)
         if self._as_json:
             shown = [
-                {"component": each.component_id, "key": each.key, "now": each.now, "new": each.new} for each in found
+                {
+                    "component": each.component_id,
+                    "location": each.location,
+                    "key": each.key,
+                    "now": each.now,
+                    "new": each.new,
+                }
+                for each in found
             ]
-            self._print({"type": "code", "code": code, **_document(new), "differences": shown}, "")
+            self._print({**_document(new), "type": "code", "code": code, "differences": shown}, "")
         else:
             for line in self._code_lines(now, new, code, found):
                 self._line(line)
         if new.failure is not None:
             return EXIT_FAILED
-        return EXIT_DIFFERS if found or now.failure is not None else 0
+        return EXIT_DIFFERS if found or _status(now) else 0
 
     def _code_lines(
         self, now: ReplayReport, new: ReplayReport, code: str, found: list[CodeDifference]
     ) -> Iterator[str]:
         if new.failure is not None:
             yield f"{code} fails on it:"
-            yield from (f"  {line}" for line in new.failure.lines())
+            yield from _failure_lines(new, new.failure)
             return
         if now.failure is not None:
             yield f"{code} does not fail on it:"
@@ -132,9 +169,13 @@ class _Printer:
         for edge in dict.fromkeys([*now.rows, *new.rows]):
             if now.rows[edge] != new.rows[edge]:
                 yield f"  {edge}: {now.rows[edge]:,} rows, with {code} {new.rows[edge]:,}"
+        yield from (f"not replayed with {code}: {each}" for each in new.left_out if each not in now.left_out)
+        if not now.states and not new.states:
+            yield "nothing was compared: no sink could be replayed"
+            return
         yield f"{code} leaves {len(found):,} keys with other values" if found else f"{code} leaves the same values"
         for each in found[: self._limit]:
-            yield f"  {each.component_id}: {each.key!r}: {_short(each.now)}, with {code} {_short(each.new)}"
+            yield f"  {each.location}: {each.key!r}: {_short(each.now)}, with {code} {_short(each.new)}"
         if len(found) > self._limit:
             yield f"  and {len(found) - self._limit:,} more"
 
@@ -144,25 +185,21 @@ class _Printer:
             yield f"  {edge}: {rows:,} rows"
         if report.failure is not None:
             yield "it fails:"
-            yield from (f"  {line}" for line in report.failure.lines())
+            yield from _failure_lines(report, report.failure)
             return
         yield from self._state_lines(report)
         yield from (f"not replayed: {each}" for each in report.left_out)
-        if not report.committed:
+        if not report.states:
+            yield "nothing was compared: no sink could be replayed"
+        elif not report.committed:
             yield "it is not committed yet, so there is nothing to compare it with"
         yield "this shows what bolts, codecs and states of this version make of the batch; verify computes sums by code of its own"
 
     def _state_lines(self, report: ReplayReport) -> Iterator[str]:
         for state in report.states:
-            differing, unknown = state.differing() if report.committed else [], state.unknown()
-            verdict = f"{len(state.changes):,} keys changed"
-            if report.committed:
-                verdict += (
-                    f", {len(differing):,} of them differ from the sink" if differing else ", as the sink holds them"
-                )
-                if unknown:
-                    verdict += f", except {unknown:,} that a later transaction has changed"
-            yield f"{state.location}: {verdict}"
+            differing = state.differing() if report.committed else []
+            verdict = _verdict(state) if report.committed else ""
+            yield f"{state.location}: {len(state.changes):,} keys changed{verdict}"
             shown = (differing or state.changes)[: self._limit]
             yield from (f"  {_change_line(each, committed=report.committed)}" for each in shown)
             left = len(differing or state.changes) - len(shown)
@@ -170,15 +207,32 @@ class _Printer:
                 yield f"  and {left:,} more"
 
     def _print(self, document: Mapping[str, Any], line: str) -> None:
-        self._line(json.dumps(document, default=str) if self._as_json else line)
+        self._line(json.dumps(_valid(document), default=str) if self._as_json else line)
 
     def _line(self, line: str) -> None:
         typer.echo(line, file=self._file)
 
 
+def _verdict(state: ReplayedState) -> str:
+    differing, unknown = len(state.differing()), state.unknown()
+    if differing:
+        found = f", {differing:,} of them differ from the sink"
+    elif unknown < len(state.changes):
+        found = ", as the sink holds them"
+    else:
+        return ", whose values the sink no longer tells" if unknown else ""
+    return found + (f", except {unknown:,} whose value the sink no longer tells" if unknown else "")
+
+
+def _failure_lines(report: ReplayReport, failure: TaskFailure) -> Iterator[str]:
+    yield from (f"  {line}" for line in failure.lines())
+    if report.lacked_values:
+        yield "  it asked for values before this transaction that the sinks no longer tell, and got none: it may fail over that"
+
+
 def _change_line(change: Change, *, committed: bool) -> str:
     if change.agrees is None:
-        return f"{change.key!r}: this batch alone gives {_short(change.after)}; its value before is no longer known"
+        return f"{change.key!r}: {_short(change.after)}, by what is still known of the values before"
     line = f"{change.key!r}: {_short(change.before)} -> {_short(change.after)}"
     return line + (f", and the sink has {_short(change.held)}" if committed and not change.agrees else "")
 
@@ -190,9 +244,10 @@ def _document(report: ReplayReport) -> dict[str, Any]:
         "topology": report.topology_id,
         "txid": report.txid,
         "committed": report.committed,
-        "agrees": report.agrees if failure is None else None,
+        "agrees": report.agrees,
         "rows": dict(report.rows),
         "failure": str(failure) if failure is not None else None,
+        "lacked_values": report.lacked_values,
         "states": [
             {
                 "component": state.component_id,
@@ -212,6 +267,15 @@ def _document(report: ReplayReport) -> dict[str, Any]:
         ],
         "left_out": report.left_out,
     }
+
+
+def _valid(value: Any) -> Any:
+    """The value with texts for the floats that JSON lacks: "NaN", "Infinity", "-Infinity"."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(name): _valid(item) for name, item in value.items()}
+    return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _short(value: Any) -> str:

@@ -96,6 +96,14 @@ class TaskFailure:
         return f"{self.component_id}[{self.task}]: {self.message}"
 
 
+class FrameFailed(Exception):
+    """A DataFrame bolt failed on the driver. ``failure`` names the bolt; the cause is its error."""
+
+    def __init__(self, failure: TaskFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
 def in_users_words(error: BaseException) -> str:
     """An error from user code in one line: the last line of the user's own that led to it, and
     what it says."""

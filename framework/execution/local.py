@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
-from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import (
     DeadAttempts,
@@ -53,9 +53,12 @@ class LocalExecutor:
             return PhaseResult(DeadAttempts.failure(job.header, Phase.PROCESSING))
         topology = self._topology.for_batch(is_even(self._topology.plan, job.partition_records))
         plan = topology.plan
-        records = run_processing(
-            topology, seeds(plan, job), reports.append, lambda: job.header in self._dead, self._frames
-        )
+        try:
+            records = run_processing(
+                topology, seeds(plan, job), reports.append, lambda: job.header in self._dead, self._frames
+            )
+        except FrameFailed as error:
+            return self._failed_frame(error)
         result = summarise(plan, Phase.PROCESSING, reports, expected_reports(topology, Phase.PROCESSING))
         with self._lock:
             if result.failure is None and job.header not in self._dead:
@@ -69,16 +72,24 @@ class LocalExecutor:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         records, held = kept
         reports: list[TaskReport] = []
-        run_commit(
-            self._topology,
-            header,
-            records,
-            reports.append,
-            cancelled=lambda: header in self._dead,
-            frames=self._frames,
-        )
+        try:
+            run_commit(
+                self._topology,
+                header,
+                records,
+                reports.append,
+                cancelled=lambda: header in self._dead,
+                frames=self._frames,
+            )
+        except FrameFailed as error:
+            return self._failed_frame(error)
         plan = self._topology.plan
         return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT), held)
+
+    def _failed_frame(self, error: FrameFailed) -> PhaseResult:
+        if self._topology.watcher is not None and error.__cause__ is not None:
+            self._topology.watcher.failed(error.failure, error.__cause__)
+        return PhaseResult(error.failure)
 
     def cancel(self, header: AttemptHeader) -> None:
         """A running phase notices this before its next record batch."""

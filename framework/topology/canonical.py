@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -64,6 +64,24 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
     if has_nan(column):
         return [NAN if value != value else value for value in values]
     return values
+
+
+def comparable(value: Any) -> Any:
+    """The value in a form that can be hashed and equals itself, at any depth: one NaN object,
+    tuples for lists and mappings, timestamps in UTC.
+
+    >>> comparable([1.0, float("nan")]) == comparable([1.0, float("nan")])
+    True
+    """
+    if isinstance(value, float):
+        return value if value == value else NAN
+    if isinstance(value, Mapping):
+        return tuple((name, comparable(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(comparable, value))
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC)
+    return value
 
 
 def form_of(declared: pa.DataType | None) -> Form:

@@ -27,6 +27,8 @@ FORMAT = 1
 #: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and
 #: any plan may follow (C7).
 ROLLED_BACK = ""
+#: Tombstones are removed once in this many transactions, because the removal may cost a scan.
+PURGE_EVERY = 1_000
 
 
 class ValueType(Enum):
@@ -161,6 +163,13 @@ class Header:
         """The header that says that every write of ``txid`` has been made."""
         return replace(self, done=txid)
 
+    def tells_absence(self, txid: int) -> bool:
+        """Whether a key without a row had no value as of ``txid``. If tombstones were purged after
+        that, its own may be among them."""
+        newest = max(self.done, self.open.txid if self.open is not None else 0)
+        purged_at = newest - newest % PURGE_EVERY  # of transactions below this one
+        return txid >= purged_at - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -184,7 +193,7 @@ class Change:
     ``before``: the value that it started from. ``after``: the value that it gives. ``held``: the
     value that the sink had after that transaction. None: no value. ``agrees``: whether ``held`` is
     right; None where the sink does not tell any more, because a later transaction has changed the
-    key: ``before`` and ``held`` are None then, too.
+    key, or another one that this value depends on: ``before`` and ``held`` are None then, too.
     """
 
     key: Any
@@ -280,11 +289,12 @@ class FencedState(ABC):
         when the state cannot do this."""
         raise ConfigError(f"{self.location} cannot be recomputed: it has no scratch copy")
 
-    def become_replay(self, folder: Path, txid: int) -> None:
+    def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
         """Turn this copy of the state into one in which transaction ``txid`` is committed again: it
         reads what the state held before that transaction, as far as the state still tells, and
-        writes into ``folder``, which does not exist yet. Called by ``replay``. Raises
-        ``ConfigError`` when the state cannot do this."""
+        writes into ``folder``, which does not exist yet. A place with nothing in it yet counts as
+        empty. Called by ``replay``. Raises ``ConfigError`` when the state cannot do this, or when
+        the place belongs to another topology or has other columns."""
         raise ConfigError(f"{self.location} cannot be replayed: it has no scratch copy")
 
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:

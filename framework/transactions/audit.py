@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
-from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, plan_execution
+from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_execution
 from framework.observe.logs import get_logger
 from framework.topology import Bolt, Difference, FencedState, Topology
 from framework.topology.spouts import Meta, PartitionPlanner
@@ -32,7 +32,7 @@ from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.shadow import shadow_of
-from framework.transactions.sources import planner_of
+from framework.transactions.sources import planner_of, processing_job
 
 #: Records of a batch, where the recorded batches are no longer kept.
 RECORDS_PER_BATCH = 500_000
@@ -241,8 +241,7 @@ class _Audit:
             self._shadow.id, txid=self._batches, attempt_id=1, epoch=1, plan_digest=plan_digest(plan)
         )
         try:
-            ranges = {partition: self._planner.for_reading(partition, meta) for partition, meta in plan.items()}
-            result = self._executor.process(ProcessingJob(header, ranges, self._planner.record_count(plan)))
+            result = self._executor.process(processing_job(header, self._planner, plan))
             if result.failure is None:
                 self._planner.confirm(plan)
                 result = self._commit.run(header, replay=False)

@@ -31,11 +31,9 @@ from framework.errors import ConfigError, InvariantViolation, RetryableError, St
 from framework.execution.failures import TaskFailure
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.execution.records import AttemptHeader
-from framework.topology.fencing import ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
+from framework.topology.fencing import PURGE_EVERY, ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
 from framework.transactions.plans import plan_digest
 
-#: Tombstones are removed once in this many transactions, because the removal may cost a scan.
-PURGE_EVERY = 1_000
 TAKE_OVER_TRIES = 1_000
 #: The digest of the empty plan, which is stored where positions were forgotten.
 FORGOTTEN = plan_digest({})

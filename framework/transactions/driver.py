@@ -19,9 +19,8 @@ from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
-from framework.topology.fencing import Header
+from framework.topology.fencing import PURGE_EVERY, Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
-from framework.transactions.commit import PURGE_EVERY
 from framework.transactions.context import DriverContext, DriverStatus
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering

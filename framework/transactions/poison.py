@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
-from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
+from framework.execution import AttemptHeader, FailureKind, LocalExecutor, TaskFailure, plan_execution
 from framework.topology import PartitionedSpout, Topology, TopologyContext, TransactionAttempt
 from framework.topology.spouts import Meta, OnStream, PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import read_plan
 from framework.transactions.plans import plan_digest
+from framework.transactions.sources import processing_job
 
 #: How many rows of the smallest part are shown.
 ROWS_SHOWN = 5
@@ -152,9 +153,8 @@ class _Search:
         header = AttemptHeader(
             self.topology_id, txid=self.txid, attempt_id=self.probes, epoch=0, plan_digest=plan_digest(ranges)
         )
-        read = {partition: self.planner.for_reading(partition, meta) for partition, meta in ranges.items()}
         try:
-            result = self.executor.process(ProcessingJob(header, read, self.planner.record_count(ranges)))
+            result = self.executor.process(processing_job(header, self.planner, ranges))
         finally:
             self.executor.release(header)
         failure = result.failure

@@ -9,6 +9,7 @@ so that it can print, and be looked at in a debugger.
 
 from __future__ import annotations
 
+import bdb
 import shutil
 import tempfile
 from collections import Counter
@@ -22,13 +23,15 @@ import pyarrow as pa
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
 from framework.execution.plan import Edge, ExecutionPlan
-from framework.topology import ArrowBolt, Bolt, Change, Topology
+from framework.execution.ports import GENERAL_PARTITION
+from framework.topology import ArrowBolt, Bolt, Change, Topology, TransactionalSpout
+from framework.topology.canonical import comparable
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
-from framework.transactions.documents import committed_txid, read_plan, read_transaction
+from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.shadow import LeftOut, shadow_of
-from framework.transactions.sources import planner_of
+from framework.transactions.sources import planner_of, processing_job
 
 #: Gets each row that an edge takes which is watched: the edge's label, and field -> value.
 RowSeen = Callable[[str, Mapping[str, Any]], None]
@@ -56,7 +59,9 @@ class ReplayedState:
 class ReplayReport:
     """``committed``: whether the transaction is closed, so that the sinks hold its result.
     ``rows``: edge label -> rows emitted for it. ``failure``: of user code; there are no states
-    then. ``left_out``: components that were not replayed, and why."""
+    then. ``lacked_values``: whether the component that failed, or one above it, asked for values
+    that are no longer known, and got none. ``left_out``: components that were not replayed, and
+    why."""
 
     topology_id: str
     txid: int
@@ -64,29 +69,38 @@ class ReplayReport:
     committed: bool = False
     rows: Counter[str] = field(default_factory=Counter)
     failure: TaskFailure | None = None
+    lacked_values: bool = False
     states: list[ReplayedState] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     @property
-    def agrees(self) -> bool:
-        """Whether nothing was found that the sinks hold otherwise."""
-        return not (self.committed and any(each.differing() for each in self.states))
+    def agrees(self) -> bool | None:
+        """Whether nothing was found that the sinks hold otherwise; None where nothing was
+        compared."""
+        if not self.committed or not self.states:
+            return None
+        return not any(each.differing() for each in self.states)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What the caller wants to see while the batch is replayed. ``edges``: labels of edges, such as
-    ``split->count``; ``components``: all edges into and out of them. The spout's rows for a sink
-    that is left out are shown, too."""
+    ``split->count``; ``components``: all edges into and out of them; ``rows_max``: of each edge.
+    The spout's rows for a sink that is left out are shown, too."""
 
     edges: Sequence[str] = ()
     components: Sequence[str] = ()
     row: RowSeen | None = None
     error: ErrorSeen | None = None
+    rows_max: int | None = None
 
-    def chosen(self, plan: ExecutionPlan) -> frozenset[str]:
-        """The labels. Raises ``ConfigError`` for an edge or a component that the topology lacks."""
+    def chosen(self, plan: ExecutionPlan, left_out: Iterable[LeftOut]) -> frozenset[str]:
+        """The labels. Raises ``ConfigError`` for an edge or a component that the topology lacks,
+        or that gets no rows because of what is left out."""
         labels = [edge.label for edge in plan.edges]
+        for each in left_out:
+            if each.component.id in self.components and each.component.id not in plan.components:
+                raise ConfigError(f"there are no rows to show of {each}")
         for label in self.edges:
             if label not in labels:
                 raise ConfigError(f"there is no edge {label!r}; there are {', '.join(labels)}")
@@ -98,8 +112,14 @@ class Watch:
 
 
 def plan_to_replay(store: CoordinationStore, topology: Topology, txid: int | None = None) -> tuple[int, Plan]:
-    """A txid and the plan of that transaction; by default the one that is next to commit. Raises
-    ``ConfigError`` where it is not kept."""
+    """A txid and the plan of that transaction; by default the one that is due: the next to commit.
+    Raises ``ConfigError`` where the plan is not kept, and for a later transaction."""
+    due = committed_txid(store, topology.id) + 1
+    if txid is not None and txid > due:
+        raise ConfigError(
+            f"transaction {txid} cannot be replayed before transaction {due}, which is due: it starts from what the ones before "
+            f"it leave; replay {due}"
+        )
     if txid is not None:
         recorded = read_transaction(store, topology.id, txid)
         if recorded is not None and recorded.plan:
@@ -118,39 +138,58 @@ def replay(
     """Commit a transaction again, in scratch copies of the states. ``planned``: its txid and plan,
     from ``plan_to_replay``. ``topology`` may be another version of the one that is recorded.
 
-    Raises ``ConfigError`` for a watch or a state that cannot be, and ``RetryableError`` when the
-    batch cannot be read again, or when something outside does not answer.
+    Raises ``ConfigError`` for a watch or a state that cannot be, and for a plan that another kind
+    of spout made; ``RetryableError`` when the batch cannot be read again, is planned anew
+    meanwhile, or when something outside does not answer; ``bdb.BdbQuit`` when a debugger in user
+    code is left; and what the watch raises.
     """
     folder = Path(tempfile.mkdtemp(prefix="ratchet-replay-"))
     try:
-        return _Replay(topology, conf or {}, folder, planned[0], watch or Watch()).run(store, planned[1])
+        return _Replay(topology, store, conf or {}, folder, planned, watch or Watch()).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Replay:
-    def __init__(self, topology: Topology, conf: Mapping[str, Any], folder: Path, txid: int, watch: Watch) -> None:
-        self._topology, self._txid, self._watch = topology, txid, watch
-        self._shadow, left_out = shadow_of(topology, folder, self._replaying, strict=False)
-        self._report = ReplayReport(topology.id, txid, left_out=[str(each) for each in left_out])
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        conf: Mapping[str, Any],
+        folder: Path,
+        planned: tuple[int, Plan],
+        watch: Watch,
+    ) -> None:
+        self._topology, self._store, self._watch = topology, store, watch
+        self._txid, self._plan = planned
+        later = {at: first for at, first in read_joined(store, topology.id).items() if first > self._txid}
+        self._shadow, left_out = shadow_of(topology, folder, self._replaying, joined=later, strict=False)
+        self._report = ReplayReport(topology.id, self._txid, left_out=[str(each) for each in left_out])
         plan = plan_execution(_with_ends(self._shadow, left_out))
-        self._watched = watch.chosen(plan)
+        self._watched = watch.chosen(plan, left_out)
         self._executor = LocalExecutor(plan, conf, self)
         self._planner = planner_of(topology, conf)
+        self._stopped: BaseException | None = None  # by the watch, or by leaving a debugger
 
     def _replaying(self, bolt: Bolt, folder: Path) -> Bolt:
         for number, state in enumerate(bolt.states()):
-            state.become_replay(folder / str(number), self._txid)
+            state.become_replay(folder / str(number), self._txid, self._topology.id)
         return bolt
 
-    def run(self, store: CoordinationStore, plan: Plan) -> ReplayReport:
+    def run(self) -> ReplayReport:
         report = self._report
         self._executor.start()
         try:
-            report.failure = self._commit(plan)
-            report.committed = committed_txid(store, self._topology.id) >= self._txid
+            report.failure = self._commit()
+            if self._stopped is not None:
+                raise self._stopped
+            report.committed = committed_txid(self._store, self._topology.id) >= self._txid
+            self._check_planned()
+            states, lacking = self._states()
             if report.failure is None:
-                report.states = list(self._states())
+                report.states = states
+            else:
+                report.lacked_values = report.failure.component_id in lacking
         finally:
             self._executor.close()
             self._planner.close()
@@ -158,15 +197,25 @@ class _Replay:
                 state.close()
         return report
 
-    def _commit(self, plan: Plan) -> TaskFailure | None:
+    def _check_planned(self) -> None:
+        """Refuse a batch whose plan was replaced before it was closed: the sinks hold another one.
+        Call it after reading what is closed."""
+        try:
+            _, now = plan_to_replay(self._store, self._topology, self._txid)
+        except ConfigError:
+            return  # its plan is no longer kept, so it was closed long before
+        if plan_digest(now) != plan_digest(self._plan):
+            raise RetryableError(f"transaction {self._txid} was planned anew meanwhile; replay it again")
+
+    def _commit(self) -> TaskFailure | None:
         """How user code fails; None when it does not."""
+        plan = self._plan
         header = AttemptHeader(self._shadow.id, txid=self._txid, attempt_id=1, epoch=1, plan_digest=plan_digest(plan))
         states = self._shadow.states
         commit = CommitPhase(self._shadow.id, states, self._executor, 1)
         commit.open(self._txid, {}, joining=[state.location for state in states])
         try:
-            ranges = {partition: self._planner.for_reading(partition, meta) for partition, meta in plan.items()}
-            result = self._executor.process(ProcessingJob(header, ranges, self._planner.record_count(plan)))
+            result = self._executor.process(self._job(header))
             if result.failure is None:
                 self._planner.confirm(plan)
                 result = commit.run(header, replay=False)
@@ -177,22 +226,67 @@ class _Replay:
             raise RetryableError(f"transaction {self._txid} cannot be replayed: {failure}")
         return failure
 
-    def _states(self) -> Iterable[ReplayedState]:
+    def _job(self, header: AttemptHeader) -> ProcessingJob:
+        spout = self._topology.spout
+        made_by_another = (
+            f"spout {spout.id!r} cannot read the plan of transaction {self._txid}: another kind of spout made it"
+        )
+        if isinstance(spout.instance, TransactionalSpout) and set(self._plan) != {GENERAL_PARTITION}:
+            raise ConfigError(made_by_another)
+        try:
+            return processing_job(header, self._planner, self._plan)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{made_by_another} ({type(error).__name__}: {error})") from error
+
+    def _states(self) -> tuple[list[ReplayedState], set[str]]:
+        """What the transaction makes of each state; and the components that lacked values, since
+        they, or some above them, asked for those of keys that the sinks no longer tell. What else
+        these components make, in other states and below, was made without, so it is not compared. A
+        key of the same state is taken to depend on itself only."""
+        found: list[ReplayedState] = []
+        lacking: set[str] = set()
         for component in self._shadow.components:
-            for state, replayed in zip(self._topology[component.id].states, component.states, strict=True):
-                yield ReplayedState(component.id, state.location, list(state.changes(replayed, self._txid)))
+            states = [
+                ReplayedState(component.id, state.location, list(state.changes(replayed, self._txid)))
+                for state, replayed in zip(self._topology[component.id].states, component.states, strict=True)
+            ]
+            below = any(sub.component_id in lacking for sub in component.subscriptions)
+            without = [state for state in states if state.unknown()]
+            if below or without:
+                lacking.add(component.id)
+            for state in states:
+                if below or any(each is not state for each in without):
+                    state.changes = [replace(each, before=None, held=None, agrees=None) for each in state.changes]
+            found += states
+        return found, lacking
 
     # --- as the watcher of the tasks --------------------------------------------------------------
 
     def emitted(self, edge: Edge, rows: pa.RecordBatch) -> None:
+        before = self._report.rows[edge.label]
         self._report.rows[edge.label] += rows.num_rows
-        if self._watch.row is not None and edge.label in self._watched:
-            for row in rows.to_pylist():
-                self._watch.row(edge.label, row)
+        if self._watch.row is None or edge.label not in self._watched or self._stopped is not None:
+            return
+        left = rows.num_rows if self._watch.rows_max is None else max(self._watch.rows_max - before, 0)
+        try:
+            for number in range(min(left, rows.num_rows)):
+                self._watch.row(edge.label, {name: _shown(rows.column(name)[number]) for name in rows.schema.names})
+        except Exception as error:  # noqa: BLE001 - the watch's own: user code has not failed
+            self._stopped = error
 
     def failed(self, failure: TaskFailure, error: BaseException) -> None:
-        if self._watch.error is not None:
+        if isinstance(error, bdb.BdbQuit):
+            self._stopped = error
+        elif self._watch.error is not None:
             self._watch.error(failure, error)
+
+
+def _shown(value: pa.Scalar) -> Any:
+    """The value as Python's; its type where Python has no such value, as of the year 75,000."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, ImportError):
+        return f"<{value.type}>"
 
 
 class _End(ArrowBolt):
@@ -215,27 +309,60 @@ def _with_ends(shadow: Topology, left_out: Iterable[LeftOut]) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class CodeDifference:
-    """A key that two versions of a topology leave with different values; None: no value."""
+    """A key that two versions of a topology leave with different values. None: no value.
+    ``NOT_TOUCHED``: that version does not change the key, whose value before is not known."""
 
     component_id: str
+    location: str
     key: Any
     now: Any
     new: Any
+
+
+class _NotTouched:
+    def __repr__(self) -> str:
+        return "not touched"
+
+
+NOT_TOUCHED = _NotTouched()
 
 
 def differences(now: ReplayReport, new: ReplayReport) -> list[CodeDifference]:
     """What two replays of one transaction leave differently in the states of their components. A
     component that only one of them has differs in all its keys."""
     found: list[CodeDifference] = []
-    ours, theirs = _afters(now), _afters(new)
-    for component_id in dict.fromkeys([*ours, *theirs]):
-        one, other = ours.get(component_id, {}), theirs.get(component_id, {})
-        for key in dict.fromkeys([*one, *other]):
-            left, right = one.get(key), other.get(key)
-            if left != right and not (left != left and right != right):
-                found.append(CodeDifference(component_id, key, left, right))
+    ours, theirs = _numbered(now), _numbered(new)
+    for place in dict.fromkeys([*ours, *theirs]):
+        one, other = ours.get(place), theirs.get(place)
+        named = one or other or _NO_STATE
+        lefts, rights = ({each.key: each for each in (state or _NO_STATE).changes} for state in (one, other))
+        same_sink = one is not None and other is not None and one.location == other.location
+        for key in dict.fromkeys([*lefts, *rights]):
+            left = _left_with(lefts.get(key), rights.get(key), same_sink=same_sink)
+            right = _left_with(rights.get(key), lefts.get(key), same_sink=same_sink)
+            if comparable(left) != comparable(right):
+                found.append(CodeDifference(named.component_id, named.location, key, left, right))
     return found
 
 
-def _afters(report: ReplayReport) -> dict[str, dict[Any, Any]]:
-    return {each.component_id: {change.key: change.after for change in each.changes} for each in report.states}
+_NO_STATE = ReplayedState("", "")
+
+
+def _numbered(report: ReplayReport) -> dict[tuple[str, int], ReplayedState]:
+    """The states by component and number in it."""
+    seen: Counter[str] = Counter()
+    found: dict[tuple[str, int], ReplayedState] = {}
+    for each in report.states:
+        found[each.component_id, seen[each.component_id]] = each
+        seen[each.component_id] += 1
+    return found
+
+
+def _left_with(change: Change | None, of_the_other: Change | None, *, same_sink: bool) -> Any:
+    """The value that one version leaves a key with: if it does not change the key, the one before,
+    which the other version has found."""
+    if change is not None and (change.agrees is not None or change.after is not None):
+        return change.after
+    if same_sink and of_the_other is not None and of_the_other.agrees is not None:
+        return of_the_other.before
+    return NOT_TOUCHED

@@ -3,15 +3,15 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import cloudpickle
 
-from framework.errors import ConfigError
-from framework.topology import Bolt, Component, Topology
+from framework.errors import ConfigError, TopologyError
+from framework.topology import Bolt, Component, FencedState, Topology
 
 #: Turns a copy of a bolt with states into the bolt of the shadow, which keeps them in a folder that
 #: does not exist yet. Raises ``ConfigError`` when it cannot.
@@ -54,13 +54,44 @@ def shadow_of(
             why = "it writes where nothing can be compared"
         elif isinstance(bolt, Bolt) and component.states:
             try:
-                copy = shadowed(cloudpickle.loads(cloudpickle.dumps(bolt)), folder / component.id)
-            except ConfigError as error:
+                copy = _shadowed(bolt, component.states, shadowed, folder / component.id)
+            except (ConfigError, TopologyError) as error:
                 if strict:
-                    raise
+                    raise ConfigError(f"bolt {component.id!r}: {error}") from error
                 why = str(error)
         if why:
             left_out[component.id] = LeftOut(component, why)
         else:
             kept.append(component if copy is bolt else replace(component, instance=copy, factory=None))
     return Topology(topology.id, tuple(kept), topology.at_least_once), list(left_out.values())
+
+
+def _shadowed(bolt: Bolt, real: Sequence[FencedState], shadowed: Shadowed, folder: Path) -> Bolt:
+    """The bolt of the shadow. Raises ``ConfigError`` unless it, and each copy of it that a task
+    gets, has states of its own, which are those of the shadow: what it commits would reach the real
+    ones otherwise."""
+    copy = _copied(bolt)
+    _check_own(copy, real)
+    made = shadowed(copy, folder)
+    _check_own(made, real)
+    in_task = _copied(made)
+    _check_own(in_task, real)
+    if [each.location for each in in_task.states()] != [each.location for each in made.states()]:
+        raise ConfigError(f"a copy of it makes its states anew, {_ADVICE}")
+    return made
+
+
+_ADVICE = "so that a shadow would write to the real ones: keep states as attributes of the object, made in __init__"
+
+
+def _copied(bolt: Bolt) -> Bolt:
+    copy: Bolt = cloudpickle.loads(cloudpickle.dumps(bolt))
+    return copy
+
+
+def _check_own(copy: Bolt, real: Sequence[FencedState]) -> None:
+    states = list(copy.states())
+    if [*map(id, states)] != [*map(id, copy.states())]:
+        raise ConfigError(f"its states() makes its states anew at each call, {_ADVICE}")
+    if {*map(id, states)} & {*map(id, real)}:
+        raise ConfigError(f"its states are shared by all copies of it, {_ADVICE}")

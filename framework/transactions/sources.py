@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError
-from framework.execution.ports import GENERAL_PARTITION
+from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
+from framework.execution.records import AttemptHeader
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
@@ -23,6 +24,7 @@ from framework.topology.spouts import (
     TransactionalSpoutCoordinator,
 )
 from framework.transactions.coordinator import SpoutKind
+from framework.transactions.plans import Plan
 
 
 class ImmutableSource:
@@ -64,6 +66,15 @@ def planner_of(topology: Topology, conf: Mapping[str, Any]) -> PartitionPlanner:
     if isinstance(spout, TransactionalSpout):
         return CoordinatorPlanner(spout.coordinator(conf, context))
     raise InvariantViolation(f"{context.component_id} is a {type(spout).__name__}, which is no transactional spout")
+
+
+def processing_job(
+    header: AttemptHeader, planner: PartitionPlanner, plan: Plan, committed_txid: int = 0
+) -> ProcessingJob:
+    """The processing phase of an attempt at a plan. The number of records decides its layout, so
+    whoever repeats a batch makes the same job."""
+    ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
+    return ProcessingJob(header, ranges, planner.record_count(plan), committed_txid, planner.record_counts(plan))
 
 
 class CoordinatorPlanner(PartitionPlanner):

@@ -23,7 +23,7 @@ from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.failures import FailureKind, TaskFailure
-from framework.execution.ports import PhaseResult, ProcessingJob
+from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader
 from framework.topology.fencing import Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
@@ -52,7 +52,7 @@ from framework.transactions.planning import PlanningThread
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
 from framework.transactions.reporting import TermReport
-from framework.transactions.sources import spout_kind_of
+from framework.transactions.sources import processing_job, spout_kind_of
 
 T = TypeVar("T")
 
@@ -290,19 +290,13 @@ class Term:
     def _processing(self, header: AttemptHeader, plan: Plan) -> Steps[None]:
         committed_txid = self._coordinator.currtx - 1
         try:
-            job = yield partial(self._job, header, plan, committed_txid)
+            job = yield partial(processing_job, header, self._planner, plan, committed_txid)
             result: PhaseResult = yield partial(self._executor.process, job)
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
         except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides what follows
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         self._answer(Processed(header.txid, header.attempt_id, result.failure), result)
-
-    def _job(self, header: AttemptHeader, plan: Plan, committed_txid: int) -> ProcessingJob:
-        planner = self._planner
-        ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
-        records = planner.record_counts(plan)
-        return ProcessingJob(header, ranges, planner.record_count(plan), committed_txid, records)
 
     def _on_states(
         self, header: AttemptHeader, answer: type[Committed] | type[RolledBack], steps: Steps[PhaseResult]

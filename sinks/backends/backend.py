@@ -112,6 +112,15 @@ class MapBackend(ABC):
         none yet. Raises as ``prepare``."""
         return None
 
+    def for_reading(self) -> MapBackend:
+        """A backend of the same rows for somebody who only reads: it creates nothing."""
+        return self
+
+    def check_held(self, topology_id: str) -> Header | None:
+        """Check what is there as ``prepare`` does, by reading only. Returns the header, or None
+        where there is nothing yet. Raises as ``prepare``."""
+        return self.check(topology_id)
+
     @abstractmethod
     def read_header(self) -> Header: ...
 
@@ -129,6 +138,12 @@ class MapBackend(ABC):
     @abstractmethod
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         """The rows in the order of the keys; None for a key without a row."""
+
+    def as_of(self, rows: Sequence[Row | None], txid: int) -> list[tuple[bool, Value | None]]:
+        """For each of these rows, which ``multi_get`` has just returned: whether it still tells the
+        value as transaction ``txid`` left it, and that value."""
+        absence = None in rows and self.read_header().tells_absence(txid)  # read after the rows
+        return [row.as_of(txid) if row is not None else (absence, None) for row in rows]
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[Key, Row]]:

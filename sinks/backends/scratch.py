@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -118,39 +119,82 @@ def _unpickled(row: Row, form: RowForm) -> Row:
     return row._replace(value=value, prev=prev)
 
 
+#: The writer of the marks in a replay: keys that were asked for, and whose values are not known.
+_ASKED = "asked"
+
+
+class InSink(NamedTuple):
+    """What a sink tells of a key. ``known``: whether it still tells the value ``before`` the
+    replayed transaction; ``held``, the value after it, is then known too."""
+
+    known: bool
+    before: Value | None
+    held: Value | None
+
+
 class ReplayBackend(_Upon):
     """The rows of a sink as they were before a transaction, and over them the rows that its replay
-    writes, in a scratch store. The sink is only read. A key that a later transaction has changed
-    has no row here: what it held before is no longer known. ``knows_past``: whether the rows of the
-    sink have previous values.
+    writes, in a scratch store. The sink is only read. ``knows_past``: whether its rows have
+    previous values.
+
+    A key that a later transaction has changed has no row here: what it held before is not known.
+    When it is asked for, the scratch store gets a mark in its place, which the replay's own row
+    replaces. So ``scan`` finds each key that the replay wrote, and each that it asked for in vain.
 
     What a replay writes is the keys of one batch, so they are kept in this process, which takes
-    values of any type."""
+    values of any type. Raises ``ConfigError`` for the sink of another topology, or of other
+    columns."""
 
     reach = Reach.PROCESS
 
-    def __init__(self, sink: MapBackend, txid: int, *, knows_past: bool) -> None:
+    def __init__(self, sink: MapBackend, txid: int, topology_id: str, *, knows_past: bool) -> None:
         rows = MemoryBackend(f"replay of {sink.location}")
         rows.bind(*sink.fields)
         super().__init__(rows)
-        self._sink, self._txid, self._knows_past = sink, txid, knows_past
+        self._sink = sink.for_reading()
+        self._is_empty = self._sink.check_held(topology_id) is None
+        self._txid, self._knows_past = txid, knows_past
 
     @property
     def fields(self) -> tuple[Fields, Fields]:
         return self._rows.fields
 
-    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
-        written = self._rows.multi_get(keys)
-        missing = [key for key, row in zip(keys, written, strict=True) if row is None]
-        found = iter(self._sink.multi_get(missing) if missing else [])
-        return [row if row is not None else self._before(next(found)) for row in written]
+    def in_sink(self, keys: Sequence[Key]) -> list[InSink]:
+        if self._is_empty:
+            return [InSink(True, None, None)] * len(keys)
+        rows = self._sink.multi_get(keys) if keys else []
+        before = self._sink.as_of(rows, self._txid - 1)
+        held = [row.as_of(self._txid)[1] if row is not None else None for row in rows]
+        return [
+            InSink(True, value, after) if known and self._knows_past else InSink(False, None, None)
+            for (known, value), after in zip(before, held, strict=True)
+        ]
 
-    def _before(self, row: Row | None) -> Row | None:
-        known, value = row.as_of(self._txid - 1) if row is not None and self._knows_past else (False, None)
-        return Row(value, Stamp(self._txid - 1, 0, 0)) if known and value is not None else None
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        found = dict(zip(keys, self._written(keys), strict=True))
+        missing = [key for key, row in found.items() if row is None]
+        told = dict(zip(missing, self.in_sink(missing), strict=True))
+        unknown = [key for key, each in told.items() if not each.known]
+        if unknown:
+            self._mark(unknown)
+        found.update((key, Row(each.before, self._stamp)) for key, each in told.items() if each.before is not None)
+        return [found[key] for key in keys]
+
+    def _written(self, keys: Sequence[Key]) -> list[Row | None]:
+        """The rows of the replay itself."""
+        rows = self._rows.multi_get(keys)
+        return [row if row is not None and row.writer != _ASKED else None for row in rows]
+
+    @property
+    def _stamp(self) -> Stamp:
+        return Stamp(self._txid - 1, 0, 0)
+
+    def _mark(self, keys: Sequence[Key]) -> None:
+        mark = Row(None, self._stamp, None, _ASKED)
+        self.multi_put(self._rows.read_header(), keys, [None] * len(keys), [mark] * len(keys))
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
-        """Only what the replay wrote."""
+        """Only what the replay wrote, and its marks."""
         return self._rows.scan()
 
     def multi_put(
@@ -159,6 +203,10 @@ class ReplayBackend(_Upon):
         """The rows of the sink are not in the scratch store, whatever their stamps."""
         own = [row.stamp if row is not None else None for row in self._rows.multi_get(keys)]
         self._rows.multi_put(header, keys, own, rows)
+
+    def purge(self, header: Header, before_txid: int) -> int:
+        """The replay ends with its transaction, and its marks are still wanted."""
+        return 0
 
     def close(self) -> None:
         super().close()

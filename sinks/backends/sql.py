@@ -174,15 +174,8 @@ class SqlBackend(MapBackend):
         self._probe(connection, exists=bool(columns))
         self._create_headers(connection)
         header = self._select_header(connection, self._own_header)
-        if header is not None and header.topology_id != topology_id:
-            raise ConfigError(
-                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one "
-                "owner; use another table"
-            )
+        self._check_owned(header, columns, topology_id)
         if columns:
-            problem = self.shape.check_columns(columns)
-            if problem:
-                raise ConfigError(f"{self.location} {problem}")
             problem = self._told_apart(connection)
             if problem:
                 raise ConfigError(
@@ -202,6 +195,25 @@ class SqlBackend(MapBackend):
             header = Header(topology_id, uuid.uuid4().hex)
             connection.execute(self.dialect.insert_header(), (self._table, *header_values(header)))
         return header
+
+    def check_held(self, topology_id: str) -> Header | None:
+        with self._reading() as connection:
+            columns = self._found_columns(connection)
+            header = self._select_header(connection, "") if columns else None
+        if columns and header is None:
+            raise ConfigError(f"{self.location} has no header in {HEADERS_TABLE}: it is no table of Ratchet")
+        self._check_owned(header, columns, topology_id)
+        return header
+
+    def _check_owned(self, header: Header | None, columns: list[tuple[str, str]], topology_id: str) -> None:
+        if header is not None and header.topology_id != topology_id:
+            raise ConfigError(
+                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one "
+                "owner; use another table"
+            )
+        problem = self.shape.check_columns(columns) if columns else ""
+        if problem:
+            raise ConfigError(f"{self.location} {problem}")
 
     def read_header(self) -> Header:
         with self._reading() as connection:

@@ -8,13 +8,14 @@ text. All but decimals sort correctly in these forms.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class _File:
     """The one connection of this process to a file. All copies of a backend share it, because
     opening a WAL file for every batch would cost more than the batch."""
 
-    _open: dict[tuple[int, str], _File] = {}
+    _open: dict[tuple[type[_File], int, str], _File] = {}
     _guard = threading.Lock()
 
     def __init__(self, path: str) -> None:
@@ -115,7 +116,7 @@ class _File:
     @classmethod
     def at(cls, path: str) -> _File:
         with cls._guard:
-            key = (os.getpid(), path)  # a forked worker opens its own
+            key = (cls, os.getpid(), path)  # a forked worker opens its own
             return cls._open.setdefault(key, cls(path))
 
     def connected(self) -> sqlite3.Connection:
@@ -128,19 +129,22 @@ class _File:
         if self._connection is None:
             # Look before opening: if the file is replaced meanwhile, the next use notices it.
             found = self._there()
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(
-                self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
-            )
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute("PRAGMA temp_store = MEMORY")
-            except BaseException:
-                connection.close()
-                raise
-            self._connection, self.found = connection, found or self._there()
+            self._connection, self.found = self._opened(), found or self._there()
         return self._connection
+
+    def _opened(self) -> sqlite3.Connection:
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA temp_store = MEMORY")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _there(self) -> tuple[int, int] | None:
         try:
@@ -156,6 +160,37 @@ class _File:
                 self._connection = None
 
 
+class _ReadFile(_File):
+    """A connection that only reads. The file keeps the journal mode that it has, and nothing is
+    left beside it."""
+
+    _was_at_rest = False
+
+    def _opened(self) -> sqlite3.Connection:
+        if not Path(self.path).exists():
+            raise ConfigError(f"there is no file {self.path} on this host")
+        self._was_at_rest = not self._log.exists()
+        return sqlite3.connect(
+            f"{Path(self.path).as_uri()}?mode=ro",
+            uri=True,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    @property
+    def _log(self) -> Path:
+        return Path(f"{self.path}-wal")
+
+    def close(self) -> None:
+        super().close()
+        if self._was_at_rest and self._log.exists():
+            # Reading has made a log. A writer that is the last one removes it when it closes.
+            place = f"{Path(self.path).as_uri()}?mode=rw"
+            with suppress(sqlite3.Error), closing(sqlite3.connect(place, uri=True)) as writer:
+                writer.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+
+
 class SqliteBackend(SqlBackend):
     """A table of a SQLite file.
 
@@ -168,6 +203,7 @@ class SqliteBackend(SqlBackend):
     reach = Reach.HOST
     _staged_from_rows = 100  # below, the temporary table costs more than it saves
     _holds_nan = False
+    _opens: type[_File] = _File
 
     def __init__(
         self, path: str | os.PathLike[str], table: str, key: Fields | None = None, value: Fields | None = None
@@ -194,13 +230,18 @@ class SqliteBackend(SqlBackend):
         check_can_be_made(path, self._path)
         return None
 
+    def for_reading(self) -> SqliteBackend:
+        reader = copy.copy(self)
+        reader._opens = _ReadFile
+        return reader
+
     def close(self) -> None:
-        _File.at(self._path).close()
+        self._opens.at(self._path).close()
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _store(self, connection: sqlite3.Connection) -> str:
-        found = _File.at(self._path).found
+        found = self._opens.at(self._path).found
         return f"'{found}'"
 
     def _found_columns(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -271,7 +312,7 @@ class SqliteBackend(SqlBackend):
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        file = _File.at(self._path)
+        file = self._opens.at(self._path)
         with file.lock, self._named_errors():
             yield file.connected()
 

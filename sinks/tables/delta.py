@@ -18,7 +18,14 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.errors import BadRecordError, ConfigError, InvariantViolation, RetryableError, StaleWriterError
+from framework.errors import (
+    BadRecordError,
+    ConfigError,
+    InvariantViolation,
+    MovedOnError,
+    RetryableError,
+    StaleWriterError,
+)
 from framework.topology import Fields, Header
 from sinks.tables.partitions import NULL_FOLDER, is_text, texts_of
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
@@ -132,6 +139,20 @@ class DeltaLakeTable(FileTable):
         while (table.transaction_version(application) or 0) > txid:
             table.load_as_version(table.version() - 1)
         return self._files_of(table)
+
+    def files_added_by(self, txid: int) -> list[DataFile]:
+        """What the oldest version of ``txid`` added. Later ones of the same txid are Delta's own:
+        they rewrite files, also of other transactions."""
+        application, table = self._application(self.read_header()), self._table()
+        held: list[DataFile] = []
+        try:
+            while (found := table.transaction_version(application) or 0) >= txid:
+                held = self._files_of(table) if found == txid else []
+                table.load_as_version(table.version() - 1)
+        except DeltaError as error:
+            raise MovedOnError(f"{self.location} no longer knows its version before transaction {txid}") from error
+        before = {each.path for each in self._files_of(table)}
+        return [each for each in held if each.path not in before]
 
     def compact(self) -> tuple[int, int]:
         """Merge small files into larger ones by Delta's own OPTIMIZE. Returns the number of files

@@ -19,7 +19,6 @@ Invariants:
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import re
 import shutil
@@ -56,7 +55,7 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from framework.topology.canonical import NAN, python_values
+from framework.topology.canonical import comparable, python_values
 from sinks.places import check_can_be_made
 from sinks.tables.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
 from sinks.tables.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
@@ -427,8 +426,14 @@ class FileTable(FencedState):
         self.path = folder
         self._shape = None
 
-    def become_replay(self, folder: Path, txid: int) -> None:
+    def files_added_by(self, txid: int) -> list[DataFile]:
+        """The files of one transaction. Raises as ``files_as_of``."""
+        before = {each.path for each in self.files_as_of(txid - 1)}
+        return [each for each in self.files_as_of(txid) if each.path not in before]
+
+    def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
         """What a transaction appends does not depend on what was there before."""
+        self.check(topology_id)
         self.become_scratch(folder)
 
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
@@ -437,10 +442,10 @@ class FileTable(FencedState):
         if not isinstance(replayed, FileTable):
             raise InvariantViolation(f"{self.location} is compared with {replayed.location}")
         expected = _counted(replayed.dataset())
-        held: Counter[tuple[Any, ...]] | None = None
-        with suppress(MovedOnError, FileNotFoundError):  # it was compacted
-            before = {each.path for each in self.files_as_of(txid - 1)}
-            held = _counted(self.dataset_of([each for each in self.files_as_of(txid) if each.path not in before]))
+        held: Counter[tuple[Any, ...]] | None = Counter() if self._chain.read() is None else None
+        if held is None:
+            with suppress(MovedOnError, FileNotFoundError):  # it was compacted
+                held = _counted(self.dataset_of(self.files_added_by(txid)))
         for row in expected.keys() | (held or expected).keys():
             if held is None:
                 yield Change(row, None, expected[row], None, agrees=None)
@@ -501,23 +506,9 @@ class FileTable(FencedState):
 def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     for batch in rows.to_batches():
-        columns = (map(_comparable, python_values(pa.chunked_array([column]))) for column in batch.columns)
+        columns = (map(comparable, python_values(pa.chunked_array([column]))) for column in batch.columns)
         found.update(zip(*columns, strict=True))
     return found
-
-
-def _comparable(value: Any) -> Any:
-    """The value in a form that can be hashed and equals itself: one NaN object, tuples for lists
-    and mappings, timestamps in UTC."""
-    if isinstance(value, float):
-        return value if value == value else NAN
-    if isinstance(value, Mapping):
-        return tuple((name, _comparable(item)) for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_comparable, value))
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return value.astimezone(datetime.UTC)
-    return value
 
 
 def is_of_another_table(path: str, folder: Path) -> bool:

@@ -28,7 +28,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
-from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.garbage import collect_rarely
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
@@ -42,7 +42,7 @@ from framework.execution.records import (
     Seed,
     TaskReport,
 )
-from framework.execution.spark.frames import FrameFailed, SqlFrames
+from framework.execution.spark.frames import SqlFrames
 from framework.execution.spark.resident import ResidentTask
 from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
 from framework.execution.tasks import PlannedTopology, run_level

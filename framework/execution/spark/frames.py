@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from framework.errors import FailedException, TopologyError
-from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
+from framework.execution.failures import USER_ERRORS, FailureKind, FrameFailed, TaskFailure
 from framework.execution.plan import ExecutionPlan
 from framework.execution.records import AttemptHeader, decode_batch, encode_batch
 from framework.execution.spark.session import Spark
@@ -29,14 +29,6 @@ from framework.topology.fields import Fields
 
 _PAYLOAD = StructType([StructField("payload", BinaryType(), False)])
 _PAYLOAD_ARROW = pa.schema([pa.field("payload", pa.binary(), nullable=False)])
-
-
-class FrameFailed(Exception):
-    """A DataFrame bolt failed on the driver. ``failure`` names the bolt."""
-
-    def __init__(self, failure: TaskFailure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 class SqlFrames:
