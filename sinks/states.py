@@ -39,7 +39,7 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from framework.topology.canonical import RowForm, comparable, python_values
+from framework.topology.canonical import RowForm, equal, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backends.backend import SWEPT, Key, MapBackend, Row, Value
 from sinks.backends.scratch import InSink, ReplayBackend, scratch_backend
@@ -84,7 +84,7 @@ class Recomputed(Expected):
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12):
         return True
-    return bool(comparable(one) == comparable(other))
+    return equal(one, other)
 
 
 class _Commit:

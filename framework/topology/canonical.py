@@ -67,12 +67,8 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def comparable(value: Any) -> Any:
-    """The value in a form that can be hashed and equals itself, at any depth: one NaN object,
-    tuples for lists and mappings, timestamps in UTC.
-
-    >>> comparable([1.0, float("nan")]) == comparable([1.0, float("nan")])
-    True
-    """
+    """The value in a form that can be hashed and found again, at any depth: one NaN object, tuples
+    for lists and mappings, timestamps in UTC."""
     if isinstance(value, float):
         return value if value == value else NAN
     if isinstance(value, Mapping):
@@ -82,6 +78,15 @@ def comparable(value: Any) -> Any:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value.astimezone(datetime.UTC)
     return value
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same, NaN included, at any depth.
+
+    >>> equal([1.0, float("nan")], [1.0, float("nan")])
+    True
+    """
+    return bool((comparable(one),) == (comparable(other),))
 
 
 def form_of(declared: pa.DataType | None) -> Form:

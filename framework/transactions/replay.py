@@ -25,7 +25,7 @@ from framework.execution import AttemptHeader, FailureKind, LocalExecutor, Proce
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import GENERAL_PARTITION
 from framework.topology import ArrowBolt, Bolt, Change, Topology, TransactionalSpout
-from framework.topology.canonical import comparable
+from framework.topology.canonical import equal
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
@@ -340,7 +340,7 @@ def differences(now: ReplayReport, new: ReplayReport) -> list[CodeDifference]:
         for key in dict.fromkeys([*lefts, *rights]):
             left = _left_with(lefts.get(key), rights.get(key), same_sink=same_sink)
             right = _left_with(rights.get(key), lefts.get(key), same_sink=same_sink)
-            if comparable(left) != comparable(right):
+            if not equal(left, right):
                 found.append(CodeDifference(named.component_id, named.location, key, left, right))
     return found
 

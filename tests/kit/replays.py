@@ -1,0 +1,117 @@
+"""Topologies over an in-memory source that are run and replayed: by the function, and by the
+command."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from framework import (
+    BaseBasicBolt,
+    BaseTransactionalBolt,
+    Committer,
+    Fields,
+    Topology,
+    TransactionalTopologyBuilder,
+    submit,
+)
+from framework.commands import loading
+from framework.commands.replay import app
+from framework.topology import Change, FencedState
+from framework.transactions import CoordinationStore, MemoryStore
+from framework.transactions.replay import ReplayReport, Watch, plan_to_replay, replay
+from sinks import MapState, OpaqueMapState, SqliteBackend
+from spouts import OpaqueMemoryTransactionalSpout
+
+FIELDS = Fields(word=str, n=int)
+KEY, VALUE = Fields(word=str), Fields(v=int)
+
+
+class Sums(BaseTransactionalBolt, Committer):
+    """Adds numbers per word, times its factor, in each of its states. -1 deletes the word."""
+
+    factor = 1
+
+    def __init__(self, *kept: MapState) -> None:
+        self.kept = list(kept)
+
+    def states(self) -> Sequence[FencedState]:
+        return self.kept
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.attempt, self.rows = batch_id, list[tuple[str, int]]()
+
+    def execute(self, tup: Any) -> None:
+        self.rows.append((tup["word"], tup["n"]))
+
+    def finish_batch(self) -> None:
+        for each in self.states():
+            assert isinstance(each, MapState)
+            each.begin_commit(self.attempt)
+            for word, number in self.rows:
+                self.take(each, word, number)
+            each.commit(self.attempt)
+
+    def take(self, state: MapState, word: str, number: int) -> None:
+        if number == -1:
+            state.delete([word])
+        else:
+            state.multi_update([word], [lambda value: (value or 0) + number * self.factor])
+
+
+class Same(BaseBasicBolt):
+    """Emits what it gets."""
+
+    deterministic = True
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        collector.emit([tup["word"], tup["n"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def state_at(folder: Path, name: str = "sums") -> OpaqueMapState:
+    return OpaqueMapState(SqliteBackend(folder / "x.db", name, KEY, VALUE))
+
+
+def topology_of(rows: Sequence[Sequence[Any]], bolt: Any, *, name: str = "replayed", batch: int = 1) -> Topology:
+    """The spout and one bolt, ``bolt``; a batch per row, by default."""
+    builder = TransactionalTopologyBuilder(name, "spout", OpaqueMemoryTransactionalSpout({0: [*rows]}, FIELDS, batch))
+    builder.set_bolt("bolt", bolt).global_grouping("spout")
+    return builder.build()
+
+
+def run(built: Topology, store: CoordinationStore, config: Mapping[str, Any] | None = None) -> None:
+    with submit(built, config, store=store, executor="local") as running:
+        running.wait_until_caught_up(60)
+
+
+def replayed(built: Topology, store: CoordinationStore, txid: int, watch: Watch | None = None) -> ReplayReport:
+    return replay(built, store, planned=plan_to_replay(store, built, txid), watch=watch)
+
+
+def told(changes: Sequence[Change]) -> dict[Any, bool | None]:
+    return {each.key: each.agrees for each in changes}
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, store: MemoryStore, *words: str, **named: Topology | Callable[[], Topology]
+) -> Result:
+    """``ratchet replay``, where ``topology`` among those named is replayed; ``own:NAME`` is the
+    name of the others."""
+    module = types.ModuleType("own")
+    vars(module).update(named)
+    monkeypatch.setitem(sys.modules, "own", module)
+    monkeypatch.setattr(loading, "store_of", lambda settings: store)
+    monkeypatch.setattr(store, "close", lambda: None)
+    return CliRunner().invoke(
+        app, ["own:topology", "--set", "transactional.zookeeper.servers=127.0.0.1:1", *words], catch_exceptions=False
+    )
