@@ -165,13 +165,15 @@ class _Printer:
         if now.failure is not None:
             yield f"{code} does not fail on it:"
             yield from self._state_lines(new)
+            yield from _left_out_lines(new, f" with {code}")
             return
         for edge in dict.fromkeys([*now.rows, *new.rows]):
             if now.rows[edge] != new.rows[edge]:
                 yield f"  {edge}: {now.rows[edge]:,} rows, with {code} {new.rows[edge]:,}"
-        yield from (f"not replayed with {code}: {each}" for each in new.left_out if each not in now.left_out)
-        if not now.states and not new.states:
-            yield "nothing was compared: no sink could be replayed"
+        if new.left_out != now.left_out:
+            yield from _left_out_lines(new, f" with {code}")
+        if not now.states or not new.states:
+            yield "nothing was compared: no sink could be replayed with both"
             return
         yield f"{code} leaves {len(found):,} keys with other values" if found else f"{code} leaves the same values"
         for each in found[: self._limit]:
@@ -188,7 +190,7 @@ class _Printer:
             yield from _failure_lines(report, report.failure)
             return
         yield from self._state_lines(report)
-        yield from (f"not replayed: {each}" for each in report.left_out)
+        yield from _left_out_lines(report)
         if not report.states:
             yield "nothing was compared: no sink could be replayed"
         elif not report.committed:
@@ -222,6 +224,10 @@ def _verdict(state: ReplayedState) -> str:
     else:
         return ", whose values the sink no longer tells" if unknown else ""
     return found + (f", except {unknown:,} whose value the sink no longer tells" if unknown else "")
+
+
+def _left_out_lines(report: ReplayReport, where: str = "") -> Iterator[str]:
+    yield from (f"not replayed{where}: bolt {component!r}: {why}" for component, why in report.left_out.items())
 
 
 def _failure_lines(report: ReplayReport, failure: TaskFailure) -> Iterator[str]:
@@ -265,7 +271,7 @@ def _document(report: ReplayReport) -> dict[str, Any]:
             }
             for state in report.states
         ],
-        "left_out": report.left_out,
+        "left_out": dict(report.left_out),
     }
 
 

@@ -60,8 +60,7 @@ class ReplayReport:
     """``committed``: whether the transaction is closed, so that the sinks hold its result.
     ``rows``: edge label -> rows emitted for it. ``failure``: of user code; there are no states
     then. ``lacked_values``: whether the component that failed, or one above it, asked for values
-    that are no longer known, and got none. ``left_out``: components that were not replayed, and
-    why."""
+    that are no longer known, and got none. ``left_out``: component -> why it was not replayed."""
 
     topology_id: str
     txid: int
@@ -71,7 +70,7 @@ class ReplayReport:
     failure: TaskFailure | None = None
     lacked_values: bool = False
     states: list[ReplayedState] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool | None:
@@ -164,7 +163,9 @@ class _Replay:
         self._txid, self._plan = planned
         later = {at: first for at, first in read_joined(store, topology.id).items() if first > self._txid}
         self._shadow, left_out = shadow_of(topology, folder, self._replaying, joined=later, strict=False)
-        self._report = ReplayReport(topology.id, self._txid, left_out=[str(each) for each in left_out])
+        self._report = ReplayReport(
+            topology.id, self._txid, left_out={each.component.id: each.why for each in left_out}
+        )
         plan = plan_execution(_with_ends(self._shadow, left_out))
         self._watched = watch.chosen(plan, left_out)
         self._executor = LocalExecutor(plan, conf, self)
@@ -329,10 +330,13 @@ NOT_TOUCHED = _NotTouched()
 
 def differences(now: ReplayReport, new: ReplayReport) -> list[CodeDifference]:
     """What two replays of one transaction leave differently in the states of their components. A
-    component that only one of them has differs in all its keys."""
+    component that only one of them has differs in all its keys; one that is left out is not
+    compared."""
     found: list[CodeDifference] = []
     ours, theirs = _numbered(now), _numbered(new)
     for place in dict.fromkeys([*ours, *theirs]):
+        if place[0] in {*now.left_out, *new.left_out}:
+            continue
         one, other = ours.get(place), theirs.get(place)
         named = one or other or _NO_STATE
         lefts, rights = ({each.key: each for each in (state or _NO_STATE).changes} for state in (one, other))

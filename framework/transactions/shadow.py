@@ -81,7 +81,7 @@ def _shadowed(bolt: Bolt, real: Sequence[FencedState], shadowed: Shadowed, folde
     return made
 
 
-_ADVICE = "so that a shadow would write to the real ones: keep states as attributes of the object, made in __init__"
+_ADVICE = "so that a copy would write where it does itself: keep states as attributes of the object, made in __init__"
 
 
 def _copied(bolt: Bolt) -> Bolt:

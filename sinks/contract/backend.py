@@ -18,6 +18,7 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -117,6 +118,19 @@ class BackendContract:
             with pytest.raises(ConfigError, match=r"belongs to topology 'topology'.*'other'"):
                 backend.check("other")
         assert backend.prepare("topology") == header
+
+    def test_a_backend_for_reading_creates_nothing_and_refuses_another_owner(self, backend: MapBackend) -> None:
+        with suppress(ConfigError):  # or says that the place is not there
+            assert backend.for_reading().check_held("first") is None
+        header = backend.prepare("topology")
+        reading = backend.for_reading()
+        assert reading.read_header() == header and reading.multi_get([("dog",)]) == [None]
+        if type(backend).check is not MapBackend.check:
+            assert reading.check_held("topology") == header
+            with pytest.raises(ConfigError, match=r"belongs to topology 'topology'.*'other'"):
+                reading.check_held("other")
+        reading.close()
+        assert backend.read_header() == header
 
     def test_raise_header_is_a_compare_and_set(self, backend: MapBackend) -> None:
         header = backend.prepare("topology")

@@ -83,7 +83,7 @@ def test_a_committer_whose_copies_would_write_to_the_real_sink_is_refused(
     for txid in (1, 3):
         report = replayed(built, store, txid)
         assert report.states == [] and report.agrees is None
-        assert why in report.left_out[0] and "keep states as attributes of the object" in report.left_out[0]
+        assert why in report.left_out["bolt"] and "keep states as attributes of the object" in report.left_out["bolt"]
         assert everything(tmp_path) == before
     with pytest.raises(ConfigError, match=f"bolt 'bolt': .*{why}.*keep states as attributes"):
         verify(built, store)

@@ -25,7 +25,7 @@ from sinks import (
     read_together,
 )
 from sinks.backends.memory import MemoryBackend
-from sinks.contract.parts import KEY, VALUE, transact
+from sinks.contract.parts import KEY, VALUE, finish, open_attempt, transact
 from spouts import OpaqueMemoryTransactionalSpout
 
 FIELDS = Fields(word=str, n=int)
@@ -49,6 +49,33 @@ def test_a_row_is_read_as_of_the_transaction_before_its_last_change() -> None:
     assert one.read_as_of(["dog"], 2) == [3]
     with pytest.raises(MovedOnError, match="key .'dog',.: changed after transaction 2"):
         one.read_as_of(["dog"], 1)
+
+
+def test_a_key_without_a_row_is_known_to_have_had_none_only_since_tombstones_were_purged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a purge each fifth transaction, in place of each thousandth."""
+    monkeypatch.setattr("framework.topology.fencing.PURGE_EVERY", 5)
+    one, recomputed = state(), state()
+    for each in (one, recomputed):
+        transact(each, 1, 1, {"cat": 1})
+    transact(one, 2, 1, {"dog": 1})
+    one.begin_commit(attempt := open_attempt(one, 3, 1))
+    one.delete(["cat"])
+    one.commit(attempt)
+    finish(one)
+    assert one.read_as_of(["cat", "cow"], 2) == [1, None]
+    transact(one, 4, 1, {"dog": 1})
+    open_attempt(one, 5, 1)
+    assert one.purge(one.read_header(), 5) == 1
+    for key in ("cat", "cow"):
+        with pytest.raises(MovedOnError, match=f"'{key}'.*may have been deleted after transaction 4"):
+            one.read_as_of([key], 3)
+        assert one.read_as_of([key], 4) == [None]
+    moved: list[Any] = []
+    differences: list[Any] = []
+    one.compare(recomputed, 2, differences.append, moved.append)  # as of then, it had the cat
+    assert ("cat",) in moved and not any(each.key == "cat" for each in differences)
 
 
 def test_a_sink_that_is_ahead_is_read_as_of_the_one_that_is_behind() -> None:
