@@ -31,7 +31,7 @@ from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.shadow import shadow_of
+from framework.transactions.shadow import SHADOW_ATTEMPT, shadow_of
 from framework.transactions.sources import planner_of, processing_job
 
 #: Records of a batch, where the recorded batches are no longer kept.
@@ -238,7 +238,7 @@ class _Audit:
     def _recompute(self, plan: Plan) -> None:
         self._batches += 1
         header = AttemptHeader(
-            self._shadow.id, txid=self._batches, attempt_id=1, epoch=1, plan_digest=plan_digest(plan)
+            self._shadow.id, txid=self._batches, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
         )
         try:
             result = self._executor.process(processing_job(header, self._planner, plan))

@@ -30,7 +30,7 @@ from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.shadow import LeftOut, shadow_of
+from framework.transactions.shadow import SHADOW_ATTEMPT, LeftOut, shadow_of
 from framework.transactions.sources import planner_of, processing_job
 
 #: Gets each row that an edge takes which is watched: the edge's label, and field -> value.
@@ -211,7 +211,9 @@ class _Replay:
     def _commit(self) -> TaskFailure | None:
         """How user code fails; None when it does not."""
         plan = self._plan
-        header = AttemptHeader(self._shadow.id, txid=self._txid, attempt_id=1, epoch=1, plan_digest=plan_digest(plan))
+        header = AttemptHeader(
+            self._shadow.id, txid=self._txid, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
+        )
         states = self._shadow.states
         commit = CommitPhase(self._shadow.id, states, self._executor, 1)
         commit.open(self._txid, {}, joining=[state.location for state in states])

@@ -17,6 +17,11 @@ from framework.topology import Bolt, Component, FencedState, Topology
 #: does not exist yet. Raises ``ConfigError`` when it cannot.
 Shadowed = Callable[[Bolt, Path], Bolt]
 
+#: The attempt of every transaction in a shadow. Those of drivers count from 1, so the fence of a
+#: real state refuses it, should user code reach for that state all the same.
+SHADOW_ATTEMPT = 0
+_ADVICE = "so that a copy would write where it does itself: keep states as attributes of the object, made in __init__"
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -79,9 +84,6 @@ def _shadowed(bolt: Bolt, real: Sequence[FencedState], shadowed: Shadowed, folde
     if [each.location for each in in_task.states()] != [each.location for each in made.states()]:
         raise ConfigError(f"a copy of it makes its states anew, {_ADVICE}")
     return made
-
-
-_ADVICE = "so that a copy would write where it does itself: keep states as attributes of the object, made in __init__"
 
 
 def _copied(bolt: Bolt) -> Bolt:

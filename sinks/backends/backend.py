@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from framework.errors import RetryableError
+from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
@@ -118,8 +118,12 @@ class MapBackend(ABC):
 
     def check_held(self, topology_id: str) -> Header | None:
         """Check what is there as ``prepare`` does, by reading only. Returns the header, or None
-        where there is nothing yet. Raises as ``prepare``."""
-        return self.check(topology_id)
+        where there is nothing yet. Raises as ``prepare``. The default compares the owner, and
+        raises as ``read_header`` where there is nothing."""
+        header = self.check(topology_id) or self.read_header()
+        if header.topology_id != topology_id:
+            raise ConfigError(f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}")
+        return header
 
     @abstractmethod
     def read_header(self) -> Header: ...

@@ -81,6 +81,9 @@ class MemoryBackend(MapBackend):
             )
         return header
 
+    def check_held(self, topology_id: str) -> Header | None:
+        return self.check(topology_id)
+
     def prepare(self, topology_id: str) -> Header:
         shared = self._rows()
         with shared.lock:

@@ -281,6 +281,9 @@ class RedisBackend(MapBackend):
             header, columns = client.get(self._key("header")), client.get(self._key("columns"))
         return self._check_owned(header, columns or b"no columns", topology_id) if header is not None else None
 
+    def check_held(self, topology_id: str) -> Header | None:
+        return self.check(topology_id)
+
     def prepare(self, topology_id: str) -> Header:
         new = Header(topology_id, uuid.uuid4().hex)
         with self._named(writes=False):

@@ -152,7 +152,10 @@ class ReplayBackend(_Upon):
         rows.bind(*sink.fields)
         super().__init__(rows)
         self._sink = sink.for_reading()
-        self._is_empty = self._sink.check_held(topology_id) is None
+        try:
+            self._is_empty = self._sink.check_held(topology_id) is None
+        finally:
+            self._sink.close()  # the next use opens it again
         self._txid, self._knows_past = txid, knows_past
 
     @property

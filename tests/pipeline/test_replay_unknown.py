@@ -28,6 +28,7 @@ from sinks import (
     StateCommitter,
     Sum,
 )
+from sinks.backends.backend import MapBackend
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, replayed, run, state_at, told, topology_of
 
@@ -194,6 +195,22 @@ def test_a_backend_without_columns_is_left_out(store: MemoryStore) -> None:
     built = topology_of([["k", 1]] * 2, Sums(OpaqueMapState(MemoryBackend("unbound"))))
     run(built, store)
     assert "memory backend 'unbound' has no columns" in replayed(built, store, 2).left_out["bolt"]
+
+
+class Plain(MemoryBackend):
+    """A backend of somebody's own, which has no more than it must."""
+
+    check, check_held = MapBackend.check, MapBackend.check_held
+
+
+def test_a_backend_that_checks_nothing_is_replayed(store: MemoryStore) -> None:
+    built = topology_of([["k", 1]] * 2, StateCommitter(OpaqueMapState(Plain()), ["word"], {"c": Count()}))
+    run(built, store)
+    (state,) = replayed(built, store, 2).states
+    assert [(each.before, each.after, each.held, each.agrees) for each in state.changes] == [(1, 2, 2, True)]
+    other = topology_of([["k", 1]] * 2, built["bolt"].instance, name="other")
+    report = replay(other, store, planned=plan_to_replay(store, built, 2))
+    assert "belongs to topology 'replayed', not 'other'" in report.left_out["bolt"]
 
 
 def test_a_delta_table_that_was_optimized_after_the_transaction_is_compared_by_what_it_added(

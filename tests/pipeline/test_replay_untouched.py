@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from framework import BaseTransactionalBolt, Topology, TransactionalTopologyBuilder
-from framework.errors import ConfigError
+from framework import BaseTransactionalBolt, Topology, TopologyFailed, TransactionalTopologyBuilder
+from framework.errors import ConfigError, RetryableError
 from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
 from framework.transactions.audit import verify
+from framework.transactions.plans import plan_digest
+from framework.transactions.replay import plan_to_replay, replay
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
 from sinks.backends import sqlite as sqlite_module
 from spouts import MemoryTransactionalSpout
@@ -122,6 +124,45 @@ def test_a_batch_is_repeated_in_the_layout_of_the_run(tmp_path: Path, store: Mem
     assert [replayed(built, store, txid).agrees for txid in (1, 2)] == [True, True]
     report = verify(built, store)
     assert report.right, report.lines()
+
+
+class Prepared(Sums):
+    """Makes its state anew in each task, which no look at the bolt can tell."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(state_at(folder))
+        self.folder = folder
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        super().prepare(conf, context, collector, batch_id)
+        self.kept = [state_at(self.folder)]
+
+
+def test_the_fence_of_the_real_sink_refuses_a_copy_that_reaches_for_it(tmp_path: Path, store: MemoryStore) -> None:
+    """Also while the sink is open for the first attempt at that transaction, as a driver that was
+    killed leaves it."""
+
+    class Fails(Prepared):
+        def execute(self, tup: Any) -> None:
+            super().execute(tup)
+            if tup["n"] == 2:
+                raise ValueError("number 2")
+
+    rows = [["k", 1], ["k", 2]]
+    with pytest.raises(TopologyFailed):
+        run(topology_of(rows, Fails(tmp_path)), store, {"topology.max.attempts": 1})
+    built = topology_of(rows, Prepared(tmp_path))
+    txid, plan = planned = plan_to_replay(store, built)
+    backend = state_at(tmp_path).backend
+    header = backend.read_header()
+    backend.raise_header(header, header.opened(header.epoch, OpenCommit(txid, 1, plan_digest(plan))))
+    before = everything(tmp_path)
+    assert (txid, header.epoch) == (2, 1)
+    with pytest.raises(RetryableError, match="transaction 2 cannot be replayed: .* is open for .*txid=2"):
+        replay(built, store, planned=planned)
+    with pytest.raises(RetryableError, match="could not be recomputed: .* is open for .*txid=2"):
+        verify(built, store)
+    assert everything(tmp_path) == before
 
 
 # --- files of SQLite ------------------------------------------------------------------------------
