@@ -144,7 +144,7 @@ def replay(
     """
     folder = Path(tempfile.mkdtemp(prefix="ratchet-replay-"))
     try:
-        return _Replay(topology, store, conf or {}, folder, planned, watch or Watch()).run()
+        return _Replay(topology, store, conf or {}, folder, planned=planned, watch=watch or Watch()).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -156,6 +156,7 @@ class _Replay:
         store: CoordinationStore,
         conf: Mapping[str, Any],
         folder: Path,
+        *,
         planned: tuple[int, Plan],
         watch: Watch,
     ) -> None:
