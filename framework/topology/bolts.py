@@ -213,7 +213,9 @@ class Bolt(ABC):
         return self
 
     def states(self) -> Sequence[FencedState]:
-        """Return the states that this bolt writes to when it commits.
+        """Return the states that this bolt writes to when it commits: the same objects at each
+        call, of which a copy of the bolt has copies. ``verify`` and ``replay``, which give the
+        states of a copy another place, refuse other bolts.
 
         The default is every ``FencedState`` among its attributes.
         """

@@ -17,11 +17,12 @@ from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
 from framework.transactions.audit import verify
 from framework.transactions.plans import plan_digest
+from framework.transactions.poison import find_poison
 from framework.transactions.replay import plan_to_replay, replay
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
 from sinks.backends import sqlite as sqlite_module
 from spouts import MemoryTransactionalSpout
-from tests.kit.replays import FIELDS, Sums, replayed, run, state_at, topology_of
+from tests.kit.replays import FIELDS, Same, Sums, replayed, run, state_at, topology_of
 
 
 @pytest.fixture
@@ -124,6 +125,29 @@ def test_a_batch_is_repeated_in_the_layout_of_the_run(tmp_path: Path, store: Mem
     assert [replayed(built, store, txid).agrees for txid in (1, 2)] == [True, True]
     report = verify(built, store)
     assert report.right, report.lines()
+
+
+class Apart(Same):
+    """Fails where a task gets rows of both partitions."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.words = set[str]()
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        self.words.add(tup["word"])
+        if len(self.words) > 1:
+            raise ValueError("both words")
+        super().execute(tup, collector)
+
+
+def test_a_batch_that_does_not_fail_in_its_own_layout_has_no_poison(tmp_path: Path, store: MemoryStore) -> None:
+    data = {0: [["a", each] for each in range(6)], 1: [["b", each] for each in range(6)]}
+    builder = TransactionalTopologyBuilder("apart", "spout", MemoryTransactionalSpout(data, FIELDS, 6), 2)
+    builder.set_bolt("apart", Apart(), 2).shuffle_grouping("spout")
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("apart")
+    built = builder.build()
+    run(built, store)
+    assert find_poison(built, store, txid=1) is None
 
 
 class Prepared(Sums):
