@@ -104,6 +104,7 @@ class SegmentTask:
     def begin(self, round_: Round) -> None:
         """Commit a checkpoint, and tell the components at which trees begin what became of their
         trees. Do nothing before the recovery that says where to begin."""
+        self.thread = threading.get_ident()
         if self._unrecovered:
             return
         if round_.checkpoint is not None and round_.checkpoint.action is CheckpointAction.COMMIT:
@@ -136,7 +137,6 @@ class SegmentTask:
     def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
         """Do the task's part of a round. Raises only on a bug, or at the end of the process; the
         outcome is then thrown away."""
-        self.thread = threading.get_ident()
         pieces: list[Piece] = []
         for record in records:
             if isinstance(record, Piece) and self._is_mine(record):

@@ -4,6 +4,7 @@ and what it is told."""
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from framework.core.checkpoints import CheckpointAction, CheckpointMarker, Check
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.core.rounds import TreeOutcomes
-from framework.errors import RetryableError
+from framework.errors import RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -129,7 +130,12 @@ class SpoutTask(ComponentTask):
         made.close()
 
     def emitted(self, values: Sequence[Any], message_id: Any, stream: str, task: int | None) -> None:
-        """Called by the collector."""
+        """Called by the collector. Raises ``TopologyError`` in a thread of the spout."""
+        if threading.get_ident() != self._surroundings.thread:
+            raise TopologyError(
+                f"spout {self.component.id!r} emits in a thread of its own: put what comes into a queue, and emit it "
+                "in next_tuple"
+            )
         self._emitted += 1
         if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)

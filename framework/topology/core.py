@@ -28,7 +28,7 @@ Anchors = Union[Tuple, Iterable[Tuple], None]
 
 
 class SpoutOutputCollector(Protocol):
-    """Where a spout puts what it emits."""
+    """Where a spout puts what it emits, from within its own methods: not in a thread of its own."""
 
     def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
         """Emit the declared values, in their order.
@@ -47,7 +47,8 @@ class SpoutOutputCollector(Protocol):
 
 
 class RichOutputCollector(Protocol):
-    """Where a rich bolt puts what it emits, and says what became of what it received."""
+    """Where a rich bolt puts what it emits, and says what became of what it received. Threads of
+    the bolt may call it."""
 
     def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
         """Emit the declared values, in their order.

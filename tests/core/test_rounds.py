@@ -14,7 +14,7 @@ from framework import Fields, TopologyBuilder, Tuple
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import LOSSES_MAX
-from framework.errors import RetryableError
+from framework.errors import RetryableError, TopologyError
 from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
 
 
@@ -468,3 +468,30 @@ def test_a_spout_that_cannot_be_opened_ends_the_wait_and_counts_once_per_round(k
         assert seen(key).opened - before <= 3  # when it is told, asked and asked again
         assert stepped.driver._stuck == {("spout", 0): failures}
     assert stepped.driver.failure is None
+
+
+class Threaded(ListSpout):
+    """Emits in a thread of its own."""
+
+    def next_tuple(self) -> None:
+        def emit() -> None:
+            try:
+                self.collector.emit([1], message_id=("id", 1))
+            except TopologyError as error:
+                seen(self.key).held.append((str(error), Tuple(None, Fields(), (), "", "")))
+
+        thread = threading.Thread(target=emit)
+        thread.start()
+        thread.join()
+
+
+@pytest.mark.behaviour("4.1")
+def test_a_spout_that_emits_in_a_thread_of_its_own_is_refused(key: str) -> None:
+    builder = TopologyBuilder("threaded")
+    builder.set_spout("spout", Threaded(key, []))
+    builder.set_bolt("bolt", Rich(f"{key}bolt", ack), 2).shuffle_grouping("spout")
+    Stepped(builder.build()).step(2)
+    assert seen(f"{key}bolt").executed == []
+    assert seen(key).held[0][0] == (
+        "spout 'spout' emits in a thread of its own: put what comes into a queue, and emit it in next_tuple"
+    )
