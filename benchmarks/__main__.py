@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
@@ -71,12 +72,15 @@ def _throughput(servers: EmbeddedServers, folder: Path, limit: Limit, arguments:
     count = arguments.messages
     topic = workload.filled_topic(servers.bootstrap_servers, count)
     limits = [limit.measure(servers.bootstrap_servers, topic, count)]
-    rates: dict[str, list[float]] = {"exactly once": [], "at least once": [], "Python reader": []}
+    kinds: dict[str, dict[str, Any]] = {
+        "exactly once": {},
+        "at least once": {"exactly_once": False},
+        "Python reader": {"settings": {"kafka.reader": "python"}},
+    }
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(arguments.repeat):
-        for kind, found in rates.items():
-            settings = {"kafka.reader": "python"} if kind == "Python reader" else {}
-            exactly_once = kind != "at least once"
-            found.append(_exact_rate(servers, folder, topic, arguments, settings, exactly_once=exactly_once))
+        for kind, options in kinds.items():
+            rates[kind].append(_exact_rate(servers, folder, topic, arguments, **options))
         limits.append(limit.measure(servers.bootstrap_servers, topic, count))
     rate = max(rates["exactly once"])
     return {
@@ -115,8 +119,8 @@ def _exact_rate(
     folder: Path,
     topic: str,
     arguments: argparse.Namespace,
-    settings: Mapping[str, Any] | None = None,
     *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     is_watched: bool = False,
     **shape: bool,
 ) -> float:
@@ -127,7 +131,7 @@ def _exact_rate(
     database = folder / f"{name}.db"
     topology, _ = workload.word_count(f"w1-{name}", servers.bootstrap_servers, topic, database, **shape, **limits)
     with watched.watched(topology.id) if is_watched else contextlib.nullcontext({}) as watching:
-        run = submit(topology, {**_config(servers, arguments.pending or 2), **watching, **(settings or {})})
+        run = submit(topology, {**_config(servers, arguments.pending or 2), **watching, **settings})
         try:
             run.wait_until_caught_up(300)
             events = run.events()

@@ -10,6 +10,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def produce(bootstrap_servers: str, topic: str, made: Iterable[tuple[bytes, byte
     producer.flush()
 
 
+@cache
 def expected(count: int) -> dict[str, tuple[int, int]]:
     """word -> (count, sum of amounts), computed directly from the generator."""
     words = zipf_words(count)
