@@ -499,22 +499,23 @@ class RoundDriver:
         counted: set[tuple[str, int]] = set()
         for error in errors:
             key = error.component_id, error.task
-            failures = self._stuck.get(key, 0)
-            if key in counted:
-                pass
-            elif error.kind is ErrorKind.AWAY:
+            times = self._times(error)
+            if times is not None and key not in counted:
                 counted.add(key)
-                times = self._away[key] = self._away.get(key, 0) + 1
-                pause_s = max(pause_s, _pause_s(times))
-            elif error.kind is ErrorKind.CANNOT_START or (error.kind is ErrorKind.DIED and key in self._spouts):
-                counted.add(key)
-                failures = self._stuck[key] = failures + 1
-                pause_s = max(pause_s, _pause_s(failures))
-            if error.kind is ErrorKind.FATAL or failures >= self._attempts_max:
+                times[key] = times.get(key, 0) + 1
+                pause_s = max(pause_s, _pause_s(times[key]))
+            if error.kind is ErrorKind.FATAL or self._stuck.get(key, 0) >= self._attempts_max:
                 self._fail(error)
                 return
         if pause_s:
             self._stopping.wait(pause_s)
+
+    def _times(self, error: ComponentError) -> dict[tuple[str, int], int] | None:
+        """Where failures of this kind are counted, if they are."""
+        if error.kind is ErrorKind.AWAY:
+            return self._away
+        died = error.kind is ErrorKind.DIED and (error.component_id, error.task) in self._spouts
+        return self._stuck if died or error.kind is ErrorKind.CANNOT_START else None
 
     def _fail(self, failure: ComponentError) -> None:
         """End the topology, if this driver still leads. Raises as ``confirm``: what a deposed
