@@ -35,8 +35,12 @@ IDLE_SHARE = 0.005
 #: ... but not more seldom than this, however wide it is.
 IDLE_POLL_COSTLY_MAX_S = 2.0
 #: A source that says when something has come is asked this often all the same: it may have new
-#: partitions, or have lost some.
+#: partitions, or have lost some. ...
 WATCHED_POLL_S = 1.0
+#: ... A wide one is asked more seldom, for this share of a core. Its client's threads use several
+#: times as much.
+WATCHED_SHARE = 0.001
+WATCHED_POLL_COSTLY_MAX_S = 5.0
 RETRY_S = 0.2
 
 
@@ -198,7 +202,7 @@ class PlanningThread:
         asking_s = max(self._idle_poll_max_s, costly_s)
         if pause_s < asking_s or self._empty_batch_every_s is not None or not self._planner.watch(self._note_arrived):
             return asking_s
-        return max(asking_s, WATCHED_POLL_S)
+        return max(asking_s, WATCHED_POLL_S, min(self._cost_s / WATCHED_SHARE, WATCHED_POLL_COSTLY_MAX_S))
 
     def _note_arrived(self) -> None:
         with self._lock:

@@ -20,8 +20,11 @@ from framework.errors import ConfigError
 from spouts.kafka.assignment import Assignment
 from spouts.kafka.partitions import topic_and_number
 
-#: How long brokers hold a request, and how soon the end of the watch is noticed.
+#: How long brokers hold a request, at least. A request names each partition, and so does its
+#: answer: those of a wide source are held for longer, so that they cost the same share of a core.
 _HELD_MS = 1_000
+_HELD_MS_PER_PARTITION = 3
+#: How soon the end of the watch is noticed.
 _POLL_S = 0.1
 #: A watch that could not begin is not tried again for so long.
 _AGAIN_AFTER_S = 10.0
@@ -30,7 +33,6 @@ _LITTLE = {
     "queued.min.messages": 1,
     "max.partition.fetch.bytes": 1,
     "fetch.min.bytes": 1,
-    "fetch.wait.max.ms": _HELD_MS,
 }
 
 
@@ -76,7 +78,7 @@ class KafkaWatch:
 
     def _watching(self, positions: list[ClientPartition], arrived: Callable[[], None]) -> None:
         try:
-            consumer, assignment = self._client = self._client or self._connected()
+            consumer, assignment = self._client = self._client or self._connected(len(positions))
             assignment.begin(positions)
             try:
                 found = self._has_arrived(consumer)
@@ -88,9 +90,11 @@ class KafkaWatch:
         if found:
             arrived()
 
-    def _connected(self) -> tuple[Consumer, Assignment]:
+    def _connected(self, partitions: int) -> tuple[Consumer, Assignment]:
         errors = ConnectionErrors(self._settings.bootstrap_servers)
-        settings = {**self._settings.consumer(self._group), **_LITTLE, "error_cb": errors.on_error}
+        held_ms = max(_HELD_MS, _HELD_MS_PER_PARTITION * partitions)
+        own = {**_LITTLE, "fetch.wait.max.ms": held_ms, "error_cb": errors.on_error}
+        settings = {**self._settings.consumer(self._group), **own}
         consumer = errors.made(lambda: Consumer(settings))
         return consumer, Assignment(consumer)
 

@@ -337,6 +337,49 @@ def test_a_source_that_is_to_make_empty_batches_is_asked_as_often_as_before() ->
         thread.close()
 
 
+class Costly(Threads):
+    """Each look at the source takes 3 ms of processor time. Pauses below three seconds end at once,
+    longer ones never.
+    """
+
+    def __init__(self) -> None:
+        self.used, self.pauses = 0.0, Queue[float]()
+
+    def used_s(self) -> float:
+        self.used += 0.003
+        return self.used
+
+    def event(self) -> threading.Event:
+        pauses = self.pauses
+
+        class Noting(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                if timeout is not None:
+                    pauses.put(timeout)
+                return super().wait(0.0 if timeout is not None and timeout < 2.9 else None)
+
+        return Noting()
+
+
+def test_a_source_that_is_watched_is_asked_the_more_seldom_the_more_a_look_costs() -> None:
+    threads = Costly()
+    planner = Watched()
+    thread = PlanningThread(
+        planner, threads, on_plan=lambda asked, plan: None, on_failure=lambda failure: None, idle_poll_max_s=IDLE_POLL_S
+    )
+    thread.start()
+    thread.ask(AskPlan(0, 1, None))
+    try:
+        planner.watches.get(timeout=TIMEOUT_S)
+        pauses = [threads.pauses.get(timeout=TIMEOUT_S)]
+        while pauses[-1] < 2.9:
+            pauses.append(threads.pauses.get(timeout=TIMEOUT_S))
+        assert pytest.approx(0.6) in pauses  # 3 ms are 0.5 % of it: then the watch began
+        assert pauses[-1] == pytest.approx(3)  # and 0.1 % of it
+    finally:
+        thread.close()
+
+
 class CannotBeWatched(Watched):
     def watch(self, arrived: Callable[[], None]) -> bool:
         raise ValueError("who goes there")
