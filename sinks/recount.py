@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from framework.topology import (
     ArrowBolt,
@@ -30,9 +31,9 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.canonical import RowForm, python_values
+from framework.topology.canonical import RowForm, canonical_column, python_values
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
-from sinks.backends.backend import Key, Value
+from sinks.backends.backend import Key, Row, Value
 from sinks.backends.sqlite import SqliteBackend
 from sinks.states import Expected, OpaqueMapState
 
@@ -318,6 +319,9 @@ class RecountState(OpaqueMapState):
             if row.value is not None:
                 yield self._key_form(pickle.loads(row.value[0]))
 
+    def _row_of(self, key: Key) -> Row | None:
+        return super()._row_of((self.name_of(key),))
+
     def expected(self, keys: Sequence[Key]) -> list[Expected | None]:
         rows = self.backend.multi_get([(self.name_of(key),) for key in keys])
         return [
@@ -339,9 +343,13 @@ class Recount(ArrowBolt, Committer):
         self._output = output
         columns = Columns(self._aggregates, output.select(list(self._aggregates)))
         self.state = RecountState(folder, output.select(self._key), columns)
+        self._only: Key | None = None
         self._batches: list[pa.RecordBatch] = []
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
+
+    def narrow(self, key: Key) -> None:
+        self._only = key
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(self._output)
@@ -356,7 +364,19 @@ class Recount(ArrowBolt, Committer):
         self._collector, self._attempt = collector, batch_id
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        self._batches.append(batch)
+        if self._only is not None:
+            batch = self._narrowed(batch, self._only)
+        if batch.num_rows:
+            self._batches.append(batch)
+
+    def _narrowed(self, batch: pa.RecordBatch, key: Key) -> pa.RecordBatch:
+        """The rows of that key."""
+        found = None
+        for name, value in zip(self._key, key, strict=True):
+            column = canonical_column(pa.chunked_array([batch.column(name)]))
+            same = pc.is_nan(column) if value != value else pc.equal(column, pa.scalar(value, column.type))
+            found = same if found is None else pc.and_(found, same)
+        return batch.filter(found.combine_chunks()) if found is not None else batch
 
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
         groups = self._grouped()

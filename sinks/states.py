@@ -8,6 +8,7 @@ under the header of its attempt's fence. A state used on its own, with attempts 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from framework.topology import (
     FencedState,
     Fields,
     Header,
+    KeyedState,
     OpenCommit,
     Reach,
     Stamp,
@@ -102,7 +104,7 @@ class _Commit:
         self.written: dict[Key, Row] = {}
 
 
-class MapState(FencedState):
+class MapState(KeyedState):
     """Keys to values. A key is a scalar or a tuple. A value is a scalar, or a tuple if the backend
     has several value columns. Subclasses differ in what a replay does.
 
@@ -373,6 +375,41 @@ class MapState(FencedState):
                 bare = key[0] if len(key) == 1 else key
                 differs(Difference(bare, found, expected.value if expected is not None else None))
         return compared
+
+    # --- for explain ------------------------------------------------------------------------------
+
+    def key_of(self, text: str) -> Key:
+        fields = self.backend.fields[0]
+        values: Any = [text]
+        if len(fields) > 1:
+            with suppress(ValueError):
+                values = json.loads(text)
+        if not isinstance(values, list) or len(values) != len(fields):
+            names = ", ".join(fields)
+            raise ConfigError(f"{text!r} is no key of {self.location}: write a JSON array of its columns ({names})")
+        return self._key(tuple(map(self._key_value, fields, values)))
+
+    def _key_value(self, name: str, value: Any) -> Any:
+        kind = self.backend.fields[0].type_of(name)
+        written = value if isinstance(value, str) else json.dumps(value)
+        try:
+            return pa.array([written]).cast(kind)[0].as_py() if kind is not None else value
+        except pa.ArrowException as error:
+            raise ConfigError(f"{written!r} is no {kind}, which column {name!r} of {self.location} holds") from error
+
+    def by_column(self, value: Value | None) -> Mapping[str, Any] | None:
+        return dict(zip(self.backend.fields[1], value, strict=True)) if value is not None else None
+
+    def written(self, key: Key, txid: int) -> bool:
+        row = self._row_of(key)
+        return row is not None and row.stamp.txid == txid
+
+    def recomputed(self, key: Key) -> Value | None:
+        expected = self.expected([key])[0]
+        return expected.value if expected is not None else None
+
+    def _row_of(self, key: Key) -> Row | None:
+        return self.backend.multi_get([key])[0]
 
     # --- as a scratch copy ------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pdb
 from bdb import BdbQuit
 from collections import Counter
@@ -16,6 +15,7 @@ import typer
 from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.loading import load_transactional, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
+from framework.commands.values import json_able, shortened
 from framework.errors import ConfigError
 from framework.execution import TaskFailure
 from framework.observe import configure_logging
@@ -119,7 +119,7 @@ class _Printer:
     def row(self, edge: str, row: Mapping[str, Any]) -> None:
         self._shown[edge] += 1
         if self._shown[edge] <= self._limit:
-            self._print({"type": "row", "edge": edge, "row": row}, f"{edge}: {_short(dict(row))}")
+            self._print({"type": "row", "edge": edge, "row": row}, f"{edge}: {shortened(dict(row))}")
         elif self._shown[edge] == self._limit + 1 and not self._as_json:
             self._line(f"{edge}: more rows than --limit {self._limit}")
 
@@ -177,7 +177,7 @@ class _Printer:
             return
         yield f"{code} leaves {len(found):,} keys with other values" if found else f"{code} leaves the same values"
         for each in found[: self._limit]:
-            yield f"  {each.location}: {each.key!r}: {_short(each.now)}, with {code} {_short(each.new)}"
+            yield f"  {each.location}: {each.key!r}: {shortened(each.now)}, with {code} {shortened(each.new)}"
         if len(found) > self._limit:
             yield f"  and {len(found) - self._limit:,} more"
 
@@ -209,7 +209,7 @@ class _Printer:
                 yield f"  and {left:,} more"
 
     def _print(self, document: Mapping[str, Any], line: str) -> None:
-        self._line(json.dumps(_valid(document), default=str) if self._as_json else line)
+        self._line(json.dumps(json_able(document), default=str) if self._as_json else line)
 
     def _line(self, line: str) -> None:
         typer.echo(line, file=self._file)
@@ -238,9 +238,9 @@ def _failure_lines(report: ReplayReport, failure: TaskFailure) -> Iterator[str]:
 
 def _change_line(change: Change, *, committed: bool) -> str:
     if change.agrees is None:
-        return f"{change.key!r}: {_short(change.after)}, by what is still known of the values before"
-    line = f"{change.key!r}: {_short(change.before)} -> {_short(change.after)}"
-    return line + (f", and the sink has {_short(change.held)}" if committed and not change.agrees else "")
+        return f"{change.key!r}: {shortened(change.after)}, by what is still known of the values before"
+    line = f"{change.key!r}: {shortened(change.before)} -> {shortened(change.after)}"
+    return line + (f", and the sink has {shortened(change.held)}" if committed and not change.agrees else "")
 
 
 def _document(report: ReplayReport) -> dict[str, Any]:
@@ -273,17 +273,3 @@ def _document(report: ReplayReport) -> dict[str, Any]:
         ],
         "left_out": dict(report.left_out),
     }
-
-
-def _valid(value: Any) -> Any:
-    """The value with texts for the floats that JSON lacks: "NaN", "Infinity", "-Infinity"."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
-    if isinstance(value, Mapping):
-        return {str(name): _valid(item) for name, item in value.items()}
-    return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"

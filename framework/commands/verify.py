@@ -10,8 +10,10 @@ import typer
 from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
+from framework.commands.values import json_able
 from framework.observe import configure_logging
-from framework.transactions.audit import Unverifiable, verify
+from framework.transactions.audit import verify
+from framework.transactions.recompute import Unverifiable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,7 +36,7 @@ def main(
             typer.echo(f"unverifiable: {error}", err=True)
             raise typer.Exit(EXIT_FAILED) from None
     if as_json:
-        typer.echo(json.dumps({"type": "verify", **asdict(report), "right": report.right}, default=str))
+        typer.echo(json.dumps(json_able({"type": "verify", **asdict(report), "right": report.right}), default=str))
     else:
         for line in report.lines():
             typer.echo(line)

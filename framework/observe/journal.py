@@ -51,8 +51,8 @@ class AttemptRecord:
     ``bad_records`` of them could not be decoded. ``oldest_ms`` and ``newest_ms``: the times of the
     oldest and the newest of them, as of ``ReadCounts``. ``rows``: edge label -> rows received over
     that edge. ``component_ms``: component -> milliseconds that its tasks were busy with it, added
-    up; a task that reads also waits. ``outcome``: running, committed, failed, cancelled, or rolled
-    back. ``reason``: why it failed, was cancelled or was rolled back.
+    up; a task that reads also waits. ``outcome``: running, committed, failed, cancelled, rolled
+    back, or undone. ``reason``: why it failed, was cancelled, rolled back or undone.
     """
 
     attempt_id: int
@@ -88,9 +88,22 @@ class TransactionRecord:
         """When its last attempt was committed, in seconds since the epoch, by the clock of its
         driver; None if it was not."""
         last = self.attempts[-1] if self.attempts else None
-        if last is None or last.commit_ms is None:
+        if last is None or last.commit_ms is None or last.outcome == "undone":
             return None
         return last.started_at + sum(each or 0 for each in (last.processing_ms, last.waiting_ms, last.commit_ms)) / 1000
+
+    def after(self, attempts: tuple[AttemptRecord, ...]) -> TransactionRecord:
+        """The record with these attempts before its own."""
+        return replace(
+            self,
+            attempts=(*attempts, *self.attempts)[-ATTEMPTS_KEPT:],
+            attempts_total=self.attempts_total + len(attempts),
+        )
+
+    def undone(self, reason: str) -> TransactionRecord:
+        """The record of a transaction that was committed, and taken back."""
+        last = [replace(each, outcome="undone", reason=reason) for each in self.attempts[-1:]]
+        return replace(self, attempts=(*self.attempts[:-1], *last))
 
     def document(self) -> dict[str, Any]:
         """The record as a JSON-able document, for ``from_document``. The plan is not copied: it may

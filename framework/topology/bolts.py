@@ -212,6 +212,10 @@ class Bolt(ABC):
             state.become_scratch(folder / str(number))
         return self
 
+    def narrow(self, key: tuple[Any, ...]) -> None:
+        """Called by ``explain``, on the driver, on what ``recounting`` has returned. Only this key
+        of the state is of interest: rows of other keys may be left out. The default keeps them."""
+
     def states(self) -> Sequence[FencedState]:
         """Return the states that this bolt writes to when it commits: the same objects at each
         call, of which a copy of the bolt has copies. ``verify`` and ``replay``, which give the

@@ -337,3 +337,25 @@ class FencedState(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice."""
+
+
+class KeyedState(FencedState):
+    """A state that holds one value per key, as ``explain`` sees it. A key is a tuple, and so is a
+    value."""
+
+    @abstractmethod
+    def key_of(self, text: str) -> tuple[Any, ...]:
+        """The key that a person has written: the text of it, or a JSON array where a key has
+        several columns. Raises ``ConfigError``, which says what is wrong with it."""
+
+    @abstractmethod
+    def by_column(self, value: tuple[Any, ...] | None) -> Mapping[str, Any] | None:
+        """A value with the names of its columns."""
+
+    @abstractmethod
+    def written(self, key: tuple[Any, ...], txid: int) -> bool:
+        """Whether transaction ``txid``, the last one in this state, has written the key."""
+
+    @abstractmethod
+    def recomputed(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """As a scratch copy: the value that a sink should hold; None: no value."""

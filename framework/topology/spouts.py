@@ -103,6 +103,17 @@ class PartitionProgress:
         return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A record as its source holds it. ``timestamp_ms``: since the Unix epoch."""
+
+    partition: str
+    offset: int
+    timestamp_ms: int | None = None
+    key: bytes | None = None
+    value: bytes | None = None
+
+
 class Spout(ABC):
     """The base of all spouts of a transactional topology."""
 
@@ -317,6 +328,12 @@ class PartitionPlanner(ABC):
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         """Split a range into two halves, in order. None when it is a single record, or cannot be
         split."""
+        return None
+
+    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
+        """Return the first record of a range as the source holds it, for a person to look at. None
+        when there is none, or this source cannot show it. Raises ``RetryableError`` when the source
+        does not answer. For ``explain``."""
         return None
 
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:

@@ -1,52 +1,28 @@
 """Recomputes what the sinks should hold, and names every key that differs.
 
-The source is read again through the topology's own bolts, into empty scratch states: from the
-offsets where the topology first read each partition to those of the last committed transaction.
-Nothing is written anywhere else. No leadership is needed, and the topology may run meanwhile: rows
-are compared as of one transaction, by their previous values; rows that have moved on further are
-compared as of a later one.
-
-If the records of closed transactions reach back to the first transaction, their batches are
-repeated. Otherwise larger batches over the same offsets are used. Results that depend on where a
-batch ends, or on a clock, then differ. If the source has removed input, the answer is
-*unverifiable*, never right.
+The topology may run meanwhile: rows are compared as of one transaction, by their previous values;
+rows that have moved on further are compared as of a later one. If the source has removed input, the
+answer is *unverifiable*, never right. ``recompute`` says what is read, and how.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
-from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_execution
-from framework.observe.logs import get_logger
+from framework.errors import ConfigError
 from framework.topology import Bolt, Difference, FencedState, Topology
-from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
-from framework.transactions.commit import CommitPhase
-from framework.transactions.documents import Origin, committed_txid, read_history, read_joined, read_origin, read_plan
-from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.shadow import SHADOW_ATTEMPT, shadow_of
-from framework.transactions.sources import planner_of, processing_job
+from framework.transactions.documents import committed_or_refused, read_joined
+from framework.transactions.recompute import Recomputation
+from framework.transactions.shadow import shadow_of
 
-#: Records of a batch, where the recorded batches are no longer kept.
-RECORDS_PER_BATCH = 500_000
 #: How many differences of one state are shown. All are counted.
 DIFFERENCES_SHOWN = 100
-#: How long to wait for the close of a transaction that a sink already holds.
-COMMIT_TIMEOUT_S = 60.0
-
-_log = get_logger()
-
-
-class Unverifiable(RatchetError):
-    """The answer cannot be known: what the sinks hold came from input that is gone, or from before
-    the records begin."""
 
 
 @dataclass(slots=True)
@@ -112,38 +88,21 @@ class _Audit:
             raise ConfigError(
                 f"topology {topology.id!r} has no state that could be compared: {'; '.join(self._not_verified)}"
             )
-        self._planner: PartitionPlanner = planner_of(topology, conf)
-        self._executor = LocalExecutor(plan_execution(self._shadow), conf)
-        self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, 1)
-        self._txid = 0  # of the topology: up to where the shadow is recomputed
-        self._plan: Plan = {}
-        self._batches = 0  # of the shadow
-        self._recorded = True
+        self._copy = Recomputation(topology, store, conf, shadow=self._shadow)
 
     def run(self) -> VerifyReport:
         reports = [StateReport(state.location) for state in self._watched]
-        committed = committed_txid(self._store, self._topology.id)
-        if committed == 0:
-            raise ConfigError(
-                f"topology {self._topology.id!r} has committed no transaction yet: there is nothing to verify"
-            )
-        self._executor.start()
-        try:
-            self._commit.open(1, {})
-            self._advance(committed)
+        committed = committed_or_refused(self._store, self._topology.id)
+        with self._copy as copy:
+            copy.advance(committed)
             moved: list[tuple[int, list[Any]]] = []
             for number, (state, shadow) in enumerate(zip(self._watched, self._shadow.states, strict=True)):
                 later: list[Any] = []
-                reports[number].compared += state.compare(shadow, self._txid, reports[number].add, later.append)
+                reports[number].compared += state.compare(shadow, copy.txid, reports[number].add, later.append)
                 if later:
                     moved.append((number, later))
             self._follow(reports, moved)
-        finally:
-            self._executor.close()
-            self._planner.close()
-            for state in self._shadow.states:
-                state.close()
-        return VerifyReport(self._topology.id, self._txid, self._recorded, reports, self._not_verified)
+        return VerifyReport(self._topology.id, copy.txid, copy.is_recorded, reports, self._not_verified)
 
     @property
     def _watched(self) -> list[FencedState]:
@@ -157,102 +116,10 @@ class _Audit:
             ((number, *self._watched[number].hold(keys)) for number, keys in moved), key=lambda each: (each[1], each[0])
         )
         for number, txid, values in held:
-            self._await_commit(txid)
-            self._advance(txid)
+            self._copy.await_commit(txid)
+            self._copy.advance(txid)
             state, shadow = self._watched[number], self._shadow.states[number]
             reports[number].compared += state.compare_held(shadow, values, reports[number].add)
-
-    def _await_commit(self, txid: int) -> None:
-        """Wait until a transaction is closed: a sink holds it for a moment before that."""
-        deadline = time.monotonic() + COMMIT_TIMEOUT_S
-        while committed_txid(self._store, self._topology.id) < txid:
-            if time.monotonic() > deadline:
-                raise RetryableError(
-                    f"a sink holds transaction {txid}, and the topology has not closed it: let it run, and verify then"
-                )
-            time.sleep(0.05)
-
-    # --- recomputing ------------------------------------------------------------------------------
-
-    def _advance(self, txid: int) -> None:
-        if txid <= self._txid:
-            return
-        history = {each.txid: each.plan for each in read_history(self._store, self._topology.id)}
-        wanted = range(self._txid + 1, txid + 1)
-        if all(history.get(each) for each in wanted):
-            for each in wanted:
-                self._recompute(history[each])
-            plan = history[txid]
-        else:
-            self._recorded = False
-            plan = history.get(txid) or self._plan_of(txid)
-            for batch in self._batches_to(plan):
-                self._recompute(batch)
-        self._txid, self._plan = txid, plan
-
-    def _plan_of(self, txid: int) -> Plan:
-        try:
-            return read_plan(self._store, self._topology.id, self._topology.spout.id, txid)[1]
-        except ConfigError as error:  # it was the last one a moment ago, and its plan is gone now
-            raise RetryableError(
-                f"{error}: the topology has moved on; verify it again, or when it has less to do"
-            ) from error
-
-    def _batches_to(self, plan: Plan) -> Iterator[Plan]:
-        """Batches over all offsets from where the shadow is to ``plan``."""
-        origin = read_origin(self._store, self._topology.id)
-        if self._txid == 0:
-            self._check_origin(origin)
-        ranges: dict[str, Meta] = {}
-        for partition, last in plan.items():
-            known = self._plan.get(partition)
-            first = known if known is not None else origin.positions.get(partition)
-            if first is None:
-                raise Unverifiable(f"partition {partition}: where it was first read is not recorded")
-            joined = self._planner.joined(first, last, after=known is not None)
-            if joined is None:
-                raise Unverifiable(
-                    f"topology {self._topology.id!r}: the plans of its first transactions are no longer kept, and spout "
-                    f"{self._topology.spout.id!r} cannot say what lies between two of them, in "
-                    f"partition {partition}: no spout can where lost records were skipped"
-                )
-            ranges[partition] = joined
-        pieces = {partition: self._pieces(partition, meta) for partition, meta in ranges.items()}
-        for turn in range(max(map(len, pieces.values()), default=0)):
-            yield {partition: each[turn] for partition, each in pieces.items() if turn < len(each)}
-
-    def _check_origin(self, origin: Origin) -> None:
-        if origin.txid != 1:
-            raise Unverifiable(
-                f"topology {self._topology.id!r}: its positions were reset, or first recorded, at transaction {origin.txid}; "
-                "what its sinks hold from before cannot be recomputed"
-            )
-
-    def _pieces(self, partition: str, meta: Meta) -> list[Meta]:
-        count = self._planner.record_count({partition: meta})
-        if count is None or count * max(self._topology.spout.parallelism, 1) <= RECORDS_PER_BATCH:
-            return [meta]
-        halves = self._planner.split(partition, meta)
-        return [meta] if halves is None else [piece for half in halves for piece in self._pieces(partition, half)]
-
-    def _recompute(self, plan: Plan) -> None:
-        self._batches += 1
-        header = AttemptHeader(
-            self._shadow.id, txid=self._batches, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
-        )
-        try:
-            result = self._executor.process(processing_job(header, self._planner, plan))
-            if result.failure is None:
-                self._planner.confirm(plan)
-                result = self._commit.run(header, replay=False)
-        except DataLossError as error:
-            raise Unverifiable(f"the source has lost what the sinks were made of: {error}") from error
-        finally:
-            self._executor.release(header)
-        if result.failure is not None and result.failure.kind is FailureKind.DATA_LOSS:
-            raise Unverifiable(f"the source has lost what the sinks were made of: {result.failure}")
-        if result.failure is not None:
-            raise RetryableError(f"the batch could not be recomputed: {result.failure}")
 
 
 def _recounting(bolt: Bolt, folder: Path) -> Bolt:

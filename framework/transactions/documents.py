@@ -18,6 +18,8 @@
     <topology id>/history/<slot>          the record of a closed transaction; the slot is txid mod
     1000,
                                           so the last thousand are kept
+    <topology id>/undone                  the transaction that ``undo`` took back last, and its
+    record
 
 Every ``save`` is one atomic step, conditional on the epoch. A plan is written together with the
 attempt that first emits it, and not again when it is emitted again. So a transaction costs two
@@ -30,7 +32,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from framework.coordination.store import CoordinationStore, Leadership
@@ -41,7 +43,7 @@ from framework.coordination.transactional_state import (
     TransactionalState,
 )
 from framework.errors import READ_ANEW, ConfigError, CorruptStateError, DataLossError, InvariantViolation
-from framework.observe.journal import RECORDS_MAX, TransactionRecord
+from framework.observe.journal import RECORDS_MAX, AttemptRecord, TransactionRecord
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
@@ -59,6 +61,8 @@ ORIGIN = "origin"
 #: States that were added when the topology had committed something: location -> their first txid.
 JOINED = "joined"
 HISTORY = "history"
+#: What ``undo`` took back last: ``{"txid": int, "finished": bool, "attempts": of its record}``.
+UNDONE = "undone"
 #: The record of a transaction that is stored in more bytes than this is kept without its plan, and
 #: with its last attempt only: a thousand records must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
@@ -75,6 +79,16 @@ class Origin(NamedTuple):
     positions: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A transaction that was taken back. ``finished``: whether every state was rolled back then.
+    ``attempts``: those that its record had."""
+
+    txid: int
+    finished: bool
+    attempts: tuple[AttemptRecord, ...] = ()
+
+
 class TopologyDocuments:
     """The documents of one topology, under one leadership."""
 
@@ -83,6 +97,7 @@ class TopologyDocuments:
         self._topology = topology
         self._plans = RotatingTransactionalState(self._state, f"user/{topology.spout.id}")
         self._origin: Origin | None = None
+        self._undone = self.undone()
 
     def claim(
         self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False
@@ -234,6 +249,8 @@ class TopologyDocuments:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)
             if record is not None:
+                if self._undone is not None and self._undone.txid == record.txid:
+                    record = record.after(self._undone.attempts)
                 document = _bounded(record)
                 self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
                 self._note_origin(record)
@@ -265,6 +282,45 @@ class TopologyDocuments:
         with self._state.atomically():
             self._state.set_data(JOINED, {**_joined_in(self._state, self._topology.id), location: txid})
 
+    def undone(self) -> Undone | None:
+        """What ``undo`` took back last. Raises ``CorruptStateError``."""
+        document = self._state.get_data(UNDONE)
+        if document is None:
+            return None
+        try:
+            attempts = tuple(AttemptRecord(**each) for each in document["attempts"])
+            return Undone(int(document["txid"]), bool(document["finished"]), attempts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptStateError(f"{self._topology.id}/{UNDONE}: not what undo writes; delete the node") from error
+
+    def take_back(self, record: TransactionRecord, before: Plan, attempts: Mapping[int, int]) -> None:
+        """Make the last closed transaction the next to commit again, in one atomic step: as if its
+        commit had been opened and not closed. ``record``: of that transaction, as it will be shown.
+        ``before``: the plan of the one before it. ``attempts``: as of ``Persist``."""
+        with self._state.atomically():
+            for txid in self._plans.txids():
+                if txid > record.txid:
+                    self._plans.remove_state(txid)
+            self._save_plan(record.txid - 1, before)
+            last = record.attempts[-1].attempt_id if record.attempts else 1
+            self._state.set_data(
+                ATTEMPTS, {str(record.txid): last, **{str(txid): each for txid, each in attempts.items()}}
+            )
+            self._state.set_data(CURRTX, record.txid)
+            self._note_undone(Undone(record.txid, False, record.attempts))
+            document = _bounded(record)
+            self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
+
+    def finish_undo(self, undone: Undone) -> None:
+        """Record that nothing of the transaction is left in the states."""
+        with self._state.atomically():
+            self._note_undone(replace(undone, finished=True))
+
+    def _note_undone(self, undone: Undone) -> None:
+        attempts = [{name: getattr(each, name) for name in AttemptRecord.__slots__} for each in undone.attempts]
+        self._state.set_data(UNDONE, {"txid": undone.txid, "finished": undone.finished, "attempts": attempts})
+        self._undone = undone
+
     def forget_positions(self) -> None:
         """Let the next batch start where the source's policy for a first start says. Txids,
         attempts and the epoch go on rising (C17). Call it only when no commit is opened: ``reset``
@@ -294,7 +350,7 @@ def forget_everything(
     again."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE):
             state.delete(path)
         state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
@@ -323,6 +379,15 @@ def committed_txid(store: CoordinationStore, topology_id: str) -> int:
     leadership. Raises ``CorruptStateError``."""
     currtx = TransactionalState(store, topology_id).get_data(CURRTX)
     return _checked_currtx(topology_id, currtx) - 1
+
+
+def committed_or_refused(store: CoordinationStore, topology_id: str) -> int:
+    """As ``committed_txid``. Raises ``ConfigError`` before the first transaction: there is nothing
+    to compare."""
+    committed = committed_txid(store, topology_id)
+    if committed == 0:
+        raise ConfigError(f"topology {topology_id!r} has committed no transaction yet: there is nothing to verify")
+    return committed
 
 
 def read_origin(store: CoordinationStore, topology_id: str) -> Origin:

@@ -8,18 +8,18 @@ search too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
+from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, TaskFailure, plan_execution
-from framework.topology import PartitionedSpout, Topology, TopologyContext, TransactionAttempt
-from framework.topology.spouts import Meta, OnStream, PartitionPlanner
+from framework.topology import PartitionedSpout, Topology
+from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import read_plan
 from framework.transactions.plans import plan_digest
-from framework.transactions.sources import processing_job
+from framework.transactions.sources import planner_of, processing_job, rows_in
 
 #: How many rows of the smallest part are shown.
 ROWS_SHOWN = 5
@@ -64,12 +64,13 @@ def find_poison(
     if not isinstance(spout, PartitionedSpout):
         raise ConfigError(f"spout {topology.spout.id!r} has no partitions, so its batches cannot be narrowed down")
     txid, plan = read_plan(store, topology.id, topology.spout.id, txid)
-    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf or {}, parallelisms=topology.parallelisms())
-    planner = spout.planner(conf or {}, context)
+    planner = planner_of(topology, conf or {})
     executor = LocalExecutor(plan_execution(topology), conf or {})
     executor.start()
     try:
-        found = _Search(topology.id, txid, planner, executor).run(plan, _Rows(spout, conf or {}, context))
+        found = _Search(topology.id, txid, planner, executor).run(
+            plan, lambda ranges: rows_in(topology, conf or {}, planner, ranges, ROWS_SHOWN)
+        )
         planner.confirm(plan)
         return found
     except DataLossError as error:
@@ -77,29 +78,6 @@ def find_poison(
     finally:
         executor.close()
         planner.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Reads the rows that are shown."""
-
-    spout: PartitionedSpout
-    conf: Mapping[str, Any]
-    context: TopologyContext
-
-    def of(self, planner: PartitionPlanner, ranges: Ranges) -> tuple[Mapping[str, Any], ...]:
-        found: list[Mapping[str, Any]] = []
-        reader = self.spout.reader(self.conf, self.context)
-        try:
-            read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
-            for rows in reader.read_all(TransactionAttempt(0, 0), read):
-                if not isinstance(rows, OnStream):
-                    found += rows.slice(0, ROWS_SHOWN).to_pylist()
-        except RatchetError:
-            return ()  # the failure says what cannot be read, and why
-        finally:
-            reader.close()
-        return tuple(found[:ROWS_SHOWN])
 
 
 @dataclass(slots=True)
@@ -110,14 +88,14 @@ class _Search:
     executor: LocalExecutor
     probes: int = field(default=0)
 
-    def run(self, plan: Ranges, rows: _Rows) -> Poison | None:
+    def run(self, plan: Ranges, rows: Callable[[Ranges], tuple[Mapping[str, Any], ...]]) -> Poison | None:
         ranges: Ranges = {each: meta for each, meta in plan.items() if self.planner.record_count({each: meta}) != 0}
         failure = self._failure(ranges) if ranges else None
         if failure is None:
             return None
         ranges, failure = self._fewest_partitions(ranges, failure)
         ranges, failure = self._smallest(ranges, failure)
-        return Poison(self.txid, ranges, failure, rows.of(self.planner, ranges), self.probes)
+        return Poison(self.txid, ranges, failure, rows(ranges), self.probes)
 
     def _fewest_partitions(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
         """One partition that fails alone, if there is one; otherwise all that the failure needs."""

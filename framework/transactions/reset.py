@@ -17,8 +17,9 @@ from framework.execution import LocalExecutor, plan_execution
 from framework.execution.records import AttemptHeader
 from framework.topology import Standing, Topology
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Persist
+from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
+from framework.transactions.plans import plan_digest
 from framework.transactions.recovery import committers_elsewhere
 
 
@@ -44,16 +45,24 @@ def resetting_positions(
             f"{topology_id!r} until it is committed, then forget its positions"
         )
     if opened or recovered.opened:
-        attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
-        yield lambda: documents.save(Persist(attempts))
-        header = AttemptHeader(
-            topology_id, txid=currtx, attempt_id=attempts[currtx], epoch=epoch, plan_digest=digests[currtx]
-        )
-        result = yield from commit.rolling_back(header)
-        if result.failure is not None:
-            raise RetryableError(f"txid {currtx} could not be rolled back: {result.failure}; try again")
+        yield from rolling_back_opened(documents, commit, topology_id, epoch, recovered)
     yield documents.forget_positions
     return currtx
+
+
+def rolling_back_opened(
+    documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, recovered: Recovered
+) -> Steps[None]:
+    """Undo what was written of the next txid, whose commit was opened. Raises ``RetryableError``
+    when that fails."""
+    currtx = recovered.currtx
+    attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
+    yield lambda: documents.save(Persist(attempts))
+    digest = plan_digest(recovered.plans[currtx])
+    header = AttemptHeader(topology_id, txid=currtx, attempt_id=attempts[currtx], epoch=epoch, plan_digest=digest)
+    result = yield from commit.rolling_back(header)
+    if result.failure is not None:
+        raise RetryableError(f"txid {currtx} could not be rolled back: {result.failure}; try again")
 
 
 def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RatchetError, RetryableError
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
 from framework.execution.records import AttemptHeader
+from framework.topology.attempt import TransactionAttempt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
     Meta,
+    OnStream,
     OpaquePartitionedTransactionalSpout,
     PartitionedSpout,
     PartitionPlanner,
@@ -60,7 +62,7 @@ def spout_kind_of(spout: object) -> SpoutKind:
 def planner_of(topology: Topology, conf: Mapping[str, Any]) -> PartitionPlanner:
     """The planner of a topology's spout, of any kind. Called on the driver, once per leader."""
     spout = topology.spout.instance
-    context = TopologyContext(topology.id, topology.spout.id, 0, 1, conf, parallelisms=topology.parallelisms())
+    context = _context(topology, conf)
     if isinstance(spout, PartitionedSpout):
         return spout.planner(conf, context)
     if isinstance(spout, TransactionalSpout):
@@ -75,6 +77,34 @@ def processing_job(
     whoever repeats a batch makes the same job."""
     ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
     return ProcessingJob(header, ranges, planner.record_count(plan), committed_txid, planner.record_counts(plan))
+
+
+def rows_in(
+    topology: Topology, conf: Mapping[str, Any], planner: PartitionPlanner, ranges: Plan, limit: int
+) -> tuple[Mapping[str, Any], ...]:
+    """The first rows that the spout emits for these ranges, for a person to look at. Empty where
+    they cannot be read or decoded, and for a spout without partitions."""
+    spout = topology.spout.instance
+    if not isinstance(spout, PartitionedSpout):
+        return ()
+    found: list[Mapping[str, Any]] = []
+    reader = spout.reader(conf, _context(topology, conf))
+    try:
+        read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
+        for rows in reader.read_all(TransactionAttempt(0, 0), read):
+            if not isinstance(rows, OnStream):
+                found += rows.slice(0, limit).to_pylist()
+            if len(found) >= limit:
+                break
+    except RatchetError:
+        return ()
+    finally:
+        reader.close()
+    return tuple(found[:limit])
+
+
+def _context(topology: Topology, conf: Mapping[str, Any]) -> TopologyContext:
+    return TopologyContext(topology.id, topology.spout.id, 0, 1, conf, parallelisms=topology.parallelisms())
 
 
 class CoordinatorPlanner(PartitionPlanner):

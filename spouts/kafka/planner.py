@@ -29,11 +29,12 @@ from typing import Any
 from framework.clients.kafka import KafkaSettings
 from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
-from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts
+from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord
 from framework.topology.spouts import Meta
 from spouts.codecs.bad_records import BadRecordShare
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
+from spouts.kafka.looking import RecordViewer
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.partitions import Position, position_after, position_of, reaches, topic_and_number
 from spouts.kafka.watch import KafkaWatch
@@ -96,6 +97,7 @@ class KafkaPlanner(PartitionPlanner):
         self._reader_group = reader_group
         self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
         self._watch = KafkaWatch(settings, reader_group)
+        self._viewer = RecordViewer(settings, reader_group)
         self._where = settings.bootstrap_servers
         self._sizer = BatchSizer(limits)
         self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
@@ -227,6 +229,9 @@ class KafkaPlanner(PartitionPlanner):
         bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
         return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
 
+    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
+        return self._viewer.first(partition, int(meta["first_offset"]), int(meta["next_offset"]))
+
     def check(self) -> None:
         self._metadata.check_topics()
         self._metadata.ends(patient=False)
@@ -259,6 +264,7 @@ class KafkaPlanner(PartitionPlanner):
 
     def close(self) -> None:
         self._watch.close()
+        self._viewer.close()
         self._metadata.close()
         if self._group is not None:
             self._group.close()

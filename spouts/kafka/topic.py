@@ -19,12 +19,11 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.commands.exits import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides
+from framework.commands.values import text_of
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
 
 _TIMEOUT_S = 30.0
-#: How much of a key or value is shown.
-_SHOWN = 200
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Create a topic, write to it, look into it."
@@ -209,8 +208,8 @@ def _to_the_end(consumer: Consumer, partition: int) -> Iterator[Any]:
 
 
 def _line(message: Any) -> str:
-    key = f"{_text(message.key())}  " if message.key() is not None else ""
-    return f"{message.partition()}/{message.offset()}  {key}{_text(message.value())}"
+    key = f"{text_of(message.key())}  " if message.key() is not None else ""
+    return f"{message.partition()}/{message.offset()}  {key}{text_of(message.value())}"
 
 
 def _document(message: Any) -> dict[str, Any]:
@@ -219,13 +218,6 @@ def _document(message: Any) -> dict[str, Any]:
         "partition": message.partition(),
         "offset": message.offset(),
         "timestamp_ms": message.timestamp()[1],
-        "key": _text(message.key()),
-        "value": _text(message.value()),
+        "key": text_of(message.key()),
+        "value": text_of(message.value()),
     }
-
-
-def _text(data: bytes | None) -> str | None:
-    if data is None:
-        return None
-    text = data.decode(errors="backslashreplace")
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(data):,} bytes)"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ from framework import (
     submit,
 )
 from framework.commands import loading
-from framework.commands.replay import app
+from framework.commands.replay import app as replay_app
 from framework.topology import Change, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions.replay import ReplayReport, Watch, plan_to_replay, replay
@@ -103,10 +104,14 @@ def told(changes: Sequence[Change]) -> dict[Any, bool | None]:
 
 
 def command(
-    monkeypatch: pytest.MonkeyPatch, store: MemoryStore, *words: str, **named: Topology | Callable[[], Topology]
+    monkeypatch: pytest.MonkeyPatch,
+    store: MemoryStore,
+    *words: str,
+    app: typer.Typer = replay_app,
+    **named: Topology | Callable[[], Topology],
 ) -> Result:
-    """``ratchet replay``, where ``topology`` among those named is replayed; ``own:NAME`` is the
-    name of the others."""
+    """``ratchet replay``, or the command of ``app``, for the ``topology`` among those named;
+    ``own:NAME`` is the name of the others."""
     module = types.ModuleType("own")
     vars(module).update(named)
     monkeypatch.setitem(sys.modules, "own", module)

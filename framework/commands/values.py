@@ -1,0 +1,33 @@
+"""Values as the commands print them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+#: Characters of a value that are shown.
+SHOWN = 200
+
+
+def shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def text_of(data: bytes | None) -> str | None:
+    """The beginning of the bytes of a record, as text."""
+    if data is None:
+        return None
+    text = data.decode(errors="backslashreplace")
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(data):,} bytes)"
+
+
+def json_able(value: Any) -> Any:
+    """The value with texts for the floats that JSON lacks: "NaN", "Infinity", "-Infinity"."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(name): json_able(item) for name, item in value.items()}
+    return [*map(json_able, value)] if isinstance(value, (list, tuple)) else value

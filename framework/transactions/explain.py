@@ -1,0 +1,281 @@
+"""Why a number is what it is: the transactions that changed one key, and the records that did it.
+
+The topology is recomputed for one state (``recompute``), with the rows of that key alone where its
+committer allows it. So the whole table is never held. Of the last changes, the records are then
+found: the ranges of a batch are halved for as long as a half still changes the key. A record counts
+as one that did it if the key is written when nothing but this record is processed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from framework.errors import ConfigError
+from framework.observe.journal import TransactionRecord
+from framework.topology import Bolt, Component, Difference, KeyedState, SourceRecord, Topology, ValueType
+from framework.topology.spouts import Meta
+from framework.transactions import CoordinationStore
+from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
+from framework.transactions.plans import Plan
+from framework.transactions.recompute import Batch, Recomputation
+from framework.transactions.shadow import shadow_of
+from framework.transactions.sources import rows_in
+
+#: How many rows of a range are shown that is no single record.
+ROWS_SHOWN = 3
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The smallest range that still changes the key: a single record, or several that do it only
+    together. ``record``: the first one in it, as the source holds it; None where the source cannot
+    show it. ``rows``: then the first rows that the spout emits for it."""
+
+    partition: str
+    meta: Meta
+    record: SourceRecord | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(slots=True)
+class Step:
+    """A change of the key. ``first_txid`` to ``txid``: the transactions that made it; one where it
+    is recorded, and ``recorded`` is its record. ``before`` and ``after``: column -> value; None: no
+    value. ``has_more``: whether there are more causes than those shown."""
+
+    first_txid: int
+    txid: int
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+    _: KW_ONLY
+    plan: Plan
+    recorded: TransactionRecord | None = None
+    causes: list[Cause] = field(default_factory=list)
+    has_more: bool = False
+
+
+@dataclass(slots=True)
+class Explanation:
+    """``since_txid``: the transaction that the recomputation began with; above 1, what came before
+    it is not in the values. ``steps``: the last changes, oldest first; ``step_count`` counts all.
+    ``held``: what the sink holds as of ``txid``. ``agrees``: whether that is what the source gives;
+    None where it cannot be said. ``is_independent``: whether it was computed by code that the sink
+    does not share. ``records``, ``batches``, ``seconds``: what it took."""
+
+    topology_id: str
+    component_id: str
+    location: str
+    key: Key
+    _: KW_ONLY
+    since_txid: int = 1
+    txid: int = 0
+    steps: list[Step] = field(default_factory=list)
+    step_count: int = 0
+    held: Mapping[str, Any] | None = None
+    computed: Mapping[str, Any] | None = None
+    agrees: bool | None = None
+    is_independent: bool = False
+    records: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+
+def explain(
+    topology: Topology,
+    store: CoordinationStore,
+    conf: Mapping[str, Any] | None = None,
+    *,
+    state: str,
+    key: str,
+    last: int = 10,
+    causes_max: int = 5,
+    recorded_only: bool = False,
+) -> Explanation:
+    """Explain one key of a state. ``state``: the id of its component, or its location, or the end
+    of that. ``key``: as ``KeyedState.key_of`` takes it. ``last``: how many changes are shown, with
+    ``causes_max`` causes each. ``recorded_only``: begin with the oldest recorded transaction.
+
+    Raises ``ConfigError`` for a state or key that there is not, and before the first transaction;
+    ``Unverifiable`` when source or records do not reach back; ``RetryableError`` when something
+    does not answer, or the topology moves on too fast."""
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-explain-"))
+    try:
+        inquiry = _Inquiry(topology, store, conf or {}, folder, state=state, key=key)
+        return inquiry.run(last, causes_max, recorded_only=recorded_only)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Inquiry:
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        conf: Mapping[str, Any],
+        folder: Path,
+        *,
+        state: str,
+        key: str,
+    ) -> None:
+        self._topology, self._store, self._conf, self._folder = topology, store, conf, folder
+        self._component, self._number = _state_named(topology, state)
+        self._state = _keyed(self._component, self._number)
+        self._key = self._state.key_of(key)
+
+    def run(self, last: int, causes_max: int, *, recorded_only: bool) -> Explanation:
+        began_s = time.monotonic()
+        committed = committed_or_refused(self._store, self._topology.id)
+        steps: deque[Step] = deque(maxlen=last)
+        found = Explanation(self._topology.id, self._component.id, self._state.location, self._key)
+        shadow, copied = self._shadow("run")
+        value: list[Any] = [None]
+
+        def seen(batch: Batch) -> None:
+            before, value[0] = value[0], copied.recomputed(self._key)
+            if copied.written(self._key, batch.number):
+                found.step_count += 1
+                values = map(self._state.by_column, (before, value[0]))
+                steps.append(Step(batch.first_txid, batch.txid, *values, plan=batch.plan))
+
+        with Recomputation(self._topology, self._store, self._conf, shadow=shadow, seen=seen) as copy:
+            if recorded_only:
+                found.since_txid = copy.skip_to_records()
+            copy.advance(committed)
+            self._compare(found, copy, copied)
+            found.computed = self._state.by_column(value[0])
+            found.records, found.batches = copy.records, copy.batches
+        found.is_independent = type(copied) is not type(self._state)
+        found.steps = list(steps)
+        if causes_max and steps:
+            self._find_causes(found, causes_max)
+        found.seconds = time.monotonic() - began_s
+        return found
+
+    def _compare(self, found: Explanation, copy: Recomputation, copied: KeyedState) -> None:
+        """Compare with what the sink holds. It may have moved on meanwhile: then follow it."""
+        if self._state.value_type is ValueType.NON_TRANSACTIONAL:
+            found.txid = copy.txid
+            return  # nobody can say what it held after a transaction
+        txid, held = self._state.hold([self._key])
+        copy.await_commit(txid)
+        copy.advance(txid)
+        found.txid, found.held = txid, self._state.by_column(held[self._key])
+        if found.since_txid == 1:
+            differences: list[Difference] = []
+            self._state.compare_held(copied, held, differences.append)
+            found.agrees = not differences
+
+    def _find_causes(self, found: Explanation, causes_max: int) -> None:
+        shadow, copied = self._shadow("causes")
+        with Recomputation(self._topology, self._store, self._conf, shadow=shadow) as copy:
+            search = _Search(copy, copied, self._key)
+            for step in found.steps:
+                if step.first_txid == step.txid:
+                    step.recorded = read_transaction(self._store, self._topology.id, step.txid)
+                causes = list(itertools.islice(search.smallest(step.plan), causes_max + 1))
+                step.has_more = len(causes) > causes_max
+                step.causes = [self._shown(copy, *each) for each in causes[:causes_max]]
+            found.records, found.batches = found.records + copy.records, found.batches + copy.batches
+
+    def _shown(self, copy: Recomputation, partition: str, meta: Meta) -> Cause:
+        record = copy.planner.peek(partition, meta)
+        if record is not None:
+            return Cause(partition, meta, record)
+        return Cause(
+            partition, meta, rows=rows_in(self._topology, self._conf, copy.planner, {partition: meta}, ROWS_SHOWN)
+        )
+
+    def _shadow(self, name: str) -> tuple[Topology, KeyedState]:
+        """A copy of the part of the topology that the state depends on, and the state in it."""
+        part = _with_what_it_needs(self._topology, self._component)
+        joined = read_joined(self._store, self._topology.id)
+        shadow, left_out = shadow_of(part, self._folder / name, _recounting, joined=joined)
+        for each in left_out:
+            if each.component.id == self._component.id:
+                raise ConfigError(f"{self._state.location} cannot be explained: {each}")
+        copy = shadow[self._component.id]
+        if isinstance(copy.instance, Bolt):
+            copy.instance.narrow(self._key)
+        return shadow, _keyed(copy, self._number)
+
+
+@dataclass(slots=True)
+class _Search:
+    """Finds the smallest ranges of a batch that still write the key, each processed alone."""
+
+    copy: Recomputation
+    state: KeyedState
+    key: Key
+
+    def smallest(self, plan: Plan) -> Iterator[tuple[str, Meta]]:
+        found = False
+        ranges = {each: meta for each, meta in plan.items() if self.copy.planner.record_count({each: meta}) != 0}
+        for partition, meta in ranges.items():
+            if len(ranges) == 1 or self._writes(partition, meta):
+                found = True
+                yield from self._within(partition, meta)
+        if not found:  # it needs records of several partitions
+            yield from ranges.items()
+
+    def _within(self, partition: str, meta: Meta) -> Iterator[tuple[str, Meta]]:
+        found = False
+        for half in self.copy.planner.split(partition, meta) or ():
+            if self._writes(partition, half):
+                found = True
+                yield from self._within(partition, half)
+        if not found:
+            yield partition, meta
+
+    def _writes(self, partition: str, meta: Meta) -> bool:
+        return self.state.written(self.key, self.copy.recompute({partition: meta}))
+
+
+def _recounting(bolt: Bolt, folder: Path) -> Bolt:
+    return bolt.recounting(folder)
+
+
+def _state_named(topology: Topology, name: str) -> tuple[Component, int]:
+    """The component that has the state, and which of its states it is. Raises ``ConfigError``."""
+    every = [
+        (component, number, state.location)
+        for component in topology.components
+        for number, state in enumerate(component.states)
+    ]
+    found = [each for each in every if name in (each[0].id, each[2])] or [
+        each for each in every if each[2].endswith(name) and name
+    ]
+    if len(found) != 1:
+        there = ", ".join(f"{component.id} ({location})" for component, _, location in found or every)
+        what = "has several states" if found else "has no state"
+        raise ConfigError(f"topology {topology.id!r} {what} {name!r}: name one of {there or 'none'}")
+    return found[0][:2]
+
+
+def _keyed(component: Component, number: int) -> KeyedState:
+    state = component.states[number]
+    if not isinstance(state, KeyedState):
+        raise ConfigError(f"{state.location} has no keys, so no number in it can be explained")
+    return state
+
+
+def _with_what_it_needs(topology: Topology, component: Component) -> Topology:
+    """The component, and all above it."""
+    needed, waiting = set(), [component.id]
+    while waiting:
+        each = waiting.pop()
+        if each not in needed:
+            needed.add(each)
+            waiting += [sub.component_id for sub in topology[each].subscriptions]
+    return Topology(
+        topology.id, tuple(each for each in topology.components if each.id in needed), topology.at_least_once
+    )

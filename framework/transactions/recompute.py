@@ -1,0 +1,220 @@
+"""Runs a copy of a topology over what the topology has committed, from its first record on.
+
+The source is read again through the topology's own bolts, into the empty states of the copy.
+Nothing is written anywhere else. No leadership is needed, and the topology may run meanwhile.
+
+The recorded transactions are repeated one by one, as far as their records and plans reach back.
+What came before them is read in larger batches over the same offsets. Results that depend on where
+a batch ends, or on a clock, then differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from framework.coordination.store import CoordinationStore
+from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
+from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_execution
+from framework.topology import Topology
+from framework.topology.spouts import Meta, PartitionPlanner
+from framework.transactions.commit import CommitPhase
+from framework.transactions.documents import Origin, committed_txid, read_history, read_origin, read_plan
+from framework.transactions.plans import Plan, plan_digest
+from framework.transactions.shadow import SHADOW_ATTEMPT
+from framework.transactions.sources import planner_of, processing_job
+
+#: Records of a batch, where the recorded batches are no longer kept.
+RECORDS_PER_BATCH = 500_000
+#: How long to wait for the close of a transaction that a sink already holds.
+COMMIT_TIMEOUT_S = 60.0
+
+
+class Unverifiable(RatchetError):
+    """The answer cannot be known: what the sinks hold came from input that is gone, or from before
+    the records begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was recomputed in one step. ``number``: its txid in the copy. ``first_txid`` to
+    ``txid``: the topology's transactions that it is of, one where that is recorded."""
+
+    number: int
+    first_txid: int
+    txid: int
+    plan: Plan
+
+
+class Recomputation:
+    """``shadow``: the copy, of ``topology`` or of a part of it, made by ``shadow_of``. ``seen`` is
+    called after each batch. Used by one thread, as a context manager, which closes the states of
+    the copy.
+
+    ``txid``: up to where it has come. ``is_recorded``: whether all batches so far were the recorded
+    ones. ``records``: how many were read; those of a spout that does not count are missing."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        conf: Mapping[str, Any],
+        *,
+        shadow: Topology,
+        seen: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self._topology, self._store, self._shadow, self._seen = topology, store, shadow, seen
+        self.planner: PartitionPlanner = planner_of(topology, conf)
+        self._executor = LocalExecutor(plan_execution(shadow), conf)
+        self._commit = CommitPhase(shadow.id, shadow.states, self._executor, 1)
+        self._plan: Plan = {}
+        self.txid = 0
+        self.is_recorded = True
+        self.batches = 0
+        self.records = 0
+
+    def __enter__(self) -> Self:
+        self._executor.start()
+        try:
+            self._commit.open(1, {})
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._executor.close()
+        self.planner.close()
+        for state in self._shadow.states:
+            state.close()
+
+    def await_commit(self, txid: int) -> None:
+        """Wait until a transaction is closed: a sink holds it for a moment before that. Raises
+        ``RetryableError``."""
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        while committed_txid(self._store, self._topology.id) < txid:
+            if time.monotonic() > deadline:
+                raise RetryableError(
+                    f"a sink holds transaction {txid}, and the topology has not closed it: let it run, and ask again then"
+                )
+            time.sleep(0.05)
+
+    def advance(self, txid: int) -> None:
+        """Go on to the end of a closed transaction. Raises ``Unverifiable`` when the source or the
+        records do not reach back; ``RetryableError`` when something does not answer, or the
+        topology moves on too fast."""
+        if txid <= self.txid:
+            return
+        plans = {each.txid: each.plan for each in read_history(self._store, self._topology.id)}
+        recorded = txid + 1  # where the recorded ones begin
+        while recorded > self.txid + 1 and plans.get(recorded - 1):
+            recorded -= 1
+        if recorded > self.txid + 1:
+            self.is_recorded = False
+            until = min(recorded, txid)
+            self._read_over(until, plans.get(until) or self._plan_of(until))
+        for each in range(self.txid + 1, txid + 1):
+            self._step(each, each, plans[each])
+            self.txid, self._plan = each, plans[each]
+
+    def skip_to_records(self) -> int:
+        """Begin with the oldest transaction that is recorded without a gap up to the last one, as
+        if nothing had come before. Returns its txid."""
+        plans = {each.txid: each.plan for each in read_history(self._store, self._topology.id)}
+        first = committed_txid(self._store, self._topology.id) + 1
+        while plans.get(first - 1):
+            first -= 1
+        if not plans.get(first):
+            raise Unverifiable(f"topology {self._topology.id!r}: the plan of its last transaction is not recorded")
+        self.txid = first - 1
+        return first
+
+    def recompute(self, plan: Plan) -> int:
+        """Process and commit one batch of the copy. Returns its number."""
+        self.batches += 1
+        self.records += self.planner.record_count(plan) or 0
+        header = AttemptHeader(
+            self._shadow.id, txid=self.batches, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
+        )
+        try:
+            result = self._executor.process(processing_job(header, self.planner, plan))
+            if result.failure is None:
+                self.planner.confirm(plan)
+                result = self._commit.run(header, replay=False)
+        except DataLossError as error:
+            raise Unverifiable(f"the source has lost what the sinks were made of: {error}") from error
+        finally:
+            self._executor.release(header)
+        if result.failure is not None and result.failure.kind is FailureKind.DATA_LOSS:
+            raise Unverifiable(f"the source has lost what the sinks were made of: {result.failure}")
+        if result.failure is not None:
+            raise RetryableError(f"the batch could not be recomputed: {result.failure}")
+        return self.batches
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _step(self, first_txid: int, txid: int, plan: Plan) -> None:
+        number = self.recompute(plan)
+        if self._seen is not None:
+            self._seen(Batch(number, first_txid, txid, plan))
+
+    def _read_over(self, txid: int, plan: Plan) -> None:
+        """Read all up to the end of a transaction, whatever its batches were."""
+        if self.txid and not self._plan:
+            raise RetryableError(
+                "the records that this began with are no longer kept: ask again, or when it has less to do"
+            )
+        for batch in self._batches_to(plan):
+            self._step(self.txid + 1, txid, batch)
+        self.txid, self._plan = txid, plan
+
+    def _plan_of(self, txid: int) -> Plan:
+        try:
+            return read_plan(self._store, self._topology.id, self._topology.spout.id, txid)[1]
+        except ConfigError as error:  # it was the last one a moment ago, and its plan is gone now
+            raise RetryableError(f"{error}: the topology has moved on; ask again, or when it has less to do") from error
+
+    def _batches_to(self, plan: Plan) -> Iterator[Plan]:
+        """Batches over all offsets from where the copy is to ``plan``."""
+        origin = read_origin(self._store, self._topology.id)
+        if self.txid == 0:
+            self._check_origin(origin)
+        ranges: dict[str, Meta] = {}
+        for partition, last in plan.items():
+            known = self._plan.get(partition)
+            first = known if known is not None else origin.positions.get(partition)
+            if first is None:
+                raise Unverifiable(f"partition {partition}: where it was first read is not recorded")
+            joined = self.planner.joined(first, last, after=known is not None)
+            if joined is None:
+                raise Unverifiable(
+                    f"topology {self._topology.id!r}: the plans of its first transactions are no longer kept, and spout "
+                    f"{self._topology.spout.id!r} cannot say what lies between two of them, in "
+                    f"partition {partition}: no spout can where lost records were skipped"
+                )
+            ranges[partition] = joined
+        pieces = {partition: self._pieces(partition, meta) for partition, meta in ranges.items()}
+        for turn in range(max(map(len, pieces.values()), default=0)):
+            yield {partition: each[turn] for partition, each in pieces.items() if turn < len(each)}
+
+    def _check_origin(self, origin: Origin) -> None:
+        if origin.txid != 1:
+            raise Unverifiable(
+                f"topology {self._topology.id!r}: its positions were reset, or first recorded, at transaction {origin.txid}; "
+                "what its sinks hold from before cannot be recomputed"
+            )
+
+    def _pieces(self, partition: str, meta: Meta) -> list[Meta]:
+        count = self.planner.record_count({partition: meta})
+        if count is None or count * max(self._topology.spout.parallelism, 1) <= RECORDS_PER_BATCH:
+            return [meta]
+        halves = self.planner.split(partition, meta)
+        return [meta] if halves is None else [piece for half in halves for piece in self._pieces(partition, half)]

@@ -1,0 +1,157 @@
+"""Takes back the newest committed transaction: each state is as the one before left it, and the
+positions are put back.
+
+First ZooKeeper says, in one atomic step, that the transaction is opened and not closed. That is
+what a driver leaves that dies in its commit phase, so the protocol knows what to do, whatever
+happens next: a driver that starts now commits it again. Then every state is rolled back, as for a
+batch whose records are gone (C7). A crash in between is repaired by repeating the command, or by
+running the topology, which closes the transaction again.
+
+Afterwards an opaque spout plans the batch anew. A batch of an idempotent spout never changes, and
+is processed again as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+
+from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
+from framework.coordination.steps import Steps, perform
+from framework.coordination.store import CoordinationStore
+from framework.errors import ConfigError
+from framework.execution import LocalExecutor, plan_execution
+from framework.observe.journal import TransactionRecord
+from framework.topology import Header, Topology
+from framework.topology.fencing import ROLLED_BACK
+from framework.transactions.commit import CommitPhase
+from framework.transactions.coordinator import Recovered
+from framework.transactions.documents import TopologyDocuments, Undone, read_origin, read_transaction
+from framework.transactions.plans import Plan, plan_digest
+from framework.transactions.reset import rolling_back_opened
+
+
+def undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
+    """Take back the newest committed transaction, or go on with one that was being taken back.
+    Returns its txid.
+
+    Raises ``ConfigError`` when a driver still leads after ``timeout_s``, when a sink cannot undo,
+    and when the transaction cannot be taken back any more; ``RetryableError`` when something does
+    not answer: repeat it then."""
+    with leadership_of(topology.id, store, timeout_s) as leadership:
+        documents = TopologyDocuments(store, leadership, topology)
+        executor = LocalExecutor(plan_execution(topology), {})
+        incarnation = documents.incarnation()
+        commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch, incarnation=incarnation)
+        return perform(undoing(topology, store, documents, commit, epoch=leadership.epoch))
+
+
+def undoing(
+    topology: Topology, store: CoordinationStore, documents: TopologyDocuments, commit: CommitPhase, *, epoch: int
+) -> Steps[int]:
+    """The steps of ``undo``."""
+    _check_can_undo(topology)
+    undone = _pending(documents)
+    recovered, digests = documents.recover()
+    opened = yield from commit.opening(recovered.currtx, digests)
+    if undone is None:
+        record, before = _to_take_back(topology, store, recovered, commit.headers(), opened=opened)
+        shown = _shown(record)
+        undone, opened = Undone(shown.txid, False, shown.attempts), True
+        yield partial(documents.take_back, shown, before, recovered.attempts)
+        recovered, _ = documents.recover()
+    if opened:
+        yield from rolling_back_opened(documents, commit, topology.id, epoch, recovered)
+    yield partial(documents.finish_undo, undone)
+    return undone.txid
+
+
+def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
+    """Lines for a person: what ``undo`` would take back. Raises as ``undo``."""
+    with leadership_of(topology.id, store, timeout_s) as leadership:
+        _check_can_undo(topology)
+        documents = TopologyDocuments(store, leadership, topology)
+        undone = _pending(documents)
+        if undone is not None:
+            return [f"topology {topology.id!r}: transaction {undone.txid} was being taken back; this goes on with it"]
+        recovered, _ = documents.recover()
+        headers = [(state.location, header) for state in topology.states if (header := state.check(topology.id))]
+        opens = [header.open for _, header in headers if header.open is not None]
+        opened = any(each.txid == recovered.currtx and each.plan_digest != ROLLED_BACK for each in opens)
+        record, _ = _to_take_back(topology, store, recovered, headers, opened=opened)
+    rows = f", {record.attempts[-1].source_rows:,} records" if record.attempts else ""
+    return [
+        f"topology {topology.id!r}: transaction {record.txid} would be taken back{rows}",
+        *(f"  {partition}: {dict(meta)}" for partition, meta in sorted(record.plan.items())),
+        *(f"  sink: {state.location}" for state in topology.states),
+    ]
+
+
+def _pending(documents: TopologyDocuments) -> Undone | None:
+    """The transaction that was being taken back when a command ended too early. None, too, when a
+    driver has closed it again since."""
+    undone = documents.undone()
+    if undone is None or undone.finished or undone.txid != documents.recover()[0].currtx:
+        return None
+    return undone
+
+
+def _check_can_undo(topology: Topology) -> None:
+    found = [state.location for state in topology.states if not state.can_undo]
+    found += [f"bolt {each.id!r}, which writes where nothing can be taken back" for each in topology.headerless()]
+    if found:
+        raise ConfigError(f"topology {topology.id!r} cannot undo a transaction: {'; '.join(found)}")
+
+
+def _to_take_back(
+    topology: Topology,
+    store: CoordinationStore,
+    recovered: Recovered,
+    headers: Iterable[tuple[str, Header]],
+    *,
+    opened: bool,
+) -> tuple[TransactionRecord, Plan]:
+    """The newest committed transaction, and the plan of the one before it. Raises ``ConfigError``
+    when it cannot be taken back. ``opened``: the commit of the next one was begun."""
+    txid = recovered.currtx - 1
+    if txid < 1:
+        raise ConfigError(f"topology {topology.id!r} has committed no transaction: there is nothing to take back")
+    if opened:
+        raise ConfigError(
+            f"transaction {recovered.currtx} was being committed when the last driver ended: run topology {topology.id!r} until "
+            "it is closed, then undo that one"
+        )
+    for location, header in headers:
+        if header.open is None or header.open.txid < txid:
+            raise ConfigError(f"{location} joined after transaction {txid}, which cannot be taken back any more")
+        if header.open.txid > txid:
+            raise ConfigError(
+                f"{location} has rolled transaction {header.open.txid} back, and knows no values from before {txid} any more: "
+                "only the newest transaction can be taken back, and only once"
+            )
+    record = read_transaction(store, topology.id, txid)
+    if record is None or not recovered.plans.get(txid):
+        raise ConfigError(
+            f"transaction {txid} is not recorded, or its positions were forgotten: it cannot be taken back"
+        )
+    return record, _plan_before(topology, store, txid)
+
+
+def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Plan:
+    if read_origin(store, topology.id).txid == txid:  # it was the first one, or the first after a reset
+        if txid == 1:
+            raise ConfigError("transaction 1 is the first one: ratchet reset --everything begins anew")
+        return {}
+    before = read_transaction(store, topology.id, txid - 1)
+    if before is None or not before.plan or plan_digest(before.plan) != before.plan_digest:
+        raise ConfigError(
+            f"the plan of transaction {txid - 1} is not recorded (it was too long, or is long over), so the positions cannot be "
+            "put back"
+        )
+    return before.plan
+
+
+def _shown(record: TransactionRecord) -> TransactionRecord:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return record.undone(f"taken back by ratchet undo at {at}")

@@ -1,0 +1,67 @@
+"""Shows one record of a topic as the broker holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as ClientPartition
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.errors import RetryableError
+from framework.topology import SourceRecord
+from spouts.kafka.assignment import Assignment
+from spouts.kafka.partitions import topic_and_number
+
+_ANSWER_S = 10.0
+#: One record is wanted.
+_LITTLE = {"queued.min.messages": 1, "fetch.min.bytes": 1}
+
+
+class RecordViewer:
+    """One consumer, connected when it is first used. Used by one thread. ``group``: the group id of
+    the readers; nothing is committed to it."""
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._settings, self._group = settings, group
+        self._errors = ConnectionErrors(settings.bootstrap_servers)
+        self._client: tuple[Consumer, Assignment] | None = None
+
+    def first(self, partition: str, first: int, end: int) -> SourceRecord | None:
+        """The first committed record at or after ``first`` and below ``end``; None where there is
+        none. Raises ``RetryableError`` when nobody answers."""
+        consumer, assignment = self._client = self._client or self._connected()
+        try:
+            assignment.begin([ClientPartition(*topic_and_number(partition), first)])
+            try:
+                message = self._next(consumer, partition)
+            finally:
+                consumer.incremental_unassign([ClientPartition(*topic_and_number(partition))])
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+        if message is None or message.offset() >= end:
+            return None
+        kind, timestamp_ms = message.timestamp()
+        return SourceRecord(partition, message.offset(), timestamp_ms if kind else None, message.key(), message.value())
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        client, self._client = self._client, None
+        if client is not None:
+            client[0].close()
+
+    def _connected(self) -> tuple[Consumer, Assignment]:
+        settings = {**self._settings.consumer(self._group), **_LITTLE, "error_cb": self._errors.on_error}
+        consumer = self._errors.made(lambda: Consumer(settings))
+        return consumer, Assignment(consumer)
+
+    def _next(self, consumer: Consumer, partition: str) -> Any:
+        message = consumer.poll(_ANSWER_S)
+        if message is None:
+            raise RetryableError(f"partition {partition} did not answer for {_ANSWER_S:g} s{self._errors.reason()}")
+        error = message.error()
+        if error is None:
+            return message
+        if error.code() == KafkaError._PARTITION_EOF:
+            return None
+        raise KafkaException(error)

@@ -1,0 +1,515 @@
+"""``ratchet explain``: the transactions that changed a key, and the records that did it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sqlite3
+import threading
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework import (
+    BaseBasicBolt,
+    BaseBatchBolt,
+    BaseTransactionalBolt,
+    Fields,
+    Topology,
+    TransactionalTopologyBuilder,
+    submit,
+)
+from framework.commands.explain import app
+from framework.errors import ConfigError
+from framework.topology import Committer
+from framework.transactions import CoordinationStore, MemoryStore
+from framework.transactions import documents as documents_module
+from framework.transactions.explain import Explanation, explain
+from framework.transactions.recompute import Unverifiable
+from framework.transactions.reset import reset_positions
+from integration import EmbeddedServers
+from sinks import (
+    AppendCommitter,
+    Count,
+    Last,
+    MapState,
+    Max,
+    MemoryBackend,
+    NonTransactionalMapState,
+    OpaqueMapState,
+    ParquetTable,
+    PostgresBackend,
+    RedisBackend,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+    TransactionalMapState,
+)
+from spouts import (
+    JsonCodec,
+    MemoryTransactionalSpout,
+    OpaqueKafkaTransactionalSpout,
+    OpaqueMemoryTransactionalSpout,
+)
+from tests.kit.command import Answer, call
+from tests.kit.replays import command, run
+from tests.kit.topics import Topics
+
+FIELDS = Fields(word=str, n=int)
+#: Four batches of ten rows. "once" comes in the second, "twice" in the first and the fourth.
+ROWS = {0: [[{15: "once", 3: "twice", 37: "twice"}.get(each, f"w{each % 4}"), each] for each in range(40)]}
+
+
+class Doubled(BaseBasicBolt):
+    deterministic = True
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        collector.emit([tup["word"], tup["n"] * 2])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def counted(
+    folder: Path,
+    state: type[MapState] = OpaqueMapState,
+    backend: Any = None,
+    data: Any = None,
+    bolt: Any = None,
+) -> Topology:
+    """Doubles the numbers; counts and sums per word, and keeps the rows in files."""
+    kind = MemoryTransactionalSpout if state is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    builder = TransactionalTopologyBuilder("explained", "spout", kind(data or ROWS, FIELDS, 10), 1, at_least_once=True)
+    builder.set_bolt("doubled", Doubled(), 2).shuffle_grouping("spout")
+    aggregates = {"count": Count(), "total": Sum("n")}
+    words = bolt or StateCommitter(state(backend or SqliteBackend(folder / "x.db", "words")), ["word"], aggregates)
+    builder.set_bolt("words", words, 2).fields_grouping("doubled", Fields("word"))
+    builder.set_bolt("parquet", AppendCommitter(ParquetTable(folder / "parquet"))).shuffle_grouping("doubled")
+    return builder.build()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def of(built: Topology, store: CoordinationStore, key: str, state: str = "words", **options: Any) -> Explanation:
+    return explain(built, store, state=state, key=key, **options)
+
+
+@pytest.mark.parametrize("state", [OpaqueMapState, TransactionalMapState])
+def test_each_change_of_a_key_is_named_with_its_values_and_its_records(
+    tmp_path: Path, store: MemoryStore, state: type[MapState]
+) -> None:
+    built = counted(tmp_path, state)
+    run(built, store)
+    found = of(built, store, "twice")
+    assert [(each.first_txid, each.txid, each.before, each.after) for each in found.steps] == [
+        (1, 1, None, {"count": 1, "total": 6}),
+        (4, 4, {"count": 1, "total": 6}, {"count": 2, "total": 80}),
+    ]
+    recorded = found.steps[1].recorded
+    assert recorded is not None and (recorded.txid, recorded.attempts[-1].attempt_id) == (4, 1)
+    assert found.agrees and found.is_independent and found.held == {"count": 2, "total": 80}
+    assert [[each.rows for each in step.causes] for step in found.steps] == [
+        [({"word": "twice", "n": 3},)],
+        [({"word": "twice", "n": 37},)],
+    ]
+
+
+def test_a_record_that_changes_the_key_again_is_another_cause_and_more_than_wanted_are_said_to_be(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+    found = of(built, store, "w1", last=2, causes_max=2)
+    assert (found.step_count, [each.txid for each in found.steps]) == (4, [3, 4])
+    assert [[each.rows[0]["n"] for each in step.causes] for step in found.steps] == [[21, 25], [33]]
+    assert [each.has_more for each in found.steps] == [True, False]
+    assert of(built, store, "w1", causes_max=0).steps[0].causes == []
+
+
+def test_what_is_no_longer_recorded_one_by_one_is_one_step_for_each_batch_that_is_read(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+    last_two = documents_module.read_history(store, built.id)[2:]
+    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last_two)
+    found = of(built, store, "twice")
+    assert found.agrees
+    assert [(each.first_txid, each.txid, each.after) for each in found.steps] == [
+        (1, 3, {"count": 1, "total": 6}),
+        (4, 4, {"count": 2, "total": 80}),
+    ]
+    assert found.steps[0].causes[0].rows == ({"word": "twice", "n": 3},)
+    monkeypatch.setattr("framework.transactions.recompute.RECORDS_PER_BATCH", 5)
+    assert [(each.first_txid, each.txid) for each in of(built, store, "w1").steps] == [*[(1, 3)] * 8, (4, 4)]
+
+
+def test_recorded_begins_where_the_records_do_and_says_so(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {0: list(ROWS[0])}
+    built = counted(tmp_path, data=data)
+    run(built, store)
+    last_two = documents_module.read_history(store, built.id)[2:]
+    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last_two)
+    built.spout.instance.expire("0", 20)  # type: ignore[attr-defined]
+    with pytest.raises(Unverifiable, match="has lost what the sinks were made of"):
+        of(built, store, "twice")
+    found = of(built, store, "twice", recorded_only=True)
+    assert (found.since_txid, found.agrees, found.held) == (3, None, {"count": 2, "total": 80})
+    assert [(each.txid, each.before, each.after) for each in found.steps] == [(4, None, {"count": 1, "total": 74})]
+
+
+def test_input_from_before_a_reset_is_not_made_up(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+    reset_positions(built, store)
+    run(built, store)
+    assert [each.txid for each in of(built, store, "once").steps] == [2, 6]
+    last = documents_module.read_history(store, built.id)[-1:]
+    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last)
+    with pytest.raises(Unverifiable, match="its positions were reset"):
+        of(built, store, "once")
+
+
+def test_a_number_that_was_changed_by_hand_is_not_what_the_source_gives(tmp_path: Path, store: MemoryStore) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("UPDATE words SET total = 81 WHERE word = 'twice'")
+        connection.execute("DELETE FROM words WHERE word = 'once'")
+    found = of(built, store, "twice")
+    assert (found.agrees, found.held, found.computed) == (False, {"count": 2, "total": 81}, {"count": 2, "total": 80})
+    gone = of(built, store, "once")
+    assert (gone.agrees, gone.held, gone.computed) == (False, None, {"count": 1, "total": 30})
+    never = of(built, store, "never")
+    assert (never.agrees, never.held, never.steps) == (True, None, [])
+
+
+def test_explaining_writes_nothing(tmp_path: Path, store: MemoryStore) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+
+    def everything() -> Any:
+        with sqlite3.connect(tmp_path / "x.db") as connection:
+            tables = [list(connection.execute(f"SELECT * FROM {each}")) for each in ("words", "_ratchet_headers")]
+        return tables, sorted(map(str, tmp_path.rglob("*.parquet")))
+
+    before = everything()
+    of(built, store, "w1")
+    assert everything() == before
+
+
+class Net(BaseTransactionalBolt, Committer):
+    """Adds up numbers per word; -2 deletes the word. Its state is a list's only entry."""
+
+    def __init__(self, state: MapState) -> None:
+        self.kept = [state]
+
+    def states(self) -> Sequence[MapState]:
+        return self.kept
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.attempt, self.rows = batch_id, list[tuple[str, int]]()
+
+    def execute(self, tup: Any) -> None:
+        self.rows.append((tup["word"], tup["n"]))
+
+    def finish_batch(self) -> None:
+        (state,) = self.kept
+        state.begin_commit(self.attempt)
+        for word, number in self.rows:
+            if number == -2:
+                state.delete([word])
+            else:
+                state.multi_update([word], [lambda value, number=number: (value or 0) + number])
+        state.commit(self.attempt)
+
+
+def test_a_committer_of_ones_own_is_explained_by_its_own_code_with_deletions(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    rows = [["k", 1], ["a", 5], ["k", -1], ["b", 5], ["k", 7], ["k", 8]]
+    backend = SqliteBackend(tmp_path / "x.db", "net", Fields(word=str), Fields(v=int))
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, FIELDS, 2)
+    builder = TransactionalTopologyBuilder("net", "spout", spout)
+    builder.set_bolt("doubled", Doubled()).shuffle_grouping("spout")
+    builder.set_bolt("net", Net(OpaqueMapState(backend))).global_grouping("doubled")
+    built = builder.build()
+    run(built, store)
+    found = of(built, store, "k", state="net")
+    assert [(each.before, each.after) for each in found.steps] == [
+        (None, {"v": 2}),
+        ({"v": 2}, None),
+        (None, {"v": 30}),
+    ]
+    assert [[each.rows[0]["n"] for each in step.causes] for step in found.steps] == [[1], [-1], [7, 8]]
+    assert found.agrees and not found.is_independent
+
+
+class AtLeastTwo(BaseBatchBolt):
+    """Emits a word that comes twice in its batch."""
+
+    deterministic = True
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector, self.seen = collector, dict[str, int]()
+
+    def execute(self, tup: Any) -> None:
+        self.seen[tup["word"]] = self.seen.get(tup["word"], 0) + 1
+
+    def finish_batch(self) -> None:
+        for word, count in self.seen.items():
+            if count > 1:
+                self.collector.emit([word, count])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def test_records_that_change_a_key_only_together_are_shown_as_their_range(tmp_path: Path, store: MemoryStore) -> None:
+    rows = {0: [["a", 1], ["b", 2], ["k", 3], ["c", 4], ["d", 5], ["k", 6], ["e", 7], ["f", 8]]}
+    builder = TransactionalTopologyBuilder("pairs", "spout", OpaqueMemoryTransactionalSpout(rows, FIELDS, 8))
+    builder.set_bolt("pairs", AtLeastTwo()).global_grouping("spout")
+    words = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "w")), ["word"], {"most": Max("n")})
+    builder.set_bolt("words", words).global_grouping("pairs")
+    built = builder.build()
+    run(built, store)
+    (step,) = of(built, store, "k").steps
+    assert step.after == {"most": 2}
+    (cause,) = step.causes
+    assert [row["n"] for row in cause.rows] == [1, 2, 3]  # the first rows of the range
+    split = TransactionalTopologyBuilder(
+        "split", "spout", OpaqueMemoryTransactionalSpout({0: [["k", 1]], 1: [["k", 2]], 2: [["a", 3]]}, FIELDS, 8)
+    )
+    split.set_bolt("pairs", AtLeastTwo()).global_grouping("spout")
+    words = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "s")), ["word"], {"most": Max("n")})
+    split.set_bolt("words", words).global_grouping("pairs")
+    both = split.build()
+    store = MemoryStore()
+    run(both, store)
+    (step,) = of(both, store, "k").steps
+    assert [each.partition for each in step.causes] == ["0", "1", "2"]
+
+
+NIGHT = datetime.datetime(2024, 10, 27, 0, 30, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "written", "key"),
+    [
+        (pa.int64(), [7, 70], "7", (7,)),
+        (pa.string(), ["7", "70"], "7", ("7",)),
+        (pa.string(), ["[1]", "x"], "[1]", ("[1]",)),
+        (pa.float64(), [0.0, -0.0, 1.0], "-0.0", (0.0,)),
+        (pa.float64(), [math.nan, 1.0], "nan", (math.nan,)),
+        (pa.decimal128(9, 2), [Decimal("1.50"), Decimal(2)], "1.5", (Decimal("1.50"),)),
+        (pa.bool_(), [True, False], "true", (True,)),
+        (pa.date32(), [NIGHT.date()], "2024-10-27", (NIGHT.date(),)),
+        (pa.timestamp("us", tz="UTC"), [NIGHT], "2024-10-27T00:30:00Z", (NIGHT,)),
+        (pa.binary(), [b"ab", b"c"], "ab", (b"ab",)),
+        (pa.dictionary(pa.int32(), pa.string()), ["x", "y"], "x", ("x",)),
+    ],
+)
+def test_a_key_of_any_type_is_written_as_text(
+    store: MemoryStore, kind: pa.DataType, values: list[Any], written: str, key: tuple[Any, ...]
+) -> None:
+    fields = Fields.of({"k": kind, "n": pa.int64()})
+    spout = OpaqueMemoryTransactionalSpout({0: [[each, 1] for each in values]}, fields, 1)
+    builder = TransactionalTopologyBuilder("typed", "spout", spout)
+    kept = StateCommitter(OpaqueMapState(MemoryBackend("typed")), ["k"], {"count": Count()})
+    builder.set_bolt("kept", kept).global_grouping("spout")
+    built = builder.build()
+    run(built, store)
+    found = of(built, store, written, state="kept")
+    assert repr(found.key) == repr(key)
+    expected = sum(each == key[0] or each != each != (key[0] == key[0]) for each in values)
+    assert found.agrees and found.held == {"count": expected} and len(found.steps) == expected
+    assert all(len(each.causes) == 1 for each in found.steps)
+
+
+def test_a_key_of_several_columns_is_a_json_array(store: MemoryStore, tmp_path: Path) -> None:
+    builder = TransactionalTopologyBuilder("pairs", "spout", OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10))
+    kept = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "p")), ["word", "n"], {"count": Count()})
+    builder.set_bolt("kept", kept).global_grouping("spout")
+    built = builder.build()
+    run(built, store)
+    found = of(built, store, '["twice", 37]', state="kept")
+    assert (found.key, found.held, [each.txid for each in found.steps]) == (("twice", 37), {"count": 1}, [4])
+    for wrong in ("twice", '["twice"]', '["twice", 37, 1]', '{"word": "twice"}'):
+        with pytest.raises(ConfigError, match=r"write a JSON array of its columns \(word, n\)"):
+            of(built, store, wrong, state="kept")
+    with pytest.raises(ConfigError, match="'many' is no int64, which column 'n' of"):
+        of(built, store, '["twice", "many"]', state="kept")
+
+
+def test_a_state_is_named_by_its_bolt_or_its_place_and_others_are_refused(tmp_path: Path, store: MemoryStore) -> None:
+    built = counted(tmp_path)
+    with pytest.raises(ConfigError, match="has committed no transaction yet"):
+        of(built, store, "w1")
+    run(built, store)
+    location = built["words"].states[0].location
+    assert of(built, store, "once", state=location).agrees
+    assert of(built, store, "once", state=location[-5:]).agrees
+    with pytest.raises(ConfigError, match=r"has no state 'counts': name one of words \(.*\), parquet \("):
+        of(built, store, "w1", state="counts")
+    with pytest.raises(ConfigError, match="has no keys, so no number in it can be explained"):
+        of(built, store, "w1", state="parquet")
+
+
+def test_a_state_that_may_count_twice_is_shown_and_not_judged(tmp_path: Path, store: MemoryStore) -> None:
+    built = counted(tmp_path, NonTransactionalMapState)
+    run(built, store)
+    found = of(built, store, "twice")
+    assert (found.agrees, found.computed, found.step_count) == (None, {"count": 2, "total": 80}, 2)
+
+
+def test_a_running_topology_is_followed(tmp_path: Path, store: MemoryStore) -> None:
+    built = counted(tmp_path, data={0: [["k", 0]]})
+    done = threading.Event()
+
+    def feed() -> None:
+        number = 0
+        while not done.wait(0.05):
+            number += 1
+            built.spout.instance.append("0", ["k", number])  # type: ignore[attr-defined]
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        with submit(built, store=store, executor="local") as running:
+            running.wait_for_commit(5, 60)
+            for _ in range(3):
+                found = of(built, store, "k", last=3, causes_max=1)
+                assert found.agrees and found.txid >= 5 and found.step_count >= 5
+    finally:
+        done.set()
+        feeder.join()
+
+
+def test_rows_of_other_keys_are_not_kept(tmp_path: Path) -> None:
+    aggregates = {"count": Count(), "last": Last("n")}
+    committer = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "w")), ["word"], aggregates)
+    builder = TransactionalTopologyBuilder("narrow", "spout", OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10))
+    builder.set_bolt("words", committer).global_grouping("spout")
+    builder.build()
+    made = committer.recounting(tmp_path / "scratch")
+    made.narrow(("twice",))
+    words = pa.array(["twice", "other", None, "twice"])
+    made.execute_arrow(pa.record_batch({"word": words, "n": pa.array([1, 2, 3, 4])}))  # type: ignore[attr-defined]
+    assert [each.to_pydict() for each in made._batches] == [{"word": ["twice"] * 2, "n": [1, 4]}]  # type: ignore[attr-defined]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_a_number_in_any_store_is_explained(
+    kind: str, store: MemoryStore, name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
+    name = name.replace("-", "_")
+    backend = PostgresBackend(server.dsn, name) if kind == "postgres" else RedisBackend(server.url, name)
+    built = counted(tmp_path, backend=backend)
+    run(built, store)
+    found = of(built, store, "twice")
+    assert found.agrees and found.held == {"count": 2, "total": 80}
+    backend.close()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_tells_the_story_and_ends_with_3_where_the_sink_is_wrong(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+    right = command(monkeypatch, store, "words", "twice", app=app, topology=built)
+    assert right.exit_code == 0, right.output
+    lines = right.output.splitlines()
+    assert lines[0].startswith("'twice' in ") and lines[0].endswith("(bolt 'words'), as of transaction 4")
+    assert lines[1].startswith("  transaction 1, attempt 1 of epoch 1, closed 20")
+    assert lines[1].endswith(": nothing -> count=1, total=6")
+    assert lines[2] == "    0, a part that cannot be split: {'word': 'twice', 'n': 3}"
+    assert lines[5] == "the sink holds count=2, total=80, the source gives count=2, total=80: equal"
+    assert lines[6].startswith("computed from ") and lines[6].endswith("arithmetic of its own")
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("UPDATE words SET total = 81 WHERE word = 'twice'")
+    wrong = command(monkeypatch, store, "words", "twice", "--last", "1", app=app, topology=built)
+    assert wrong.exit_code == 3 and "1 changes before these" in wrong.output and "THEY DIFFER" in wrong.output
+    told = command(monkeypatch, store, "words", "twice", "--json", app=app, topology=built)
+    document = json.loads(told.output)
+    assert (told.exit_code, document["type"], document["agrees"], document["changes"]) == (3, "explain", False, 2)
+    assert document["steps"][1]["causes"][0]["rows"] == [{"word": "twice", "n": 37}]
+    built.spout.instance.expire("0", 5)  # type: ignore[attr-defined]
+    gone = command(monkeypatch, store, "words", "twice", app=app, topology=built)
+    assert gone.exit_code == 1 and "--recorded begins with the oldest" in gone.output
+
+
+def kafka_topology(app: Any) -> Topology:
+    """The topology, for the command line."""
+    spout = OpaqueKafkaTransactionalSpout(
+        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=JsonCodec(FIELDS), batch_records_max=40
+    )
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
+    builder.set_bolt("doubled", Doubled(), 2).shuffle_grouping("spout")
+    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
+    words = StateCommitter(state, ["word"], {"count": Count(), "total": Sum("n")})
+    builder.set_bolt("words", words, 2).fields_grouping("doubled", Fields("word"))
+    return builder.build()
+
+
+@pytest.mark.integration
+def test_records_of_kafka_are_shown_as_the_broker_holds_them(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    topic = topics.create(name, 2)
+    values = [json.dumps({"word": f"w{each % 7}", "n": each}).encode() for each in range(200)]
+    topics.send(topic, values[:100], 0)
+    topics.send_in_kafka_txn(topic, values[100:150], 0, end=lambda producer: producer.abort_transaction(30))
+    topics.send_in_kafka_txn(topic, values[150:], 0, end=lambda producer: producer.commit_transaction(30))
+    topics.send(topic, [json.dumps({"word": "rare", "n": 21}).encode(), *values[:60]], 1)
+    settings = {
+        "app.topic": topic,
+        "app.kafka": servers.bootstrap_servers,
+        "app.database": str(tmp_path / "x.db"),
+        "transactional.zookeeper.servers": servers.zookeeper,
+    }
+    with submit(
+        kafka_topology(settings), {"transactional.zookeeper.servers": servers.zookeeper}, executor="local"
+    ) as running:
+        running.wait_until_caught_up(60)
+    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+    def explained(*words: str) -> Answer:
+        return call("framework", "explain", "tests.pipeline.test_explain:kafka_topology", *words, *options)
+
+    answer = explained("words", "rare", "--json")
+    assert answer.returncode == 0, answer.stderr
+    (step,) = json.loads(answer.stdout)["steps"]
+    (cause,) = step["causes"]
+    assert (cause["partition"], cause["first_offset"], cause["next_offset"]) == (f"{topic}/1", 0, 1)
+    assert cause["record"]["value"] == '{"word": "rare", "n": 21}' and cause["record"]["offset"] == 0
+    assert cause["record"]["timestamp_ms"] > 1_700_000_000_000
+    in_kafka_txn = explained("words", "w3", "--last", "1000", "--records", "1000", "--json")
+    document = json.loads(in_kafka_txn.stdout)
+    assert document["agrees"] is True
+    found = [
+        each["record"]["offset"]
+        for step in document["steps"]
+        for each in step["causes"]
+        if each["partition"] == f"{topic}/0"
+    ]
+    # offset 150 is the marker of the abort
+    assert found == [each + (each >= 150) for each in range(200) if each % 7 == 3 and not 100 <= each < 150]
+    shown = explained("words", "rare").stdout
+    assert f"{topic}/1 offset 0, 20" in shown and '{"word": "rare", "n": 21}' in shown

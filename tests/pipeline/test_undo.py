@@ -1,0 +1,440 @@
+"""``ratchet undo``: the newest transaction is taken back, whatever crashes meanwhile."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import Fields, Topology, TransactionalTopologyBuilder, TransactionAttempt, submit
+from framework.commands.undo import app
+from framework.errors import ConfigError, RetryableError, StaleWriterError
+from framework.topology import CommitFence
+from framework.transactions import MemoryStore, committed_txid
+from framework.transactions import documents as documents_module
+from framework.transactions.audit import verify
+from framework.transactions.explain import explain
+from framework.transactions.reset import reset_everything, reset_positions
+from framework.transactions.undo import describe_undo, undo
+from integration import EmbeddedServers
+from sinks import (
+    AppendCommitter,
+    Count,
+    DeltaLakeTable,
+    MapState,
+    MemoryBackend,
+    NonTransactionalMapState,
+    OpaqueMapState,
+    ParquetTable,
+    PostgresBackend,
+    RedisBackend,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+    TransactionalMapState,
+)
+from spouts import MemoryTransactionalSpout, OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec
+from tests.kit.command import Answer, call
+from tests.kit.replays import FIELDS, Same, Sums, command, run, state_at, topology_of
+from tests.kit.topics import Topics
+
+ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
+BEFORE = {"a": (2, 4), "b": (1, 2), "c": (1, 4)}
+AFTER = {**BEFORE, "a": (3, 9), "d": (1, 6)}
+
+
+def counting(folder: Path, state: type[MapState] = OpaqueMapState, backend: Any = None) -> Topology:
+    """Counts and sums per word, two rows per batch; and keeps the rows in files."""
+    kind = MemoryTransactionalSpout if state is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    builder = TransactionalTopologyBuilder("undone", "spout", kind({0: ROWS}, FIELDS, 2))
+    builder.set_bolt("same", Same()).shuffle_grouping("spout")
+    words = StateCommitter(
+        state(backend or SqliteBackend(folder / "x.db", "words")), ["word"], {"count": Count(), "total": Sum("n")}
+    )
+    builder.set_bolt("words", words, 2).fields_grouping("same", Fields("word"))
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(folder / "rows"))).global_grouping("same")
+    return builder.build()
+
+
+def held(built: Topology) -> dict[Any, Any]:
+    state = built["words"].states[0]
+    assert isinstance(state, MapState)
+    return {key[0]: row.value for key, row in state.backend.scan() if row.value is not None}
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(ParquetTable(folder / "rows").to_table().column("n").to_pylist())
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.mark.parametrize("state", [OpaqueMapState, TransactionalMapState])
+def test_every_sink_is_as_before_the_newest_transaction_which_the_next_run_makes_again(
+    tmp_path: Path, store: MemoryStore, state: type[MapState]
+) -> None:
+    built = counting(tmp_path, state)
+    run(built, store)
+    assert held(built) == AFTER and kept(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert undo(built, store) == 3
+    assert (held(built), kept(tmp_path), committed_txid(store, built.id)) == (BEFORE, [1, 2, 3, 4], 2)
+    assert verify(built, store).right
+    run(built, store)
+    assert (held(built), kept(tmp_path), committed_txid(store, built.id)) == (AFTER, [1, 2, 3, 4, 5, 6], 3)
+    assert verify(built, store).right
+    assert explain(built, store, state="words", key="a").agrees
+
+
+def test_a_batch_of_a_mended_bolt_takes_the_place_of_the_wrong_one(tmp_path: Path, store: MemoryStore) -> None:
+    class Wrong(Sums):
+        def take(self, state: Any, word: str, number: int) -> None:
+            super().take(state, word, number * 10 if number == 7 else number)
+
+    rows = [["k", 1], ["k", 7]]
+    run(topology_of(rows, Wrong(state_at(tmp_path))), store)
+    mended = topology_of(rows, Sums(state_at(tmp_path)))
+    assert state_at(tmp_path).get("k") == 71
+    undo(mended, store)
+    assert state_at(tmp_path).get("k") == 1
+    run(mended, store)
+    assert state_at(tmp_path).get("k") == 8
+
+
+def test_history_shows_the_attempt_that_was_taken_back_before_the_new_one(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    undo(built, store)
+    (taken,) = documents_module.read_transaction(store, built.id, 3).attempts  # type: ignore[union-attr]
+    assert taken.outcome == "undone" and taken.reason.startswith("taken back by ratchet undo at 20")
+    run(built, store)
+    record = documents_module.read_transaction(store, built.id, 3)
+    assert record is not None
+    assert [(each.attempt_id, each.outcome) for each in record.attempts] == [(1, "undone"), (3, "committed")]
+    assert record.attempts_total == 2 and record.closed_at is not None
+
+
+def test_only_the_newest_transaction_is_taken_back_and_only_once(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    with pytest.raises(ConfigError, match="has committed no transaction"):
+        undo(built, store)
+    run(built, store)
+    undo(built, store)
+    with pytest.raises(ConfigError, match="has rolled transaction 3 back, and knows no values from before 2 any more"):
+        undo(built, store)
+    assert held(built) == BEFORE
+    run(built, store)
+    assert undo(built, store) == 3
+    assert held(built) == BEFORE
+
+
+def test_the_first_transaction_is_for_reset(tmp_path: Path, store: MemoryStore) -> None:
+    built = topology_of(ROWS, Sums(state_at(tmp_path)), batch=100)
+    run(built, store)
+    with pytest.raises(ConfigError, match="transaction 1 is the first one: ratchet reset --everything begins anew"):
+        undo(built, store)
+    assert state_at(tmp_path).get("a") == 9
+
+
+def test_after_forgotten_positions_the_first_batch_is_taken_back_to_where_the_source_begins(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    built = topology_of(ROWS, Sums(state_at(tmp_path)), batch=100)
+    run(built, store)
+    reset_positions(built, store)
+    with pytest.raises(ConfigError, match="its positions were forgotten"):
+        undo(built, store)
+    run(built, store)
+    assert state_at(tmp_path).get("a") == 18
+    assert undo(built, store) == 2
+    assert state_at(tmp_path).get("a") == 9
+    run(built, store)
+    assert state_at(tmp_path).get("a") == 18
+
+
+def test_what_cannot_be_undone_is_named_before_anything_is_done(tmp_path: Path, store: MemoryStore) -> None:
+    def refused(bolt: Any, match: str) -> None:
+        builder = TransactionalTopologyBuilder(
+            "no", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2), at_least_once=True
+        )
+        builder.set_bolt("bolt", bolt).global_grouping("spout")
+        with pytest.raises(ConfigError, match=match):
+            undo(builder.build(), store)
+
+    twice = NonTransactionalMapState(MemoryBackend("twice"))
+    refused(StateCommitter(twice, ["word"], {"count": Count()}), "cannot undo a transaction: .*twice")
+    refused(AppendCommitter(DeltaLakeTable(tmp_path / "delta")), "cannot undo a transaction: .*delta")
+
+
+def test_a_topology_that_runs_is_left_alone(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    with submit(built, store=store, executor="local") as running:
+        running.wait_until_caught_up(60)
+        with pytest.raises(ConfigError, match="a driver runs topology 'undone'"):
+            undo(built, store, 0.2)
+    assert held(built) == AFTER
+
+
+def test_a_transaction_that_was_being_committed_is_closed_first(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    with monkeypatch.context() as patch:
+        save = documents_module.TopologyDocuments.save
+
+        def stuck(self: Any, change: Any, record: Any = None) -> None:
+            if change.currtx == 4:
+                raise ConfigError("pulled")
+            save(self, change, record)
+
+        patch.setattr(documents_module.TopologyDocuments, "save", stuck)
+        with pytest.raises(Exception, match="pulled"):
+            run(built, store)
+    with pytest.raises(ConfigError, match="transaction 3 was being committed when the last driver ended"):
+        undo(built, store)
+    run(built, store)
+    assert undo(built, store) == 3 and held(built) == BEFORE
+
+
+def test_a_state_that_joined_later_keeps_older_transactions_from_being_taken_back(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    rows = OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2)
+
+    def made(*names: str) -> Topology:
+        builder = TransactionalTopologyBuilder("joined", "spout", rows)
+        for name in names:
+            builder.set_bolt(name, Sums(state_at(tmp_path, name))).global_grouping("spout")
+        return builder.build()
+
+    run(made("one"), store)
+    both = made("one", "two")
+    with submit(both, store=store, executor="local", accept_changed_topology=True) as running:
+        running.wait_until_caught_up(60)
+    with pytest.raises(ConfigError, match="joined after transaction 3"):
+        undo(both, store)
+    rows.append("0", ["a", 7])
+    run(both, store)
+    assert undo(both, store) == 4
+    assert (state_at(tmp_path, "one").get("a"), state_at(tmp_path, "two").get("a")) == (9, None)
+
+
+def test_reset_everything_forgets_what_was_taken_back(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    undo(built, store)
+    reset_everything(built, store)
+    run(built, store)
+    record = documents_module.read_transaction(store, built.id, 3)
+    assert record is not None and [each.outcome for each in record.attempts] == ["committed"]
+    assert held(built) == AFTER
+
+
+# --- crashes --------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[str]]]:
+    """Ends the process before or after the n-th write: to the coordination store, or to a state."""
+    left = [-1]
+    seen: list[str] = []
+
+    def broken(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def crash() -> None:
+            if left[0] == 0:
+                left[0] = -1
+                raise Crash
+            left[0] -= 1
+
+        def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+            if left[0] < 0:
+                return call(self, *arguments, **named)
+            seen.append(name)
+            crash()
+            answer = call(self, *arguments, **named)
+            crash()
+            return answer
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    broken(MemoryStore, "apply")
+    for name in ("raise_header", "roll_back"):
+        broken(SqliteBackend, name)
+        broken(ParquetTable, name)
+
+    def after(writes: int) -> list[str]:
+        left[0] = writes
+        seen.clear()
+        return seen
+
+    yield after
+
+
+def test_a_crash_at_any_step_is_repaired_by_repeating_or_by_running(
+    tmp_path: Path, crashing: Callable[[int], list[str]]
+) -> None:
+    crashes = 0
+    for step in range(1_000):
+        for repeated in (True, False):
+            folder, store = tmp_path / f"{step}-{repeated}", MemoryStore()
+            folder.mkdir()
+            built = counting(folder)
+            run(built, store)
+            crashing(step)
+            try:
+                undo(built, store)
+            except Crash:
+                crashes += 1
+            else:
+                crashing(-1)
+                assert crashes >= 40, crashes
+                return
+            crashing(-1)
+            if repeated and committed_txid(store, built.id) == 2:  # else it was not begun
+                if not json.loads(store.get("undone/undone") or b"{}")["value"]["finished"]:
+                    assert undo(built, store) == 3
+                assert held(built) == BEFORE and kept(folder) == [1, 2, 3, 4]
+            run(built, store)
+            assert held(built) == AFTER and kept(folder) == [1, 2, 3, 4, 5, 6], step
+            assert verify(built, store).right
+    raise AssertionError("it never ended")
+
+
+def test_a_driver_that_wakes_up_after_an_undo_can_write_nothing(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    state = built["words"].states[0]
+    assert isinstance(state, MapState)
+    old = state.read_header()
+    undo(built, store)
+    with pytest.raises(StaleWriterError):
+        state.raise_header(old, old.finished(3))
+    assert old.open is not None
+    fence = CommitFence(built.id, old.epoch, old.open.plan_digest, "words:0", old.incarnation)
+    with pytest.raises(StaleWriterError):
+        state.begin_commit(TransactionAttempt(3, old.open.attempt_id, fence=fence))
+    assert held(built) == BEFORE
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_a_transaction_is_taken_back_in_any_store(
+    kind: str, store: MemoryStore, name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
+    name = name.replace("-", "_")
+    backend = PostgresBackend(server.dsn, name) if kind == "postgres" else RedisBackend(server.url, name)
+    built = counting(tmp_path, backend=backend)
+    run(built, store)
+    undo(built, store)
+    assert held(built) == BEFORE
+    run(built, store)
+    assert held(built) == AFTER
+    backend.close()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_shows_what_would_go_and_does_it_with_yes(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    epoch = built["words"].states[0].read_header().epoch
+    shown = command(monkeypatch, store, app=app, topology=built)
+    assert shown.exit_code == 0, shown.output
+    assert "transaction 3 would be taken back, 2 records" in shown.output
+    assert "  0: {'first': 4, 'next': 6}" in shown.output
+    assert shown.output.endswith("nothing was changed; add --yes to take it back\n")
+    assert held(built) == AFTER and built["words"].states[0].read_header().epoch == epoch
+    done = command(monkeypatch, store, "--yes", app=app, topology=built)
+    assert done.output == "transaction 3 is taken back; the next run processes its records again\n"
+    assert held(built) == BEFORE
+    again = command(monkeypatch, store, app=app, topology=built)
+    assert again.exit_code == 2 and "only the newest transaction can be taken back" in again.output
+
+
+def test_a_command_that_was_killed_says_that_it_goes_on(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteBackend, "roll_back", lambda self, header: 1 / 0)
+        with pytest.raises(RetryableError, match="txid 3 could not be rolled back: .*ZeroDivisionError"):
+            undo(built, store)
+    assert describe_undo(built, store) == [
+        "topology 'undone': transaction 3 was being taken back; this goes on with it"
+    ]
+    assert undo(built, store) == 3 and held(built) == BEFORE
+
+
+def kafka_topology(app: Any) -> Topology:
+    """The topology, for the command line."""
+    spout = OpaqueKafkaTransactionalSpout(
+        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec("word"), batch_records_max=40
+    )
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
+    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    return builder.build()
+
+
+@pytest.mark.integration
+def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path) -> None:
+    topic = topics.create(name, 2)
+    for part in range(2):
+        topics.send(topic, [f"w{each % 7}".encode() for each in range(100)], part)
+    settings = {
+        "app.topic": topic,
+        "app.kafka": servers.bootstrap_servers,
+        "app.database": str(tmp_path / "x.db"),
+        "transactional.zookeeper.servers": servers.zookeeper,
+    }
+    zookeeper = {"transactional.zookeeper.servers": servers.zookeeper}
+    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+    def counts() -> list[tuple[str, int]]:
+        with sqlite3.connect(tmp_path / "x.db") as connection:
+            return sorted(connection.execute("SELECT word, count FROM words WHERE NOT _deleted"))
+
+    def caught_up() -> None:
+        with submit(kafka_topology(settings), zookeeper, executor="local") as running:
+            running.wait_until_caught_up(60)
+
+    def ratchet(name: str, *more: str) -> Answer:
+        return call("framework", name, "tests.pipeline.test_undo:kafka_topology", *options, *more)
+
+    caught_up()
+    whole = counts()
+    assert sum(count for _, count in whole) == 200
+    answer = ratchet("undo", "--yes")
+    assert answer.returncode == 0, answer.stderr
+    assert sum(count for _, count in counts()) < 200
+    assert ratchet("verify").returncode == 0
+    caught_up()
+    assert counts() == whole
+    assert ratchet("verify").returncode == 0
+    last = json.loads(ratchet("verify", "--json").stdout)["txid"]
+    history = call(
+        "framework",
+        "history",
+        topic,
+        "--txid",
+        str(last),
+        "--set",
+        f"transactional.zookeeper.servers={servers.zookeeper}",
+    )
+    assert "taken back by ratchet undo" in history.stdout
