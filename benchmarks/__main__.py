@@ -202,6 +202,7 @@ def _latency(
         "messages": total,
         "transactions": len(plans),
         "first_ms": round(probes[0][1], 1),
+        "first_of_round": _summary([latency for _, latency in probes[workload.PARTITIONS :: workload.PARTITIONS]]),
         "one_by_one": _summary([latency for _, latency in probes[workload.PARTITIONS :]]),
         **_summary([latency for _, latency in latencies]),
         "after_2s": _summary([latency for sent_ms, latency in latencies if sent_ms >= warm_from_ms]),

@@ -193,6 +193,10 @@ class NativeSession:
             self._consumer.poll()
             raise self._errors.explain(error) from error
 
+    def rest(self) -> None:
+        """Fetch nothing until the next read, which begins anew."""
+        self._unassign(list(self._assigned))
+
     def close(self) -> None:
         self._consumer.close()
 

@@ -127,6 +127,10 @@ class KafkaSession:
         except KafkaException as error:
             raise self._errors.explain(error) from error
 
+    def rest(self) -> None:
+        """Fetch nothing until the next read, which begins anew."""
+        self._unassign(list(self._assigned))
+
     def close(self) -> None:
         self._consumer.close()
 

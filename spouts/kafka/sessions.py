@@ -30,8 +30,12 @@ _log = get_logger()
 
 #: Idle consumers to keep per process: one per spout task that this worker has served lately.
 SESSIONS_MAX = 8
-#: An idle consumer still fetches records that may never be wanted. It is closed after this time.
-IDLE_MAX_S = 300.0
+#: An idle consumer goes on fetching: records that may never be wanted, and up to fifty times a
+#: second where there are none, with the names of all its partitions. After this time it rests: it
+#: keeps its connections, and no partition. ...
+REST_AFTER_S = 5.0
+#: ... After this time it is closed.
+CLOSE_AFTER_S = 300.0
 _COST = "reading takes two to five times as much processor time as with the native reader"
 
 #: The reasons for a choice that were logged.
@@ -46,6 +50,9 @@ class Session(Protocol):
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
+
+    def rest(self) -> None:
+        """Fetch nothing until the next read, which begins anew."""
 
     def close(self) -> None: ...
 
@@ -101,13 +108,24 @@ class SessionKey:
     slot: int
 
 
+@dataclass(slots=True)
+class _Idle:
+    session: Session
+    since_s: float
+    rests: bool = False
+
+
 class KafkaSessions:
     """The idle sessions of this process. In a Spark worker, tasks run one after the other. In the
-    in-process executor, several attempts read at once, and a cancelled one may still be reading."""
+    in-process executor, several attempts read at once, and a cancelled one may still be reading.
 
-    def __init__(self) -> None:
-        self._idle: dict[SessionKey, tuple[Session, float]] = {}
+    A thread of its own lets them rest, and closes them, while there are any."""
+
+    def __init__(self, rest_after_s: float = REST_AFTER_S, close_after_s: float = CLOSE_AFTER_S) -> None:
+        self._rest_after_s, self._close_after_s = rest_after_s, close_after_s
+        self._idle: dict[SessionKey, _Idle] = {}
         self._lock = threading.Lock()
+        self._keeper: threading.Thread | None = None
         self._process = os.getpid()
 
     @contextmanager
@@ -115,42 +133,76 @@ class KafkaSessions:
         """A session for exclusive use until the block ends. Raises ``ConfigError`` if it cannot be
         created."""
         key = SessionKey(group, settings.fingerprint(), slot)
+        self._forget_inherited()
         with self._lock:
-            self._forget_inherited()
             kept = self._idle.pop(key, None)
-        session = kept[0] if kept is not None else _made(settings, group)
+        session = kept.session if kept is not None else _made(settings, group)
         try:
             yield session
         finally:
-            now = time.monotonic()
             with self._lock:
-                surplus = [self._idle.pop(key)[0]] if key in self._idle else []
-                for other in [each for each, (_, since) in self._idle.items() if now - since > IDLE_MAX_S]:
-                    surplus.append(self._idle.pop(other)[0])
+                surplus = [self._idle.pop(key).session] if key in self._idle else []
                 while len(self._idle) >= SESSIONS_MAX:
-                    surplus.append(self._idle.pop(next(iter(self._idle)))[0])
-                self._idle[key] = session, now
+                    surplus.append(self._idle.pop(next(iter(self._idle))).session)
+                self._idle[key] = _Idle(session, time.monotonic())
+                if self._keeper is None:
+                    self._keeper = threading.Thread(target=self._keeping, name="ratchet-sessions", daemon=True)
+                    self._keeper.start()
             for each in surplus:
                 each.close()
 
     def close(self, group: str | None = None) -> None:
         """Close the idle sessions of one group, or all idle sessions."""
+        self._forget_inherited()
         with self._lock:
-            self._forget_inherited()
             keys = [key for key in self._idle if group is None or key.group == group]
-            closing = [self._idle.pop(key)[0] for key in keys]
+            closing = [self._idle.pop(key).session for key in keys]
         for each in closing:
             each.close()
 
     def __len__(self) -> int:
         return len(self._idle)
 
+    def _keeping(self) -> None:
+        while True:
+            with self._lock:
+                closing, wait_s = self._looked_after(time.monotonic())
+                if wait_s is None:
+                    self._keeper = None
+            for each in closing:
+                each.close()
+            if wait_s is None:
+                return
+            time.sleep(min(wait_s, self._rest_after_s))  # what becomes idle meanwhile is due then at the earliest
+
+    def _looked_after(self, now_s: float) -> tuple[list[Session], float | None]:
+        """Let sessions rest that are due for it. Returns those to close, and for how long there is
+        nothing to do; None if none is left."""
+        closing = []
+        for key, idle in list(self._idle.items()):
+            age_s = now_s - idle.since_s
+            try:
+                if not idle.rests and age_s >= self._rest_after_s:
+                    idle.rests = True
+                    idle.session.rest()
+            except Exception as error:  # noqa: BLE001 - of a client; a new one takes its place
+                _log.warning("source.session_dropped", reason=f"{type(error).__name__}: {error}")
+                age_s = self._close_after_s
+            if age_s >= self._close_after_s:
+                closing.append(self._idle.pop(key).session)
+        left = [
+            idle.since_s + (self._close_after_s if idle.rests else self._rest_after_s) - now_s
+            for idle in self._idle.values()
+        ]
+        return closing, min(left) if left else None
+
     def _forget_inherited(self) -> None:
-        """Forget the parent's sessions after a fork. They must not be used here, because
-        librdkafka's threads exist only in the parent."""
+        """Begin anew after a fork, in which there is one thread. The parent's sessions must not be
+        used here, because librdkafka's threads exist only in the parent; and its lock may have been
+        held by a thread that does not exist here."""
         if self._process != os.getpid():
-            self._idle.clear()
-            self._process = os.getpid()
+            self._process, self._lock, self._keeper = os.getpid(), threading.Lock(), None
+            self._idle = {}
 
 
 #: The sessions of this process. They are closed when it exits normally.

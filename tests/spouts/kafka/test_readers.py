@@ -175,6 +175,7 @@ def readers(cleaning: Topics) -> Iterator[list[Any]]:
     chunk_records=st.sampled_from([1, 7, 50_000]),
     chunk_bytes=st.sampled_from([1, 500, 1 << 20]),
     side_by_side=st.sampled_from([0, 20_000]),
+    rests=st.booleans(),
 )
 def test_both_readers_hand_out_the_same_records_of_consecutive_ranges(
     log: Log,
@@ -185,6 +186,7 @@ def test_both_readers_hand_out_the_same_records_of_consecutive_ranges(
     chunk_records: int,
     chunk_bytes: int,
     side_by_side: int,
+    rests: bool,
 ) -> None:
     """Each example cuts the partitions into ranges at random, and reads the ranges one after the
     other, all of them or those of some partitions.
@@ -196,6 +198,8 @@ def test_both_readers_hand_out_the_same_records_of_consecutive_ranges(
         edges[number] = [0 if goes_back else inner[0], *inner, *[log.ends[number]] * (rounds + 1 - len(inner))]
     with limits(chunk_records, chunk_bytes, side_by_side):
         for turn in range(rounds + 1):
+            for each in readers if rests else ():
+                each.rest()
             ranges = {
                 (log.name, number): Range(edges[number][turn], edges[number][turn + 1], None, "id", None)
                 for number in sorted(read_by)
