@@ -843,7 +843,9 @@ class Oracle:
             return False
         if header.done != self.committed or header.open is None or header.open.txid != self.committed:
             return header.done < self.committed
-        return self.committed_by is not None and header.open.attempt_id != self.committed_by
+        if self.committed_by is None:  # it may be that no sink could tell
+            return sink in self.behind
+        return header.open.attempt_id != self.committed_by
 
     def may_stop(self, reason: str) -> bool:
         """Whether the reason of a stop names a store that went back and has lost something."""
