@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from framework.commands.replay import app as replay_app
 from framework.topology import Change, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions.replay import ReplayReport, Watch, plan_to_replay, replay
+from integration import EmbeddedServers
 from sinks import MapState, OpaqueMapState, SqliteBackend
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.command import Answer, call
 
 FIELDS = Fields(word=str, n=int)
 KEY, VALUE = Fields(word=str), Fields(v=int)
@@ -120,3 +123,37 @@ def command(
     return CliRunner().invoke(
         app, ["own:topology", "--set", "transactional.zookeeper.servers=127.0.0.1:1", *words], catch_exceptions=False
     )
+
+
+@dataclass(frozen=True)
+class OverKafka:
+    """Commands for a topology over Kafka. ``where``: MODULE:FUNCTION, which makes it from the
+    settings ``app.topic``, ``app.kafka`` and ``app.database``.
+    """
+
+    where: str
+    servers: EmbeddedServers
+    topic: str
+    database: Path
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "app.topic": self.topic,
+            "app.kafka": self.servers.bootstrap_servers,
+            "app.database": str(self.database),
+            **self.config,
+        }
+
+    @property
+    def config(self) -> dict[str, str]:
+        return {"transactional.zookeeper.servers": self.servers.zookeeper}
+
+    def catch_up(self, topology: Topology) -> None:
+        with submit(topology, self.config, executor="local") as running:
+            running.wait_until_caught_up(60)
+
+    def ratchet(self, name: str, *words: str) -> Answer:
+        """``ratchet NAME TOPOLOGY WORDS``."""
+        options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
+        return call("framework", name, self.where, *words, *options)

@@ -7,7 +7,6 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from framework import (
     BaseBasicBolt,
     BaseBatchBolt,
-    BaseTransactionalBolt,
     Fields,
     Topology,
     TransactionalTopologyBuilder,
@@ -26,7 +24,6 @@ from framework import (
 )
 from framework.commands.explain import app
 from framework.errors import ConfigError
-from framework.topology import Committer
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
 from framework.transactions.explain import Explanation, explain
@@ -56,8 +53,7 @@ from spouts import (
     OpaqueKafkaTransactionalSpout,
     OpaqueMemoryTransactionalSpout,
 )
-from tests.kit.command import Answer, call
-from tests.kit.replays import command, run
+from tests.kit.replays import OverKafka, Sums, command, run, state_at, topology_of
 from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
@@ -210,48 +206,18 @@ def test_explaining_writes_nothing(tmp_path: Path, store: MemoryStore) -> None:
     assert everything() == before
 
 
-class Net(BaseTransactionalBolt, Committer):
-    """Adds up numbers per word; -2 deletes the word. Its state is a list's only entry."""
-
-    def __init__(self, state: MapState) -> None:
-        self.kept = [state]
-
-    def states(self) -> Sequence[MapState]:
-        return self.kept
-
-    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
-        self.attempt, self.rows = batch_id, list[tuple[str, int]]()
-
-    def execute(self, tup: Any) -> None:
-        self.rows.append((tup["word"], tup["n"]))
-
-    def finish_batch(self) -> None:
-        (state,) = self.kept
-        state.begin_commit(self.attempt)
-        for word, number in self.rows:
-            if number == -2:
-                state.delete([word])
-            else:
-                state.multi_update([word], [lambda value, number=number: (value or 0) + number])
-        state.commit(self.attempt)
-
-
 def test_a_committer_of_ones_own_is_explained_by_its_own_code_with_deletions(
     tmp_path: Path, store: MemoryStore
 ) -> None:
-    rows = [["k", 1], ["a", 5], ["k", -1], ["b", 5], ["k", 7], ["k", 8]]
-    backend = SqliteBackend(tmp_path / "x.db", "net", Fields(word=str), Fields(v=int))
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, FIELDS, 2)
-    builder = TransactionalTopologyBuilder("net", "spout", spout)
-    builder.set_bolt("doubled", Doubled()).shuffle_grouping("spout")
-    builder.set_bolt("net", Net(OpaqueMapState(backend))).global_grouping("doubled")
-    built = builder.build()
+    built = topology_of(
+        [["k", 1], ["a", 5], ["k", -1], ["b", 5], ["k", 7], ["k", 8]], Sums(state_at(tmp_path)), batch=2
+    )
     run(built, store)
-    found = of(built, store, "k", state="net")
+    found = of(built, store, "k", state="bolt")
     assert [(each.before, each.after) for each in found.steps] == [
-        (None, {"v": 2}),
-        ({"v": 2}, None),
-        (None, {"v": 30}),
+        (None, {"v": 1}),
+        ({"v": 1}, None),
+        (None, {"v": 15}),
     ]
     assert [[each.rows[0]["n"] for each in step.causes] for step in found.steps] == [[1], [-1], [7, 8]]
     assert found.agrees and not found.is_independent
@@ -478,29 +444,16 @@ def test_records_of_kafka_are_shown_as_the_broker_holds_them(
     topics.send_in_kafka_txn(topic, values[100:150], 0, end=lambda producer: producer.abort_transaction(30))
     topics.send_in_kafka_txn(topic, values[150:], 0, end=lambda producer: producer.commit_transaction(30))
     topics.send(topic, [json.dumps({"word": "rare", "n": 21}).encode(), *values[:60]], 1)
-    settings = {
-        "app.topic": topic,
-        "app.kafka": servers.bootstrap_servers,
-        "app.database": str(tmp_path / "x.db"),
-        "transactional.zookeeper.servers": servers.zookeeper,
-    }
-    with submit(
-        kafka_topology(settings), {"transactional.zookeeper.servers": servers.zookeeper}, executor="local"
-    ) as running:
-        running.wait_until_caught_up(60)
-    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-
-    def explained(*words: str) -> Answer:
-        return call("framework", "explain", "tests.pipeline.test_explain:kafka_topology", *words, *options)
-
-    answer = explained("words", "rare", "--json")
+    words = OverKafka("tests.pipeline.test_explain:kafka_topology", servers, topic, tmp_path / "x.db")
+    words.catch_up(kafka_topology(words.settings))
+    answer = words.ratchet("explain", "words", "rare", "--json")
     assert answer.returncode == 0, answer.stderr
     (step,) = json.loads(answer.stdout)["steps"]
     (cause,) = step["causes"]
     assert (cause["partition"], cause["first_offset"], cause["next_offset"]) == (f"{topic}/1", 0, 1)
     assert cause["record"]["value"] == '{"word": "rare", "n": 21}' and cause["record"]["offset"] == 0
     assert cause["record"]["timestamp_ms"] > 1_700_000_000_000
-    in_kafka_txn = explained("words", "w3", "--last", "1000", "--records", "1000", "--json")
+    in_kafka_txn = words.ratchet("explain", "words", "w3", "--last", "1000", "--records", "1000", "--json")
     document = json.loads(in_kafka_txn.stdout)
     assert document["agrees"] is True
     found = [
@@ -511,5 +464,5 @@ def test_records_of_kafka_are_shown_as_the_broker_holds_them(
     ]
     # offset 150 is the marker of the abort
     assert found == [each + (each >= 150) for each in range(200) if each % 7 == 3 and not 100 <= each < 150]
-    shown = explained("words", "rare").stdout
+    shown = words.ratchet("explain", "words", "rare").stdout
     assert f"{topic}/1 offset 0, 20" in shown and '{"word": "rare", "n": 21}' in shown

@@ -38,8 +38,8 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import MemoryTransactionalSpout, OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec
-from tests.kit.command import Answer, call
-from tests.kit.replays import FIELDS, Same, Sums, command, run, state_at, topology_of
+from tests.kit.command import call
+from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, run, state_at, topology_of
 from tests.kit.topics import Topics
 
 ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
@@ -397,44 +397,23 @@ def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topic
     topic = topics.create(name, 2)
     for part in range(2):
         topics.send(topic, [f"w{each % 7}".encode() for each in range(100)], part)
-    settings = {
-        "app.topic": topic,
-        "app.kafka": servers.bootstrap_servers,
-        "app.database": str(tmp_path / "x.db"),
-        "transactional.zookeeper.servers": servers.zookeeper,
-    }
-    zookeeper = {"transactional.zookeeper.servers": servers.zookeeper}
-    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    words = OverKafka("tests.pipeline.test_undo:kafka_topology", servers, topic, tmp_path / "x.db")
 
     def counts() -> list[tuple[str, int]]:
-        with sqlite3.connect(tmp_path / "x.db") as connection:
+        with sqlite3.connect(words.database) as connection:
             return sorted(connection.execute("SELECT word, count FROM words WHERE NOT _deleted"))
 
-    def caught_up() -> None:
-        with submit(kafka_topology(settings), zookeeper, executor="local") as running:
-            running.wait_until_caught_up(60)
-
-    def ratchet(name: str, *more: str) -> Answer:
-        return call("framework", name, "tests.pipeline.test_undo:kafka_topology", *options, *more)
-
-    caught_up()
+    words.catch_up(kafka_topology(words.settings))
     whole = counts()
     assert sum(count for _, count in whole) == 200
-    answer = ratchet("undo", "--yes")
+    answer = words.ratchet("undo", "--yes")
     assert answer.returncode == 0, answer.stderr
     assert sum(count for _, count in counts()) < 200
-    assert ratchet("verify").returncode == 0
-    caught_up()
+    assert words.ratchet("verify").returncode == 0
+    words.catch_up(kafka_topology(words.settings))
     assert counts() == whole
-    assert ratchet("verify").returncode == 0
-    last = json.loads(ratchet("verify", "--json").stdout)["txid"]
-    history = call(
-        "framework",
-        "history",
-        topic,
-        "--txid",
-        str(last),
-        "--set",
-        f"transactional.zookeeper.servers={servers.zookeeper}",
-    )
+    report = words.ratchet("verify", "--json")
+    assert report.returncode == 0, report.stdout
+    zookeeper = [f"--set={key}={value}" for key, value in words.config.items()]
+    history = call("framework", "history", topic, "--txid", str(json.loads(report.stdout)["txid"]), *zookeeper)
     assert "taken back by ratchet undo" in history.stdout

@@ -46,7 +46,7 @@ from sinks import (
 from sinks.contract.parts import either
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.codecs.codec import TextCodec
-from tests.kit.command import Answer, call
+from tests.kit.replays import OverKafka
 from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
@@ -321,27 +321,17 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     topic = topics.create(name, 2)
     for part in range(2):
         topics.send(topic, [f"w{each % 7}".encode() for each in range(200)], part)
-    settings = {
-        "app.topic": topic,
-        "app.kafka": servers.bootstrap_servers,
-        "app.database": str(tmp_path / "x.db"),
-        "transactional.zookeeper.servers": servers.zookeeper,
-    }
-    topology = kafka_topology(settings)
-    with submit(topology, {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
-        run.wait_until_caught_up(60)
+    words = OverKafka("tests.pipeline.test_verify:kafka_topology", servers, topic, tmp_path / "x.db")
+    topology = kafka_topology(words.settings)
+    words.catch_up(topology)
 
-    def command(*more: str) -> Answer:
-        options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        return call("framework.verify", "tests.pipeline.test_verify:kafka_topology", *options, *more)
-
-    right = command("--json")
+    right = words.ratchet("verify", "--json")
     assert right.returncode == 0, right.stderr
     report = json.loads(right.stdout)
     assert (report["right"], report["states"][0]["compared"], report["recorded_batches"]) == (True, 7, True)
     with sqlite3.connect(tmp_path / "x.db") as connection:
         connection.execute("UPDATE words SET count = count - 1 WHERE word = 'w2'")
-    wrong = command()
+    wrong = words.ratchet("verify")
     assert wrong.returncode == 3
     assert "1 differ" in wrong.stdout
     assert "'w2': the sink has (57,), the source gives (58,)" in wrong.stdout
@@ -355,7 +345,7 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
         store.close()
     topics.admin.delete_topics([topic])[topic].result(30)
     monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.5)
-    gone = command()
+    gone = words.ratchet("verify")
     assert gone.returncode in (1, 3)
     assert len(gone.stderr.strip().splitlines()) >= 1
     assert gone.stdout == ""
