@@ -98,7 +98,8 @@ def _which(step: Step) -> str:
     if step.recorded is None or attempt is None:
         return f"transaction {step.txid}"
     closed = f", closed {_moment(step.recorded.closed_at)}" if step.recorded.closed_at is not None else ""
-    return f"transaction {step.txid}, attempt {attempt.attempt_id} of epoch {attempt.epoch}{closed}"
+    code = f", code {attempt.made_by['code']}" if attempt.made_by.get("code") else ""
+    return f"transaction {step.txid}, attempt {attempt.attempt_id} of epoch {attempt.epoch}{closed}{code}"
 
 
 def _moment(at: float) -> str:
@@ -146,6 +147,7 @@ def _document(found: Explanation) -> dict[str, Any]:
                 "txid": step.txid,
                 "attempt": step.recorded.attempts[-1].attempt_id if step.recorded and step.recorded.attempts else None,
                 "closed_at": step.recorded.closed_at if step.recorded else None,
+                "made_by": step.recorded.attempts[-1].made_by if step.recorded and step.recorded.attempts else None,
                 "before": step.before,
                 "after": step.after,
                 "causes": [_cause_document(each) for each in step.causes],

@@ -15,6 +15,7 @@ import typer
 from framework.commands.exits import EXIT_FAILED, exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyId
 from framework.commands.tables import ago, in_columns, local_time, number
+from framework.commands.values import made_by_line
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError
@@ -260,6 +261,8 @@ def _attempt_lines(attempt: AttemptRecord) -> Iterator[str]:
     )
     if attempt.reason:
         yield f"  {attempt.reason}"
+    if attempt.made_by:
+        yield f"  by {made_by_line(attempt.made_by)}"
     yield f"  read {attempt.source_rows:,} rows, {attempt.source_bytes:,} bytes, {attempt.bad_records:,} bad records"
     for edge, rows in attempt.rows.items():
         yield f"  {edge}: {rows:,} rows"

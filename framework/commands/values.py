@@ -31,3 +31,9 @@ def json_able(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): json_able(item) for name, item in value.items()}
     return [*map(json_able, value)] if isinstance(value, (list, tuple)) else value
+
+
+def made_by_line(made_by: Mapping[str, str]) -> str:
+    """What ``lineage_of`` says of the code, for a person."""
+    named = (("Ratchet", "ratchet"), ("Python", "python"), ("topology", "shape"), ("code", "code"))
+    return ", ".join(f"{name} {made_by[key]}" for name, key in named if made_by.get(key))

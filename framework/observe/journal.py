@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from framework.observe.figures import FiguresBuilder, TransactionFigures
@@ -52,7 +53,8 @@ class AttemptRecord:
     oldest and the newest of them, as of ``ReadCounts``. ``rows``: edge label -> rows received over
     that edge. ``component_ms``: component -> milliseconds that its tasks were busy with it, added
     up; a task that reads also waits. ``outcome``: running, committed, failed, cancelled, rolled
-    back, or undone. ``reason``: why it failed, was cancelled, rolled back or undone.
+    back, or undone. ``reason``: why it failed, was cancelled, rolled back or undone. ``made_by``:
+    the versions and hashes of the code, as of ``lineage_of``.
     """
 
     attempt_id: int
@@ -70,6 +72,7 @@ class AttemptRecord:
     component_ms: Mapping[str, float] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
+    made_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,10 @@ class TransactionRecord:
 
 class Journal:
     """A ring of events, a ring of records, and a few running totals. Safe to use from several
-    threads."""
+    threads. ``made_by``: of all attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, made_by: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._made_by = dict(made_by)
         self._events: deque[TransactionEvent] = deque(maxlen=EVENTS_MAX)
         self._closed: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
         self._open: dict[int, TransactionRecord] = {}
@@ -143,7 +147,7 @@ class Journal:
         with self._lock:
             self._note("emitted", txid, attempt_id)
             known = self._open.get(txid) or TransactionRecord(txid, plan, digest)
-            attempt = AttemptRecord(attempt_id=attempt_id, epoch=epoch, started_at=time.time())
+            attempt = AttemptRecord(attempt_id=attempt_id, epoch=epoch, started_at=time.time(), made_by=self._made_by)
             attempts = (*known.attempts, attempt)[-ATTEMPTS_KEPT:]
             self._open[txid] = TransactionRecord(txid, plan, digest, attempts, known.attempts_total + 1)
             self._phase_since_s[(txid, attempt_id)] = time.monotonic()

@@ -22,6 +22,7 @@ from framework.topology.builder import Topology
 from framework.topology.fencing import PURGE_EVERY, Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext, DriverStatus
+from framework.transactions.lineage import lineage_of
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term
@@ -59,7 +60,7 @@ class Driver:
         self._status = DriverStatus()
         self._term: Term | None = None
         self._partitions: Mapping[str, PartitionProgress] = {}
-        self.journal = Journal()
+        self.journal = Journal(lineage_of(topology))
         self.failure: TaskFailure | None = None
         self.error: Exception | None = None
         self._context = DriverContext(

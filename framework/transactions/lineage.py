@@ -1,0 +1,84 @@
+"""Which code made a transaction: versions, and hashes of the topology's shape and of its code."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from framework.topology import Topology
+
+#: The distribution that Ratchet is installed as.
+_PACKAGE = "ratchet-pipelines"
+#: Packages of Ratchet's own: their version says what they are.
+_OURS = ("framework", "sinks", "spouts", "integration")
+
+
+def lineage_of(topology: Topology) -> dict[str, str]:
+    """``ratchet`` and ``python``: versions. ``shape``: the digest of the topology's outline.
+    ``code``: a hash of the files that define the classes of its components and of what they hold;
+    empty where there are none, as in a notebook. Small, since each record of a transaction has
+    it."""
+    return {
+        "ratchet": _version(),
+        "python": platform.python_version(),
+        "shape": topology.digest(),
+        "code": code_digest(each.instance for each in topology.components),
+    }
+
+
+def code_digest(instances: Iterable[Any]) -> str:
+    """A hash of the source files of these objects' classes and functions, and of those of their
+    attributes. Files of Ratchet's own are left out. The path does not count, the module's name
+    does."""
+    names = {name for each in instances for held in (each, *_attributes(each)) for name in _modules(held)}
+    files = {name: file for name in names if (file := _file_of(name)) is not None}
+    if not files:
+        return ""
+    found = hashlib.sha256()
+    for name, file in sorted(files.items()):
+        found.update(f"{name}\0{_digest(file, file.stat().st_mtime_ns)}\0".encode())
+    return found.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1_000)
+def _digest(file: Path, modified_ns: int) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _attributes(instance: Any) -> Iterable[Any]:
+    held = getattr(instance, "__dict__", {})
+    for each in held.values():
+        yield from each.values() if isinstance(each, Mapping) else each if isinstance(each, (list, tuple)) else [each]
+
+
+def _modules(held: Any) -> Iterable[str]:
+    if isinstance(held, type):
+        classes = held.__mro__
+    elif callable(held) and hasattr(held, "__code__"):
+        return [held.__module__]
+    else:
+        classes = type(held).__mro__
+    return [each.__module__ for each in classes]
+
+
+def _file_of(name: str | None) -> Path | None:
+    """The source file of a user's module. None for modules of Ratchet, of Python, and without a
+    file."""
+    if not name or name.partition(".")[0] in {*_OURS, *sys.stdlib_module_names}:
+        return None
+    path = getattr(sys.modules.get(name), "__file__", None)
+    file = Path(path) if path is not None else None
+    return file if file is not None and file.suffix == ".py" and file.is_file() else None
+
+
+def _version() -> str:
+    try:
+        return version(_PACKAGE)
+    except PackageNotFoundError:
+        return ""
