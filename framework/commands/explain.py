@@ -79,16 +79,21 @@ def _lines(found: Explanation) -> Iterator[str]:
             yield "    and more records"
     if not found.steps:
         yield "  nothing has changed it"
-    verdict = {True: ": equal", False: ": THEY DIFFER", None: ""}[found.agrees]
-    if found.txid and found.agrees is not None:
-        yield f"the sink holds {_value(found.held)}, the source gives {_value(found.computed)}{verdict}"
-    else:
-        yield f"the sink holds {_value(found.held)}: it cannot be compared with {_value(found.computed)}"
+    yield _verdict(found)
     arithmetic = "arithmetic of its own" if found.is_independent else "its committers and states"
     yield (
         f"computed from {found.records:,} records in {found.batches:,} batches, {found.seconds:.1f} s, with the bolts and codecs "
         f"of this version and {arithmetic}"
     )
+
+
+def _verdict(found: Explanation) -> str:
+    computed = f"the source gives {_value(found.computed)}"
+    if found.agrees is not None:
+        return f"the sink holds {_value(found.held)}, {computed}: {'equal' if found.agrees else 'THEY DIFFER'}"
+    if found.since_txid > 1:
+        return f"the sink holds {_value(found.held)}, which counts what came before, too: it is not compared"
+    return f"{computed}; the sink may have counted a batch twice, so it is not compared"
 
 
 def _which(step: Step) -> str:

@@ -421,6 +421,27 @@ def test_the_command_tells_the_story_and_ends_with_3_where_the_sink_is_wrong(
     assert gone.exit_code == 1 and "--recorded begins with the oldest" in gone.output
 
 
+def test_where_nothing_can_be_compared_the_command_says_why(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = counted(tmp_path, NonTransactionalMapState)
+    run(twice, store)
+    told = command(monkeypatch, store, "words", "twice", app=app, topology=twice)
+    assert told.exit_code == 0
+    assert (
+        "the source gives count=2, total=80; the sink may have counted a batch twice, so it is not compared"
+        in told.output
+    )
+    store, again = MemoryStore(), counted(tmp_path / "again")
+    run(again, store)
+    last = documents_module.read_history(store, again.id)[-1:]
+    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last)
+    part = command(monkeypatch, store, "words", "twice", "--recorded", app=app, topology=again)
+    assert part.exit_code == 0
+    assert "values count from transaction 4 on: what came before is left out" in part.output
+    assert "the sink holds count=2, total=80, which counts what came before, too: it is not compared" in part.output
+
+
 def kafka_topology(app: Any) -> Topology:
     """The topology, for the command line."""
     spout = OpaqueKafkaTransactionalSpout(
