@@ -185,6 +185,7 @@ class TopologyDocuments:
             node = f"{self._topology.id}/user/{self._topology.spout.id}/{txid}"
             plans[txid] = _plan_in(document, node)
         if currtx > 1 and currtx - 1 not in plans:
+            self._check_spout()
             raise CorruptStateError(
                 f"{self._topology.id}: currtx is {currtx}, and the plan of txid {currtx - 1}, where the next batch would "
                 "start, is missing; restore the state from a backup"
@@ -192,6 +193,17 @@ class TopologyDocuments:
         digests = {txid: plan_digest(plan) for txid, plan in plans.items()}
         opened = self._opened(currtx, digests)
         return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened), digests
+
+    def _check_spout(self) -> None:
+        """Refuse a topology whose spout has another id than the plans: a command was given it, and
+        no driver has run it yet."""
+        meta = self._state.get_data(META)
+        former = meta["outline"].get("spout") if isinstance(meta, dict) and "outline" in meta else None
+        if former not in (None, self._topology.spout.id):
+            raise ConfigError(
+                f"the topology {self._topology.id!r} is not the one its state was written by: its spout was {former!r}, is "
+                f"{self._topology.spout.id!r}. Run it once with --accept-changed-topology, or name the former one"
+            )
 
     def _opened(self, currtx: int, digests: Mapping[int, str]) -> bool:
         """Whether committers without a header may have begun to commit ``currtx`` (C24)."""

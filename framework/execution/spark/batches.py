@@ -58,6 +58,10 @@ COLLAPSED_RESULT_BYTES_MAX = 4 << 20
 #: This many jobs run before the first batch: Spark's first dozens of jobs take twice as long as
 #: later ones.
 WARM_UP_JOBS = 12
+#: How often a start begins anew when a worker or an executor is lost that warms up.
+WARM_UP_TRIES = 3
+#: What Spark's error says when code in a worker has raised: it would in each batch, too.
+_PYTHON_ERROR = "PythonException"
 
 Reports = list[TaskReport]
 #: Spark adds reports in a thread of its own, while phases take theirs out.
@@ -532,7 +536,15 @@ class SparkExecutor:
         """Start the workers, load into them what batches need, and connect their readers."""
         context = self._spark.context
         width = max(level.partitions for level in self._plan.processing)
-        context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
+        for left in reversed(range(WARM_UP_TRIES)):
+            try:
+                context.parallelize(range(width), width).mapPartitions(_WarmUp(self._payload)).collect()
+                return
+            except Exception as error:
+                if left == 0 or _PYTHON_ERROR in str(error):
+                    raise
+                lines = python_part(error) or [type(error).__name__]
+                _log.warning("spark.warm_up_failed", reason=lines[-1].strip()[:200])  # a worker or an executor was lost
 
     def _stay_warm(self) -> None:
         """Run small jobs with a shuffle until the first batch comes, so that it finds compiled
